@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from flows.execution.cancellation import ends_cancelled
+from flows.execution.cancellation import stage_flow
 from flows.pipeline.presets import store_of
 from flows.report.comparison import Comparison
 from flows.report.comparison_files import compare_runs
@@ -19,8 +18,7 @@ def _flow_run_name() -> str:
     return flow_run.parameters["name"] or " · ".join(flow_run.parameters["runs"])
 
 
-@flow(name="compare", flow_run_name=_flow_run_name, persist_result=False)
-@ends_cancelled
+@stage_flow("compare", _flow_run_name)
 def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | State[Any]:
     """Compares runs of a store after their last iterations; the first is what others stand against.
 

@@ -5,7 +5,6 @@ oracle is asked what it gives for bad answers; suites say what was lost elsewher
 cannot be made is told and counts for nothing.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External, resolve
 from flows.pipeline.inputs import resolve_inputs, resolve_model
-from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
+from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model, Source
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.report.prefect_artifacts import failed
@@ -61,13 +60,13 @@ def doubt(
         preset: The configuration of the run that made it.
         config: What differs from the preset.
     """
-    asked: RunConfig | None = None
+    name = f"{preset}-doubt"
     try:
         asked = configured(preset, config)
-        asked = asked.model_copy(update={"name": f"{asked.name}-doubt"})
-        return _doubt(asked, model, prompts)
+        name = f"{asked.name}-doubt"
+        return _doubt(asked.model_copy(update={"name": name}), model, prompts)
     except GebError as error:
-        return failed(error, asked.name if asked else f"{preset}-doubt")
+        return failed(error, name)
 
 
 def _doubt(config: RunConfig, model: str, prompts: str) -> Doubt:
@@ -84,11 +83,7 @@ def _doubt(config: RunConfig, model: str, prompts: str) -> Doubt:
 class _Sceptic:
     """Steps and checks of one model.
 
-    Args:
-        config: Configuration of the run that made it, under the name of the doubt.
-        tasks: Submits steps.
-        record: The run that made it.
-        model: The model, by its version.
+    ``config`` is the configuration of the run that made it, under the name of the doubt.
     """
 
     def __init__(self, config: RunConfig, tasks: StepTasks, record: RunRecord, model: str) -> None:
@@ -149,17 +144,9 @@ class _Sceptic:
         sampling: Sampling,
         sampled: tuple[Samples | None, Samples | None] = (None, None),
     ) -> tuple[Samples, Samples]:
-        """Submits both models' samples to some prompts, their scores and the evaluation.
+        """Submits samples of base and policy, which it returns, their scores and the evaluation.
 
-        Args:
-            place: Prefix of the steps' names.
-            steps: What to ask of each stage.
-            prompts: The prompts.
-            sampling: Settings of the sampling.
-            sampled: Samples of base and policy that are scored once more; None samples new ones.
-
-        Returns:
-            Samples of base and policy.
+        With ``sampled``, samples of base and policy are scored once more in place of new ones.
         """
         take = partial(sample_and_score, steps, self._tasks.submit)
         base = take(f"{place}/base", sampling, self._base, prompts, None, sampled[0])
@@ -240,9 +227,7 @@ class _Sceptic:
 def bad_answers(row: Mapping[str, Any], other: str) -> Sequence[str]:
     """Bad answers to a prompt in the order of ``BAD_ANSWERS``.
 
-    Args:
-        row: A response, with its prompt's messages.
-        other: The answer to another prompt.
+    ``row`` is a response with its prompt's messages, ``other`` the answer to another prompt.
     """
     answer, words = row["response"], row["response"].split()
     repeated = " ".join([words[0]] * len(words)) if words else ""
@@ -318,8 +303,3 @@ def _other_seeds(record: RunRecord) -> Iterator[DoubtCheck]:
     rose = sum(each > 0 for each in gains)
     said = f"{rose} of {len(gains)} gained, {fmean(gains):+.3f} on average"
     yield DoubtCheck(name=name, passed=rose == len(gains), finding=said)
-
-
-def doubt_of(model: str, prompts: str, config: RunConfig) -> Doubt:
-    """Calls the flow with a configuration that was read already, for programs."""
-    return doubt(model, prompts, NO_PRESET, json.loads(config.to_json()))

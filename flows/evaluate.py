@@ -40,18 +40,7 @@ from stages.store.opening import open_store
 
 @dataclass(frozen=True)
 class Models:
-    """The two models and the prompts, as a person names them.
-
-    Attributes:
-        policy: A registered model (``name``, ``name@alias``, ``name:version``), a checkpoint
-            folder, or a hub id.
-        base: The same, for the model that it is compared with; None for the one that the
-            configuration starts from.
-        prompts: File or hub data set of prompts; None for those that the configuration holds out,
-            or the suite's.
-        suite: Suite of the configuration whose prompts, sampling and oracle are used; None for the
-            evaluation on held-out prompts.
-    """
+    """The two models and the prompts, by the arguments of :func:`evaluate`; None for empty ones."""
 
     policy: str
     base: str | None = None
@@ -64,13 +53,10 @@ class ModelComparison:
     """Result of an evaluation.
 
     Attributes:
-        models: The two models.
         artifact: Address of the artifact with its metrics.
-        metrics: All of them.
         figures: Figures with their intervals, the base's first, as a suite's rows have them.
         responses: The policy's responses, shard by shard.
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
-        page: Address of its page.
     """
 
     models: Models
@@ -84,15 +70,14 @@ class ModelComparison:
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
         base, policy = self.figures.rows
-        figures = {"policy": policy, "base": base}
-        known: dict[str, Any] = {
+        return vars(self.models) | {
             "artifact": self.artifact,
             "metrics": self.metrics,
-            "figures": figures,
+            "figures": {"policy": policy, "base": base},
+            "differences": [asdict(each) for each in self.differences],
+            "page": self.page,
+            "verdict": self.verdict(),
         }
-        known["differences"] = [asdict(each) for each in self.differences]
-        known["page"] = self.page
-        return vars(self.models) | known | {"verdict": self.verdict()}
 
     def verdict(self) -> str:
         """The difference of the mean rewards, with its interval and test."""
@@ -152,13 +137,14 @@ def evaluate(
         config: What is to differ from the preset. An empty field takes the preset's value, or the
             default if the preset has none.
     """
-    asked: RunConfig | None = None
+    models = Models(policy, base or None, prompts or None, suite or None)
+    name = f"{preset}-evaluation"
     try:
         asked = configured(preset, config)
-        asked = asked.model_copy(update={"name": f"{asked.name}-evaluation"})
-        return _evaluate(asked, Models(policy, base or None, prompts or None, suite or None))
+        name = f"{asked.name}-evaluation"
+        return _evaluate(asked.model_copy(update={"name": name}), models)
     except GebError as error:
-        return failed(error, asked.name if asked else f"{preset}-evaluation")
+        return failed(error, name)
 
 
 def _evaluate(config: RunConfig, models: Models) -> ModelComparison:

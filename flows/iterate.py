@@ -1,7 +1,6 @@
 """The flow `iterate`: T iterations of iterative online RLHF with an exploratory bonus."""
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
-from flows.execution.observer import current_observers
+from flows.execution.observer import OBSERVERS
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
@@ -124,7 +123,7 @@ def iterate_resolved(config: RunConfig) -> RunResult:
     Raises:
         GebError: The run failed.
     """
-    return iterate(NO_PRESET, json.loads(config.to_json()))
+    return iterate(NO_PRESET, config.to_values())
 
 
 def _recorded(config: RunConfig) -> StepExecutor:
@@ -169,7 +168,7 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
 def _warn(run: str) -> Callable[[str], None]:
     def warn(message: str) -> None:
         get_run_logger().warning(message)
-        for each in current_observers():
+        for each in OBSERVERS.get():
             each.run_warning(run, message)
 
     return warn

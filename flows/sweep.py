@@ -13,7 +13,7 @@ from typing import Any
 from prefect.states import State
 
 from flows.execution.cancellation import interruptible_together, stage_flow
-from flows.execution.observer import current_observers
+from flows.execution.observer import OBSERVERS
 from flows.execution.run_record import RunRecord, SweepRecord, save_sweep
 from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
@@ -102,12 +102,8 @@ class Finding:
 def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep") -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
-    An interrupt or a cancellation starts no further cell, and stops those that run.
-
-    Args:
-        planned: The cells, whose runs have names of their own.
-        parallel_runs: Runs at the same time.
-        sweep: Name under which observers are told of the progress.
+    An interrupt or a cancellation starts no further cell, and stops those that run. Observers hear
+    of the progress under the name of the sweep.
 
     Raises:
         UserError: There are to be none.
@@ -132,7 +128,7 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
         if done < len(planned) and taken:
             left = fmean(taken) * math.ceil((len(planned) - done) / parallel_runs)
             message += f", about {duration(left)} left"
-        for each in current_observers():
+        for each in OBSERVERS.get():
             each.sweep_moved(sweep, message)
         return found
 

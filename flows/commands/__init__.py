@@ -1,1 +1,4 @@
-"""The commands of ``geb``, a module per theme."""
+"""The commands of ``geb``, a module per theme.
+
+Prefect, scipy and matplotlib take seconds to load: a command that needs them imports them itself.
+"""

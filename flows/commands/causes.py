@@ -18,6 +18,7 @@ from flows.commands.common import (
 )
 from flows.execution.run_record import RunRecord, run_of
 from flows.pipeline.loading import check_config, merged, overrides_of
+from flows.pipeline.presets import NO_PRESET
 from flows.report.files import render
 from flows.report.table import FittedTable
 from stages.contract.atomic import write_atomically
@@ -30,7 +31,6 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
 
     A model (NAME, NAME@ALIAS, NAME:VERSION) means the run that made it.
     """
-    # Imported here, since scipy takes a second to load, and the other commands do without it.
     from flows.report.summary import summarise
     from flows.report.why import explain
 
@@ -51,21 +51,17 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
 
 
 def what_if(
-    name: RunName,
-    overrides: Overrides = None,
-    store: StorePath = "store",
-    as_json: AsJson = False,
+    name: RunName, overrides: Overrides = None, store: StorePath = "store", as_json: AsJson = False
 ) -> None:
     """Tell what other settings would change in a finished run, from its artifacts; runs nothing.
 
     Shows pairs, ties and the bonus's gradient before and after, and what a run would cost.
     """
-    # Imported here: the other commands do without pyarrow and the runners.
     from flows.report.what_if import what_if as compare
 
     record = RunRecord.existing(open_store(store), name)
     config = configured_run(store, name)
-    values = merged(json.loads(config.to_json()), overrides_of(overrides or ()))
+    values = merged(config.to_values(), overrides_of(overrides or ()))
     asked = check_config(values, f"run {name} with --set")
     found = compare(record, config, asked)
     page = _written(record, "what-if.html", render("what_if.html.jinja", found=found))
@@ -90,14 +86,14 @@ def doubt(
     version = ModelRegistry(opened).find(model)
     config = configured_run(store, version.run)
     with prefect_session(store, f"{config.name}-doubt", as_json):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
-        from flows.doubt import doubt_of
+        from flows.doubt import doubt as doubt_flow
 
-        found = doubt_of(f"{version.name}:{version.version}", prompts or "", config)
+        name = f"{version.name}:{version.version}"
+        found = doubt_flow(name, prompts or "", NO_PRESET, config.to_values())
     results = {True: "survived", False: "failed", None: "not tried"}
     rows = [(each.name, results[each.passed], each.finding) for each in found.checks]
     table = FittedTable("", ("check", "result", "finding"), rows, kept=3, left=3)
-    title = f"{version.name}:{version.version} {found.verdict()}"
+    title = f"{name} {found.verdict()}"
     text = render("doubt.html.jinja", title=title, found=found, table=table)
     page = _written(RunRecord(opened, f"{config.name}-doubt"), "doubt.html", text)
     document = found.model_dump(mode="json") | {"verdict": found.verdict(), "page": page}
@@ -108,6 +104,3 @@ def _written(record: RunRecord, name: str, text: str) -> str:
     """Writes a page into a run's folder and returns its address."""
     write_atomically(record.path / name, text)
     return record.store.share(record.path / name)
-
-
-COMMANDS = (why, what_if, doubt)

@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, TextIO
 
 import typer
@@ -53,12 +53,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (
-    *(init, fetch, run, schedules, status, evaluate, causes),
-    *(inspect, models, store, doctor, paper, up),
-):
-    for command in module.COMMANDS:
-        app.command()(command)
+# In the order of the help.
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(init.init, fetch.fetch, run.run, run.resume, run.plan, run.report, schedules.schedule),
+    *(status.status, status.logs, evaluate.evaluate, evaluate.sweep),
+    *(causes.why, causes.what_if, causes.doubt, inspect.compare, inspect.lineage, inspect.fields),
+    *(models.models, models.promote, models.rollback, models.export, models.dataset, models.chat),
+    *(store.verify, store.gc, doctor.doctor, paper.bandit, paper.paper),
+    *(up.up, up.down, up.automations),
+)
+for command in _COMMANDS:
+    app.command()(command)
 app.add_typer(images.images, name="images")
 app.add_typer(schedules.schedules, name="schedules")
 
@@ -99,11 +104,7 @@ def _run() -> int:
 
 
 def _tell(error: BaseException) -> int:
-    """Prints the message and the remedy of an error and returns the exit code.
-
-    Raises:
-        BaseException: The error is a defect of the program: a traceback tells more.
-    """
+    """Prints an error's message and remedy and returns the exit code; raises what is a defect."""
     match error:
         case UserError():
             return _say(EXIT_USER, error.message, error.remedy)

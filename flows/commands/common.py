@@ -108,8 +108,7 @@ Out = Annotated[
     ),
 ]
 RunnerName = Annotated[
-    str | None,
-    typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner."),
+    str | None, typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner.")
 ]
 FromStage = Annotated[
     str | None,
@@ -129,11 +128,7 @@ console = TerminalConsole(
 def configured(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
-    """The configuration that a command line names.
-
-    Raises:
-        UserError: There is no such file, or it is wrong.
-    """
+    """The configuration that a command line names; UserError if it is wrong or not there."""
     if not path.exists() and str(path) in _runs_at(store or DEFAULT_STORE):
         raise UserError(
             f"{path} is a run in the store, not a configuration file",
@@ -170,10 +165,7 @@ def forced_from(
 ) -> Callable[[Step], bool]:
     """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
 
-    Args:
-        stage: The stage; None for no step at all.
-        iteration: Its iteration; the first if unset.
-        iterations: How many the run has.
+    Without a stage these are no steps; without an iteration they begin in the first.
 
     Raises:
         UserError: The run has no such stage in that iteration.
@@ -225,17 +217,11 @@ def prefect_session(
 ) -> Iterator[None]:
     """A Prefect server for the flows of the block, and a display of their steps.
 
-    SIGTERM ends the block as Ctrl-C does.
-
-    Args:
-        store: The store of the runs.
-        run: Name whose folder in the store gets the log of a server that is started here.
-        as_json: Whether stdout is for a document.
-        num_steps: Steps of the one run; None shows a line for each step of several runs.
+    SIGTERM ends the block as Ctrl-C does. A server that is started here has its log in the folder
+    of ``run`` in the store. Without a number of steps, several runs show a line for each step.
     """
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.execution.cancellation import interruptible_together
     from flows.execution.console import ConsoleObserver, LineObserver
     from flows.execution.observer import observing

@@ -133,6 +133,3 @@ def _docker_check() -> Finding:
     except GebError as error:
         return Finding("Docker", False, str(error).replace("\n", ";"))
     return Finding("Docker", True, f"engine {version} (geb images list shows the images)")
-
-
-COMMANDS = (doctor,)

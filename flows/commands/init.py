@@ -5,16 +5,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import jinja2
 import typer
 from rich.markup import escape
 
 from flows.commands.common import console
 from flows.pipeline.loading import load_config
+from flows.report.files import new_folder, render
 from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.errors import UserError
 
@@ -28,6 +27,7 @@ class Kind(StrEnum):
     JUDGE = "judge"
 
 
+_TEMPLATES = ("flows.commands", "templates/init")
 _CODE = ("oracle.py", "test_oracle.py")
 # Longest name of a run.
 _MAX_NAME = 100
@@ -73,8 +73,6 @@ def init(
 ) -> None:
     """Make the folder of a task: configuration, reward function with a test, sample prompts."""
     target = folder.expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} is there and not empty", "name a new folder")
     needed = {
         Kind.MODEL: {"reward_model": reward_model},
         Kind.JUDGE: {"judge_url": judge_url, "judge_model": judge_model},
@@ -85,7 +83,8 @@ def init(
             raise UserError(f"{option} is missing", f"give {option}: --kind {kind} needs it")
     # Folders are named from here; the configuration names them from its own.
     answers = {name: given and _from_here(given) for name, given in needed.items()}
-    write_task(target, kind, {**answers, "policy": policy and _from_here(policy)})
+    with new_folder(target):
+        write_task(target, kind, {**answers, "policy": policy and _from_here(policy)})
     console.print(f"{target} is ready; what each file is: {target / 'README.md'}", markup=False)
     console.print(f"next: [bold]cd {escape(str(folder))}[/], then [bold]geb run geb.yaml[/]")
 
@@ -93,21 +92,10 @@ def init(
 def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> None:
     """Writes the files of a task.
 
-    Args:
-        folder: An absolute path; made if it is not there.
-        kind: What scores responses.
-        answers: `policy`, and what the kind needs: `reward_model`, or `judge_url`, `judge_model`.
+    ``answers`` has `policy`, and what the kind needs: `reward_model`, or `judge_url` and
+    `judge_model`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.commands", "templates/init"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    # A string of JSON is one of YAML, whatever it would be read as without its quotes.
-    environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     values = {
         **answers,
         "name": _name(folder),
@@ -119,7 +107,7 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
     }
     files = ["geb.yaml", "README.md", *(_CODE if kind is Kind.FUNCTION else ())]
     for name in files:
-        page = environment.get_template(f"{name}.jinja").render(values)
+        page = render(f"{name}.jinja", _TEMPLATES, **values)
         (folder / name).write_text(page, encoding="utf-8")
     rows = _sums() if kind is Kind.ANSWERS else _orders()
     _write_rows(folder / "prompts.jsonl", rows[:_NUM_PROMPTS])
@@ -190,6 +178,3 @@ def _conversations(kind: Kind, rows: list[dict[str, Any]]) -> Iterator[dict[str,
                 {"role": "assistant", "content": answer},
             ]
         }
-
-
-COMMANDS = (init,)

@@ -36,8 +36,7 @@ def fields(
     rows = run_rows(prefix)
     if not rows:
         raise UserError(
-            f"no field begins with {prefix!r}",
-            f"sections: {', '.join(RunConfig.model_fields)}",
+            f"no field begins with {prefix!r}", f"sections: {', '.join(RunConfig.model_fields)}"
         )
     document = {
         row.name: {
@@ -72,7 +71,6 @@ def compare(
 
     A model (NAME, NAME@ALIAS, NAME:VERSION) of a run's last iteration means that run.
     """
-    # Imported here: the other commands do without scipy and matplotlib.
     from flows.report.comparison_files import compare_runs
 
     answer_comparison(as_json, compare_runs(open_store(store), runs, name))
@@ -123,6 +121,3 @@ def _print(ancestors: list[Ancestor]) -> None:
         for name, sources in each.inputs.items():
             shown = ", ".join(escape(source.title()) for source in sources)
             console.print(f"  {name}: {shown}")
-
-
-COMMANDS = (compare, lineage, fields)

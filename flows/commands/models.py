@@ -79,7 +79,6 @@ def _win_rate(metrics: Mapping[str, Any]) -> str:
     rate, prompts = metrics.get("win_rate"), metrics.get("compared_prompts")
     if rate is None or not prompts:
         return formatted(rate, ".3f")
-    # Here, since scipy takes a second to load, and the other commands do without it.
     from flows.report.statistics import proportion
 
     interval = proportion(round(rate * prompts), prompts).interval
@@ -193,7 +192,6 @@ def dataset(
     store: StorePath = "store",
 ) -> None:
     """Write a run's responses, scores and pairs as a data set for TRL, with a card."""
-    # Here: its tables and summaries take a third of a second to load.
     from flows.report.dataset import export as export_dataset
 
     target = folder.expanduser().absolute()
@@ -237,6 +235,3 @@ def chat(
         raise typer.Exit(EXIT_USER)
     if done.returncode:
         raise GebError(f"the dialogue with {name} ended with exit code {done.returncode}")
-
-
-COMMANDS = (models, promote, rollback, export, dataset, chat)

@@ -96,7 +96,6 @@ def paper(
     elif dry_run:
         raise UserError("--rehearse has no dry run", "leave --dry-run out: it takes half an hour")
     quiet_prefect()
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.paper.flow import paper as paper_flow
 
     name = "rehearsal" if rehearse else f"paper-{scale}"
@@ -122,7 +121,6 @@ def bandit(
 ) -> None:
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
     quiet_prefect()
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.bandit import BanditConfig
     from experiments.bandit import bandit as bandit_flow
 
@@ -137,6 +135,3 @@ def bandit(
     place, metrics = artifact.address(), artifact.read_json("metrics.json")
     table = Markdown(text) if console.is_terminal else text
     answer(as_json, {"artifact": place, "table": text, **metrics}, table, f"figures  {place}")
-
-
-COMMANDS = (bandit, paper)

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from flows.report.summary import Summary
 
 WithEstimate = Annotated[
-    bool,
-    typer.Option("--estimate", help="Show tokens, operations, memory, hours and price."),
+    bool, typer.Option("--estimate", help="Show tokens, operations, memory, hours and price.")
 ]
 
 SampledPrompts = Annotated[
@@ -128,7 +127,6 @@ def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
     """Write the HTML report of a run and print its table."""
-    # Imported here: the plots' library takes a second to load.
     from flows.report import html
     from flows.report.plots import draw
     from flows.report.summary import summarise
@@ -159,11 +157,7 @@ def _run(
 
 
 def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
-    """Tries code of the user's, and warns of settings that cannot work, where it is to matter.
-
-    Raises:
-        UserError: The oracle, the objective or the pair strategy cannot work.
-    """
+    """Tries code of the user's, which it may refuse, and warns of settings that cannot work."""
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
     said = [try_oracle(config) if "score" in to_run else None]
@@ -190,7 +184,6 @@ def _execute(
     for line in (summary_line(expected), *warning_lines(expected)):
         shown.print(line)
     with prefect_session(config.store, config.name, as_json, len(lines)):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.execution.observer import recomputing
         from flows.iterate import iterate_resolved
 
@@ -256,6 +249,3 @@ def _show_plan(lines: list[PlannedStep], as_json: bool) -> None:
         key = line.key[:12] if line.key else "-"
         table.add_row(line.step, f"[{style}]{line.action}[/]", escape(line.because), key)
     answer(as_json, [vars(line) for line in lines], table)
-
-
-COMMANDS = (run, resume, plan, report)

@@ -49,7 +49,6 @@ def schedule(
     """Run a configuration by the clock, on the Prefect server in use, or on the one of `geb up`."""
     asked = configured(config, overrides, runner, store)
     quiet_prefect()
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.standing.schedules import add, use_standing_server
 
     use_standing_server()
@@ -102,6 +101,3 @@ def _set_active(name: str, *, active: bool) -> None:
 
     set_active(name, active)
     console.print(f"schedule {name}: {'active' if active else 'paused'}", markup=False)
-
-
-COMMANDS = (schedule,)

@@ -107,7 +107,7 @@ def logs(
         if not (follow and at_work):
             break
         time.sleep(_FOLLOW_SECONDS)
-    if not printer.has_printed:
+    if not printer.offsets:
         raise UserError(
             f"there is no log of {', '.join(each.record.step for each in chosen) or name} in "
             f"{record.store.location}",
@@ -120,27 +120,24 @@ class _LogPrinter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._offsets: dict[Path, int] = {}
-
-    @property
-    def has_printed(self) -> bool:
-        return bool(self._offsets)
+        self.offsets: dict[Path, int] = {}
+        """Bytes of each log that are printed."""
 
     def print(self, step: StepStatus, *, several: bool) -> None:
         paths = step_logs(self._store, step.record)
         if not paths:
             return
         path = paths[-1]
-        if path not in self._offsets:
-            self._offsets[path] = 0
+        if path not in self.offsets:
+            self.offsets[path] = 0
             number = f"attempt {len(paths)} of {len(paths)}, " if len(paths) > 1 else ""
             place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
             console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{place}")
-        new = path.read_bytes()[self._offsets[path] :]
+        new = path.read_bytes()[self.offsets[path] :]
         if step.state in _AT_WORK:
             # A line that is still being written comes with the next look.
             new = new[: new.rfind(b"\n") + 1]
-        self._offsets[path] += len(new)
+        self.offsets[path] += len(new)
         prefix = f"{step.record.step}: " if several else ""
         for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
             # A progress bar draws over itself: what it showed last counts.
@@ -262,6 +259,3 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
 
 def _coloured(state: str) -> str:
     return f"[{_COLOURS[state]}]{state}[/]"
-
-
-COMMANDS = (status, logs)

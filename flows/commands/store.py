@@ -123,10 +123,7 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
     """Finds artifacts that no run's last steps and no registered model need, and leftovers.
 
     What a needed artifact was made of is needed too. A key that is being computed is left alone.
-
-    Args:
-        store: The store.
-        older_than: Least time in seconds since something was last written.
+    What was written to in the last ``older_than`` seconds is left alone, too.
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())
@@ -142,11 +139,7 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
 
 
 def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Deletes what :func:`collect` found, unless a run has come to need it since.
-
-    Returns:
-        What was deleted.
-    """
+    """Deletes what :func:`collect` found, unless a run needs it by now; returns what it deleted."""
     removed = []
     needed, present = _Needed(store), set(store.artifacts())
     for each in garbage:
@@ -239,6 +232,3 @@ class _Needed:
                     # The link's own: one that leads to itself is told by whoever reads the record.
                     state = path.lstat()
                     yield path, (state.st_mtime_ns, state.st_ino)
-
-
-COMMANDS = (verify, gc)

@@ -53,7 +53,6 @@ def up(
     """
     place = Home(home)
     opened = open_store(store, create=True)
-    # Imported here: it takes half a second, and the other commands do without it.
     from flows.standing.database import check_database, parse_database
 
     url = None if database is None else parse_database(database)
@@ -77,7 +76,6 @@ def automations() -> None:
     With GEB_NOTIFY_URL set, a message goes to that webhook when a run has ended.
     """
     quiet_prefect()
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from prefect.settings import get_current_settings
 
     from flows.standing.deployments import install_automations
@@ -94,7 +92,6 @@ def _run(
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console.print("starting; the first start takes half a minute")
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from prefect.settings import get_current_settings
 
     from flows.standing.deployments import register as register_deployments
@@ -163,6 +160,3 @@ def _show(standing: Standing) -> None:
     if standing.database is not None:
         console.print(f"database       {standing.database}", markup=False)
     console.print(f"to have `geb run` report there: {standing.exports}", soft_wrap=True)
-
-
-COMMANDS = (up, down, automations)

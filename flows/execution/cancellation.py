@@ -57,17 +57,13 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
     """Stops the work of the block when its flow run, or one that it is part of, is cancelled.
 
     So does an interrupt that the block's context is told of (:func:`interruptible_together`).
-
-    Args:
-        stop: Ends the work, given the state of what it ends; called from another thread.
-        what: Name of the work, for the message.
+    ``stop`` is called from another thread, with the state of what it ends.
 
     Raises:
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
         RunInterruptedError: The context's interrupt came, and not as an exception; likewise.
     """
     poller = _CancellationPoller(stop, what)
-    poller.start()
     try:
         yield
     except BaseException as error:
@@ -75,46 +71,37 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
             raise poller.found from error
         raise
     finally:
-        poller.end()
-
-
-def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
-    """Makes a flow's function that was cancelled end in the state Cancelled, not in Failed.
-
-    A state that the function returns is the flow run's own: Prefect raises its error at the caller,
-    who gets results only.
-    """
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return cast(R, function(*args, **kwargs))
-        except RunCancelledError as error:
-            return cast(R, Cancelled(message=str(error), data=error))
-
-    # Prefect reads the parameters' types off the signature, and would look for them in this module.
-    vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
-    return run
+        # Not joined: its request may wait for a server that is gone.
+        poller.ended.set()
 
 
 def stage_flow(
     name: str, run_name: str | Callable[[], str]
 ) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
-    """Makes a function a flow that starts stages: cancelled it ends so, and no container stays.
+    """Makes a function a flow: cancelled it ends so, not in Failed, and no container of it stays.
 
-    Args:
-        name: Name of the flow.
-        run_name: Name of a flow run, with its parameters in braces, or what makes it.
+    ``run_name`` names flow runs: a text with their parameters in braces, or a function. A state
+    that the function returns is the flow run's own: Prefect raises its error at the caller, who
+    gets results only.
     """
 
     def decorate(function: Callable[P, R | State[Any]]) -> Flow[P, R]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return cast(R, function(*args, **kwargs))
+            except RunCancelledError as error:
+                return cast(R, Cancelled(message=str(error), data=error))
+
+        # Prefect reads parameters' types off the signature, and would look for them in this module.
+        vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
         return flow(
             name=name,
             flow_run_name=run_name,
             persist_result=False,
             on_cancellation=[remove_containers],
             on_crashed=[remove_containers],
-        )(ends_cancelled(function))
+        )(run)
 
     return decorate
 
@@ -133,9 +120,11 @@ def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]
             flow_run_logger(flow_run, flow).warning(line)
     cluster = _settings_of("kubernetes", flow_run.parameters)
     if cluster is not None:
-        from flows.runners.kubernetes.runner import reap_cluster
+        from flows.runners.kubernetes.client import Cluster
+        from flows.runners.kubernetes.runner import reap as reap_pods
 
-        for line in reap_cluster(KubernetesSettings.model_validate(cluster), keep_running=True):
+        settings = KubernetesSettings.model_validate(cluster)
+        for line in reap_pods(Cluster(settings), keep_running=True):
             flow_run_logger(flow_run, flow).warning(line)
 
 
@@ -163,21 +152,14 @@ class _CancellationPoller:
         self._stop = stop
         self._what = what
         self._ids = _own_flow_runs()
-        self._ended = threading.Event()
         self._interrupts = _interrupts.get()
-        self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)
+        self.ended = threading.Event()
         self.found: RunCancelledError | None = None
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        # Not joined: the request may wait for a server that is gone.
-        self._ended.set()
+        threading.Thread(target=self._poll, name="cancellation", daemon=True).start()
 
     def _poll(self) -> None:
         with get_client(sync_client=True) as client:
-            while not self._ended.wait(_POLL_SECONDS):
+            while not self.ended.wait(_POLL_SECONDS):
                 if any(each.is_set() for each in self._interrupts):
                     self.found = RunInterruptedError(f"{self._what} was interrupted")
                     self._stop("stopped")

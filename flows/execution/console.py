@@ -16,9 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import (
-    Progress as Bars,
-)
+from rich.progress import Progress as Bars
 
 from flows.execution.observer import Observer
 from flows.execution.run_record import State
@@ -39,11 +37,7 @@ _MARKS = {
 
 
 class LineObserver(Observer):
-    """Prints a line for each step that has ended, for several runs at once.
-
-    Args:
-        console: Where to print; each line begins with the run's name.
-    """
+    """Prints a line for each step that has ended, behind its run's name: of several runs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -82,12 +76,7 @@ class _Shown:
 
 
 class ConsoleObserver(LineObserver):
-    """Prints a line per step, and bars (in a terminal) or lines (elsewhere) while it runs.
-
-    Args:
-        console: Where to print.
-        num_steps: Steps of the run, for the count before each line.
-    """
+    """Prints a counted line per step, and bars (in a terminal) or lines while it runs."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         super().__init__(console)

@@ -44,7 +44,8 @@ class Observer:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
 
 
-_OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
+OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
+"""The observers of the present block, the outermost first."""
 
 
 @contextmanager
@@ -53,17 +54,12 @@ def observing(observer: Observer) -> Iterator[None]:
 
     Prefect's task threads do; other threads need ``contextvars.copy_context().run``.
     """
-    token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
+    token = OBSERVERS.set((*OBSERVERS.get(), observer))
     try:
         with observer:
             yield
     finally:
-        _OBSERVERS.reset(token)
-
-
-def current_observers() -> tuple[Observer, ...]:
-    """The observers of the present block, the outermost first."""
-    return _OBSERVERS.get()
+        OBSERVERS.reset(token)
 
 
 StepFilter = Callable[[Step], bool]
@@ -74,39 +70,29 @@ def no_step(step: Step) -> bool:
     return False
 
 
-_FORCED: ContextVar[StepFilter] = ContextVar("forced steps", default=no_step)
+FORCED: ContextVar[StepFilter] = ContextVar("forced steps", default=no_step)
+"""The steps that the present block computes, even if the store has them."""
 
 
 @contextmanager
 def recomputing(forced: StepFilter) -> Iterator[None]:
     """Runs of the block compute the steps that ``forced`` selects, even if the store has them."""
-    token = _FORCED.set(forced)
+    token = FORCED.set(forced)
     try:
         yield
     finally:
-        _FORCED.reset(token)
-
-
-def forced_steps() -> StepFilter:
-    """The filter of the present block."""
-    return _FORCED.get()
+        FORCED.reset(token)
 
 
 class StepStatus:
-    """Tells the observers of the present block and the run's record how a step goes.
-
-    Args:
-        record: The run's record.
-        step: The step.
-        request: Its request.
-    """
+    """Tells the observers of the present block and the run's record how a step goes."""
 
     def __init__(self, record: RunRecord, step: Step, request: Request) -> None:
         self._record = record
         self._step = step
         self._request = request
         self._started = time.time()
-        self._observers = current_observers()
+        self._observers = OBSERVERS.get()
 
     def started(self) -> None:
         """The stage starts, or starts again."""

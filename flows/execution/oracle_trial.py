@@ -4,12 +4,11 @@ import itertools
 import json
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.execution.trial import call_on_trial
+from flows.execution.trial import LOCK, TRIED, call_on_trial
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
@@ -24,8 +23,6 @@ _RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 # Messages, and the reference answer.
 _Prompt = tuple[list[dict[str, str]], str | None]
 _MADE_UP: _Prompt = ([{"role": "user", "content": "A trial prompt."}], None)
-_TRIED: set[tuple[str, str, str, str]] = set()
-_LOCK = threading.Lock()
 
 
 def try_oracle(config: RunConfig) -> str | None:
@@ -50,16 +47,16 @@ def try_oracle(config: RunConfig) -> str | None:
         return None
     interpreter = config.execution.interpreters.get("score", sys.executable)
     function = config.score.python.function
-    with _LOCK:
+    with LOCK:
         name = source.digest, source.location, function, interpreter
-        if name in _TRIED:
+        if name in TRIED:
             return None
         prompts = _prompts(config)
         certainty = "made-up" if prompts is None else "read"
         program = ["stages.score.python_function", source.location, function, certainty]
         rows = _rows(prompts or [_MADE_UP], _warm_answer(config))
         is_alike = _try(config, program, rows)
-        _TRIED.add(name)
+        TRIED.add(name)
     # The other parts of a sum may tell them apart.
     if not is_alike or config.score.oracle != "python":
         return None

@@ -54,11 +54,14 @@ class _Planner:
     def do(self, step: Step) -> Output:
         waiting_for = [name for name in step.upstream() if name not in self._made]
         if waiting_for:
-            reason = f"{waiting_for[0]} runs before it"
-            self._add(step, "run", reason, None)
+            self._add(step, "run", f"{waiting_for[0]} runs before it", None)
             return step.output
         request = build_request(self._config, self._store, step, self._made)
-        artifact, damage = self._load(request)
+        artifact, damage = None, ""
+        try:
+            artifact = self._store.load(request.stage, request.key)
+        except DamagedArtifactError as error:
+            damage = str(error)
         if artifact is not None and not self._forced(step):
             self._made[step.name] = artifact
             self._add(step, "reuse", "", request.key)
@@ -72,12 +75,6 @@ class _Planner:
         self, step: Step, action: Literal["reuse", "run"], because: str, key: str | None
     ) -> None:
         self.lines.append(PlannedStep(step.name, step.stage, action, because, key))
-
-    def _load(self, request: Request) -> tuple[Artifact | None, str]:
-        try:
-            return self._store.load(request.stage, request.key), ""
-        except DamagedArtifactError as error:
-            return None, str(error)
 
     def _explain(self, step: Step, request: Request) -> str:
         before = self._record.step(step.name)

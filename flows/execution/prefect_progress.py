@@ -63,10 +63,6 @@ class PrefectProgress(Observer):
     """Passes the events of one stage on to Prefect.
 
     To be made inside the task or flow run that shows them. Progress never waits for the server.
-
-    Args:
-        run: Name of the run.
-        step: Name of the step.
     """
 
     def __init__(self, run: str, step: str) -> None:
@@ -112,12 +108,8 @@ def show_task_state(state: State[Any]) -> None:
     before = run.state
     state.state_details.task_run_id = run.id
     state.state_details.flow_run_id = run.flow_run_id
-    run.state, run.state_id, run.state_type, run.state_name = (
-        state,
-        state.id,
-        state.type,
-        state.name,
-    )
+    run.state, run.state_id = state, state.id
+    run.state_type, run.state_name = state.type, state.name
     emit_task_run_state_change_event(run, before, state)
 
 

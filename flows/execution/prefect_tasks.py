@@ -33,20 +33,17 @@ from stages.contract.errors import (
 from stages.store.base import Artifact
 
 
-class _NotReadyIsNoError(logging.Filter):
+def _lower_not_ready(record: logging.LogRecord) -> bool:
     """Lowers the level of Prefect's line for a task whose input failed or was cancelled.
 
     Prefect logs the state NotReady as an error, one for each of the many steps that then wait.
     """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """True: every record passes."""
-        if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
-            record.levelno, record.levelname = logging.INFO, "INFO"
-        return True
+    if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
 
 
-logging.getLogger("prefect.task_runs").addFilter(_NotReadyIsNoError())
+logging.getLogger("prefect.task_runs").addFilter(_lower_not_ready)
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
 _MAX_PENDING = 128
@@ -57,10 +54,6 @@ def step_tasks(
     executor: StepExecutor, on_done: Callable[[Step], None] = lambda step: None
 ) -> Iterator[StepTasks]:
     """Tasks of the present flow run; no stage is left running at the end of the block.
-
-    Args:
-        executor: Executes the steps.
-        on_done: See :class:`StepTasks`.
 
     Raises:
         RunCancelledError: The flow run was cancelled in Prefect.
@@ -75,9 +68,7 @@ def step_tasks(
 class StepTasks:
     """Submits steps as Prefect tasks; use it through :func:`step_tasks`.
 
-    Args:
-        executor: Executes the steps.
-        on_done: Called within the task of each step when its artifact is there.
+    ``on_done`` is called within the task of each step when its artifact is there.
     """
 
     def __init__(self, executor: StepExecutor, on_done: Callable[[Step], None]) -> None:

@@ -62,10 +62,7 @@ class StepRecord(BaseModel):
 class RunRecord:
     """A run's folder in the store.
 
-    Args:
-        store: The store.
-        name: Name of the run.
-        refresh: True fetches the records of other hosts; :func:`runs` does so for all at once.
+    With ``refresh``, the records of other hosts are fetched; :func:`runs` does so for all at once.
     """
 
     def __init__(self, store: Store, name: str, *, refresh: bool = True) -> None:
@@ -77,11 +74,7 @@ class RunRecord:
 
     @classmethod
     def existing(cls, store: Store, name: str) -> RunRecord:
-        """A run that has been started before.
-
-        Raises:
-            UserError: The store has no such run.
-        """
+        """A run that has been started before; UserError if the store has none."""
         # Before a path is made of it: `../elsewhere` is no name.
         if not is_name(name) or name.endswith((".yaml", ".yml")):
             known = ", ".join(runs(store)) or "none"
@@ -99,12 +92,15 @@ class RunRecord:
         """Writes the resolved configuration; the one before is kept beside it."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
-        text = config.to_json()
         if os.path.lexists(path) and not self.holds(config):
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime())}.json"
-            _keep(path, kept)
+            # A copy, so that the run has one whatever becomes of the next.
+            try:
+                write_atomically(kept, read_content(path))
+            except DamagedRecordError:
+                path.replace(kept)
             self.store.share(kept)
-        self.write("config.json", text)
+        self.write("config.json", config.to_json())
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the run's folder, for other hosts too."""
@@ -114,7 +110,9 @@ class RunRecord:
     def holds(self, config: RunConfig) -> bool:
         """True if the run was last started with this configuration."""
         path = self.path / "config.json"
-        return os.path.lexists(path) and _holds(path, config.to_json())
+        with suppress(DamagedRecordError):
+            return os.path.lexists(path) and read_content(path) == config.to_json().encode()
+        return False
 
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
@@ -140,14 +138,7 @@ class RunRecord:
             return None
 
     def steps(self, *, strict: bool = False) -> Iterator[StepRecord]:
-        """All steps on record, by name; a damaged record is left out with a warning.
-
-        Args:
-            strict: Raise in place of the warning.
-
-        Raises:
-            DamagedRecordError: A record cannot be read, and ``strict``.
-        """
+        """All steps on record, by name; a damaged record is a warning, if ``strict`` an error."""
         for path in sorted((self.path / "steps").glob("*.json")):
             try:
                 yield _read_step(path)
@@ -222,21 +213,6 @@ def _step_file(step: str) -> str:
 
 def _read_step(path: Path) -> StepRecord:
     return read_record(path, StepRecord, "remove it; `geb resume RUN` writes it again")
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return read_content(path) == text.encode()
-    except DamagedRecordError:
-        return False
-
-
-def _keep(path: Path, kept: Path) -> None:
-    """Copies a configuration, so that the run has one whatever becomes of the next."""
-    try:
-        write_atomically(kept, read_content(path))
-    except DamagedRecordError:
-        path.replace(kept)
 
 
 class Attempt(BaseModel):

@@ -29,7 +29,6 @@ class SamplingTrial:
     """Winners and rewards among the base's samples of a few prompts.
 
     Attributes:
-        prompts: Number of prompts.
         samples: Responses to each.
         winners: Prompts whose responses have different scores.
         odd: Share of the responses whose score is not their prompt's most common one.
@@ -83,10 +82,6 @@ def try_sampling(config: RunConfig, prompts: int) -> SamplingTrial:
     """Samples the base on a few training prompts, as the first iteration would, and scores them.
 
     The artifacts are kept: a warm start that is computed here is the run's own.
-
-    Args:
-        config: The run's configuration.
-        prompts: Number of prompts.
     """
     few = {"iterations": 1, "test_prompts": 1, "prompts_per_iteration": prompts}
     config = config.model_copy(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.execution.observer import StepStatus, forced_steps
+from flows.execution.observer import FORCED, StepStatus
 from flows.execution.run_record import RunRecord, State
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
@@ -14,12 +14,7 @@ from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.atomic import explain_disk_errors
-from stages.contract.errors import (
-    DamagedArtifactError,
-    PreemptedError,
-    StoppedError,
-    StoreError,
-)
+from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError, StoreError
 from stages.contract.events import Log
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, make_request
@@ -82,9 +77,6 @@ class StepExecutor:
 
     Steps of the block's :func:`flows.execution.observer.recomputing` are computed again although
     the store has them, once each.
-
-    Args:
-        config: The run's configuration.
     """
 
     def __init__(self, config: Configured) -> None:
@@ -93,7 +85,7 @@ class StepExecutor:
         self.record = RunRecord(self.store, config.name)
         check_place(config.execution, config.resources, config.store)
         self.runner = make_runner(config.execution)
-        self._forced = forced_steps()
+        self._forced = FORCED.get()
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._end: State = "stopped"
@@ -107,8 +99,7 @@ class StepExecutor:
     def stop(self, end: State = "stopped") -> None:
         """Ends all running stages and every wait; returns when the stages are gone.
 
-        Args:
-            end: State of the steps that this ends: `stopped` or `cancelled`.
+        Steps that this ends get the state ``end``: `stopped` or `cancelled`.
         """
         if not self.stopping:
             self._end = end
@@ -119,10 +110,6 @@ class StepExecutor:
         """Finds the artifact of a step in the store, or runs its stage.
 
         The observers of the present block are told what happens.
-
-        Args:
-            step: The step.
-            upstream: Artifacts of the steps that it reads, by their names.
         """
         request = build_request(self.config, self.store, step, upstream)
         status = StepStatus(self.record, step, request)

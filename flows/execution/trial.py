@@ -19,18 +19,13 @@ from stages.contract.request import FileInput
 # Code that loads a model may take longer; then its stage is the one to try it.
 _LIMIT_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
-_TRIED: set[tuple[str, ...]] = set()
-_LOCK = threading.Lock()
+TRIED: set[tuple[str, ...]] = set()
+"""Code that this process has tried, by what tells it from other code; :data:`LOCK` guards it."""
+LOCK = threading.Lock()
 
 
 def call_on_trial(config: RunConfig, stage: str, what: str, program: list[str]) -> Event | None:
     """Runs a program in the environment of a stage; returns the last event that it told.
-
-    Args:
-        config: The run's configuration.
-        stage: The stage whose code is tried.
-        what: Name of the code, for messages.
-        program: Module and arguments.
 
     Raises:
         UserError: The program says that the code cannot work, or the code ended it.
@@ -92,8 +87,8 @@ def _try(
         return
     arguments = [own.function, json.dumps(own.settings)]
     interpreter = config.execution.interpreters.get(stage, sys.executable)
-    with _LOCK:
+    with LOCK:
         name = source.digest, Path(source.location).name, module, *arguments, interpreter
-        if name not in _TRIED:
+        if name not in TRIED:
             call_on_trial(config, stage, what, [module, source.location, *arguments])
-            _TRIED.add(name)
+            TRIED.add(name)

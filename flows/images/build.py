@@ -52,13 +52,8 @@ def build(
 ) -> int:
     """Builds one image and returns its bytes.
 
-    Args:
-        client: The engine.
-        image: The image.
-        base: Base image.
-        index: A further package index, such as one with CPU builds of torch.
-        uid: User id of what runs in the image; also its group id.
-        say: Takes the lines of what happens.
+    Wheels may come from a further package ``index``, such as one with CPU builds of torch. ``uid``
+    is the user and group id of what runs in the image.
 
     Raises:
         UserError: The code runs outside a checkout, or pip or Docker cannot fetch packages or the
@@ -217,11 +212,7 @@ def find_image(client: docker.DockerClient, name: str) -> Any:
 
 @contextmanager
 def engine_errors_explained() -> Iterator[None]:
-    """Turns errors of the engine's client into messages.
-
-    Raises:
-        GebError: The engine refuses what the block asks, fails, or does not answer any more.
-    """
+    """Turns errors of the engine's client into a GebError: it refuses, fails, or is away."""
     try:
         yield
     except (DockerException, RequestException) as error:

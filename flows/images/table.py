@@ -26,11 +26,8 @@ class Image:
 
     Attributes:
         name: ``core``, ``torch``, ``vllm`` or ``eval`` for stages, ``flows`` for the orchestrator.
-        purpose: What runs in it.
-        extras: Extras of ``pyproject.toml`` that it holds.
         constraints: File that pins its packages.
         flavour: For which machines its torch is built; None if it holds no torch.
-        code: Packages of this project that it holds.
         debian: Debian packages that its stages need at run time.
         leave_out: Packages that the resolver wants and the image does not.
     """

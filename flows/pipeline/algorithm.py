@@ -16,12 +16,8 @@ Do = Callable[[Step], Output]
 def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do) -> None:
     """Runs T iterations of generate → score → pair → train → evaluate → promote.
 
-    Args:
-        config: The run's configuration.
-        steps: What to ask of each stage.
-        start: The policy to start from; None makes one by supervised warm start.
-        do: Takes a step in hand and returns its output at once; the executor sees to the
-            order that the inputs demand.
+    Without ``start``, the first policy is made by supervised warm start. ``do`` takes a step in
+    hand and returns its output at once; the executor sees to the order that the inputs demand.
     """
     prompts = do(steps.prepare())
     first = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
@@ -75,16 +71,9 @@ def sample_and_score(
 ) -> Samples:
     """Samples responses to a table of prompts and scores them, shard by shard.
 
-    Args:
-        steps: What to ask of each stage.
-        do: See :func:`iterative_geb`.
-        place: Prefix of the steps' names.
-        sampling: Settings of the sampling.
-        policy: Model that samples.
-        prompts: Table of prompts.
-        base: Responses that a judge that compares sets these against, sample by sample, so that ½
-            means as good as those; None sets them against themselves.
-        sampled: Samples whose responses are scored once more; None samples new ones.
+    A judge that compares sets the responses against those of ``base``, sample by sample, so that ½
+    means as good as those; without ``base``, against themselves. With ``sampled``, these responses
+    are scored once more, and none are sampled.
     """
     samples = Samples()
     for shard in range(sampling.params.num_shards):
@@ -131,19 +120,9 @@ def _run_suites(
     base: Model,
     held_out: Samples,
 ) -> dict[str, Output]:
-    """Compares the policy with the base on the suites that are due after an iteration.
+    """Metrics, by the suites' names, of policy against base on those due after an iteration.
 
-    Args:
-        config: The run's configuration.
-        suites: Its suites.
-        do: See :func:`iterative_geb`.
-        iteration: The iteration t.
-        policy: The policy after it.
-        base: The base.
-        held_out: The policy's responses to the held-out prompts, for suites without prompts.
-
-    Returns:
-        Their metrics, by the names of the suites.
+    Suites without prompts score ``held_out``, the policy's responses to the held-out prompts.
     """
     found = {}
     for name, (own, prompts, base_samples) in suites.items():

@@ -244,15 +244,7 @@ def is_name(text: str) -> bool:
 
 
 def require_name(text: str, what: str) -> str:
-    """The name of a sweep or comparison, as it is.
-
-    Args:
-        text: The name that a person gives.
-        what: The thing that it is to name.
-
-    Raises:
-        UserError: It cannot name a folder of the store.
-    """
+    """The name of a sweep or comparison; UserError if it cannot name a folder of the store."""
     if not is_name(text):
         raise UserError(
             f"{text!r} cannot name a {what}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -317,17 +318,18 @@ class RunConfig(StageSettings):
         hidden["suites"] = {"__all__": {"prepare": set(UNUSED_BY_SUITES)}}
         return self.model_dump_json(indent=2, exclude=hidden)
 
+    def to_values(self) -> dict[str, Any]:
+        """The same as nested sections of plain values."""
+        values: dict[str, Any] = json.loads(self.to_json())
+        return values
+
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""
         own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
         return self.generate.model_copy(update=own | {"mixture": 0.0})
 
     def for_suite(self, name: str) -> RunConfig:
-        """The configuration by which the steps of a suite are made.
-
-        Raises:
-            UserError: There is no such suite.
-        """
+        """The configuration by which a suite's steps are made; UserError if there is none."""
         if name not in self.suites:
             raise UserError(
                 f"there is no suite {name!r}",

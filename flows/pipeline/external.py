@@ -62,10 +62,8 @@ def inputs_resolved_once() -> Iterator[None]:
 def resolve(place: str, repo_type: RepoType, generator: str = sys.executable) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
-    Args:
-        place: Path, hub id or ``reasoning_gym:TASK NAME=VALUE …``, as in the configuration.
-        repo_type: Kind of repository of a hub id: model or data set.
-        generator: Python interpreter that has reasoning-gym.
+    A place ``reasoning_gym:TASK NAME=VALUE …`` is made by ``generator``, a Python interpreter that
+    has reasoning-gym.
 
     Raises:
         UserError: There is no such file, and it is no hub id either; or reasoning-gym has no such
@@ -178,10 +176,6 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
 
     The folder is named by the file's digest, so that equal files are converted once.
 
-    Args:
-        file: The GGUF file.
-        dtype: Type of the weights that are written.
-
     Raises:
         UserError: The file cannot be converted.
         StoreError: The conversion was ended, by want of memory for example.
@@ -229,12 +223,6 @@ def run_helper(
     interpreter: str, arguments: Sequence[str], what: str, environment: Mapping[str, str]
 ) -> None:
     """Runs a program of a stage's environment to its end.
-
-    Args:
-        interpreter: The environment's Python.
-        arguments: Module and arguments.
-        what: What it does, for messages.
-        environment: All environment variables.
 
     Raises:
         UserError: It told a mistake, or there is no such interpreter.

@@ -35,8 +35,6 @@ class FieldRow:
     Attributes:
         name: Its name with the sections before it; `NAME` stands for a name of one's own.
         default: The default as JSON; None if a value is required.
-        kind: Values that it takes.
-        meaning: The field's description on one line.
         speed_only: Whether it changes speed or place alone, so that no artifact's key holds it.
     """
 

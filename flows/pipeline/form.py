@@ -65,9 +65,7 @@ class OneOf:
 class FormOf:
     """Annotates a ``dict`` of overrides with the form of the configuration that they belong to.
 
-    Attributes:
-        model: The configuration.
-        shown: Full names of the fields that the form shows, in its order.
+    The form shows the fields of these full names, in this order.
     """
 
     model: type[BaseModel]

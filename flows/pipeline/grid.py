@@ -23,12 +23,7 @@ _HASH_DIGITS = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
-
-    Attributes:
-        fields: What the grid sets in it.
-        config: Its configuration, with a name of its own.
-    """
+    """One run of a sweep."""
 
     fields: Mapping[str, Any]
     config: RunConfig
@@ -71,11 +66,7 @@ def cells(
 ) -> list[Cell]:
     """Every combination of values under every seed, the seeds of one combination together.
 
-    Args:
-        name: Name of the sweep; the runs' names begin with it.
-        config: What all runs share.
-        axes: Values by field, see :func:`parse_axes`.
-        seeds: Seeds of the runs.
+    Names of runs begin with the sweep's.
 
     Raises:
         UserError: The name, a field or a value is wrong, or there are no seeds.

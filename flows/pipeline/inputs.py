@@ -22,9 +22,7 @@ _MODEL_INPUTS = ("policy", "oracle_model")
 def resolve_model(place: str, store: Store) -> list[External]:
     """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
 
-    Args:
-        place: ``name``, ``name@alias`` or ``name:version`` of the registry, or see :func:`resolve`.
-        store: The store whose registry is asked.
+    A registered model is ``name``, ``name@alias`` or ``name:version``; see also :func:`resolve`.
 
     Returns:
         The whole checkpoint, and after it the adapter on it if the registered model is one.
@@ -68,9 +66,7 @@ def every_input(
 ) -> dict[str, list[External]]:
     """Inputs of a run and of its suites, by :func:`suite_input`.
 
-    Args:
-        config: The run's configuration.
-        turn: Makes an input of its suite, if any, its name and its place.
+    ``turn`` makes an input of its suite, if any, its name and its place.
     """
     return {
         suite_input(suite, name): [turn(suite, name, place) for place in places]
@@ -142,11 +138,7 @@ def _require_own_code(config: RunConfig) -> None:
 
 
 def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
-    """Checks that the inputs which the oracle of a run, or of a suite, needs are named.
-
-    Raises:
-        UserError: One is not.
-    """
+    """Refuses a run, or a suite, that does not name the inputs which its oracle needs."""
     score, section, place = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():
         if getattr(section, ORACLE_INPUTS[needed]) is None:

@@ -35,12 +35,7 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
 
     ``extends`` names one or several files, relative to this one, that are read first. Paths are
     relative to the file that names them; those of overrides, and the default store, to the present
-    folder.
-
-    Args:
-        path: The file; None for the defaults.
-        overrides: What ``--set`` says.
-        schema: The settings that the file is to hold.
+    folder. Without a file, settings have their defaults.
 
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
@@ -52,11 +47,7 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
 
 
 def overrides_of(said: Sequence[str]) -> dict[str, Any]:
-    """Values given by ``--set``, as nested sections; paths start in the present folder.
-
-    Raises:
-        UserError: One of them is not of the form NAME=VALUE.
-    """
+    """Values of ``--set NAME=VALUE`` as nested sections; paths start in the present folder."""
     values: dict[str, Any] = {}
     for override in said:
         _apply(values, override, RunConfig)
@@ -66,10 +57,7 @@ def overrides_of(said: Sequence[str]) -> dict[str, Any]:
 def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 
-    Args:
-        path: The file.
-        overrides: Sections and fields as in a configuration file; what is absent stays.
-        place: Says in messages where the overrides come from.
+    Messages say by ``place`` where the overrides come from.
 
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
@@ -89,15 +77,12 @@ def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
 def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> RunConfig:
     """A configuration with some fields changed.
 
-    Args:
-        config: The configuration.
-        fields: Values by the fields' full names, ``train.kappa``.
-        place: Says in messages where the values come from.
+    Fields have their full names, ``train.kappa``; messages say by ``place`` where they come from.
 
     Raises:
         UserError: There is no such field, or a value is wrong; the message names all of them.
     """
-    values = json.loads(config.to_json())
+    values = config.to_values()
     for name, value in fields.items():
         _set(values, name.split("."), value)
     anchor_paths(values, Path.cwd())
@@ -146,10 +131,6 @@ def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
 
 def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The sections of a file laid over those that it extends; they are not checked.
-
-    Args:
-        path: A YAML file.
-        seen: Files that extend it.
 
     Raises:
         UserError: It cannot be read, or extends itself.

@@ -231,13 +231,7 @@ class SlurmSettings(SlurmJobSettings):
 
 
 def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:
-    """Python of a step: the orchestrator's unless another one is named.
-
-    Args:
-        interpreters: `execution.interpreters`.
-        stage: The step's stage.
-        image: Image that it needs.
-    """
+    """Python of a step that needs an image: the orchestrator's unless another one is named."""
     by_stage = interpreters.get(stage, sys.executable)
     return interpreters.get(EVAL, by_stage) if image == EVAL else by_stage
 
@@ -294,11 +288,7 @@ class Execution(Settings):
     """Jobs of the slurm runner."""
 
     def stages_fetch(self, store: str) -> bool:
-        """True if stages reach a store in a bucket by themselves: pods that do not see its cache.
-
-        Args:
-            store: Location of the store.
-        """
+        """True if stages reach a bucket's store by themselves: pods that do not see its cache."""
         in_pods = self.runner == "kubernetes" and "://" in store
         return in_pods and self.kubernetes.volume_at(local_folder(store)) is None
 

@@ -8,10 +8,6 @@ from typing import Any
 
 from stages.contract.errors import UserError
 
-_MODELS_AND_FILES = (
-    *("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code"),
-    *("objective_code", "strategy_code", "preferences", "perplexity_text"),
-)
 _OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
 # A runner's section, its field that is a path if it has one, its table whose names are paths.
 _PATHS_OF_RUNNERS = (
@@ -25,13 +21,10 @@ _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt
 
 
 def anchor_paths(values: dict[str, Any], folder: Path) -> None:
-    """Makes the paths of nested settings absolute; hub ids, URLs and commands stay as they are.
+    """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
-    What is no text stays as well: validation says what is wrong with it.
-
-    Args:
-        values: Sections and fields as in a configuration file; changed in place.
-        folder: Where relative paths start.
+    Hub ids, URLs and commands stay as they are. What is no text stays as well: validation says what
+    is wrong with it.
 
     Raises:
         UserError: A path names the home folder of nobody.
@@ -40,7 +33,10 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
         values["store"] = _absolute(values["store"], folder, "store")
     inputs = values.get("inputs")
     if isinstance(inputs, dict):
-        _anchor_inputs(inputs, folder)
+        if isinstance(inputs.get("prompts"), str):
+            inputs["prompts"] = [inputs["prompts"]]
+        for name, each in inputs.items():
+            inputs[name] = _input(each, folder, f"inputs.{name}")
     suites = values.get("suites")
     for suite, own in suites.items() if isinstance(suites, dict) else ():
         if isinstance(own, dict):
@@ -50,17 +46,6 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     execution = values.get("execution")
     if isinstance(execution, dict):
         _anchor_execution(execution, folder)
-
-
-def _anchor_inputs(inputs: dict[str, Any], folder: Path) -> None:
-    for name in _MODELS_AND_FILES:
-        if name in inputs:
-            inputs[name] = _input(inputs[name], folder, f"inputs.{name}")
-    prompts = inputs.get("prompts")
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if isinstance(prompts, list):
-        inputs["prompts"] = [_input(each, folder, "inputs.prompts") for each in prompts]
 
 
 def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
@@ -85,6 +70,8 @@ def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
 
 
 def _input(place: Any, folder: Path, name: str) -> Any:
+    if isinstance(place, list):
+        return [_input(each, folder, name) for each in place]
     if not _is_path(place) or place.startswith(GENERATED):
         return place
     path = _absolute(place, folder, name)

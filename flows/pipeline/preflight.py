@@ -111,11 +111,7 @@ def check_environment(config: RunConfig) -> None:
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:
-    """Checks that a stage's Python interpreter is there, by its path or on PATH.
-
-    Raises:
-        UserError: It is not.
-    """
+    """Refuses a stage's Python interpreter that is not there, by its path or on PATH."""
     if shutil.which(interpreter) is None:
         raise UserError(
             f"no Python interpreter at {interpreter} for stage {stage!r}",

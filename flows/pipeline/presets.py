@@ -36,12 +36,8 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration of a preset with ``overrides`` laid over it.
 
     Without a preset, fields that ``overrides`` leaves out have their defaults. The store is that of
-    ``GEB_STORE`` if the overrides name none.
-
-    Args:
-        preset: Name of a preset, or ``NO_PRESET``.
-        overrides: Sections and fields that differ from it, and lines like those of ``--set`` under
-            `settings`; what is absent stays the preset's.
+    ``GEB_STORE`` if the overrides name none. Overrides are sections and fields, and under
+    `settings` lines like those of ``--set``.
 
     Raises:
         UserError: There is no such preset, or a value is wrong; the message names all of them.
@@ -57,11 +53,7 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
 
 
 def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides of a form, its lines NAME=VALUE laid over its fields.
-
-    Raises:
-        UserError: A line is not of that form.
-    """
+    """Overrides of a form, its lines laid over its fields; UserError if one is no NAME=VALUE."""
     sections = dict(overrides)
     lines = sections.pop(SETTINGS, ())
     if isinstance(lines, str):
@@ -109,11 +101,8 @@ def fresh_run(config: RunConfig, start: datetime.datetime) -> RunConfig:
     """The configuration of one run of a schedule.
 
     Its name gets the start, its seed is the configuration's plus the start as a number. The model
-    in the registry keeps its name, so that each run adds a version.
-
-    Args:
-        config: What all runs of the schedule have in common.
-        start: Start that the run was scheduled for, which a retry does not change.
+    in the registry keeps its name, so that each run adds a version. A retry does not change
+    ``start``, for which the run was scheduled.
     """
     stamp = start.astimezone(datetime.UTC).strftime(_STAMP)
     name = config.name[: _MAX_NAME - len(stamp) - 1]

@@ -18,10 +18,8 @@ class Output:
     """An artifact that a step will make, or one file or folder of it.
 
     Attributes:
-        step: Name of the step.
         params: Parameters' type of its stage, which declares its outputs.
         path: File or folder inside the artifact; empty for all of it.
-        kind: Kind of what that is.
     """
 
     step: str
@@ -30,11 +28,7 @@ class Output:
     kind: Kind = "artifact"
 
     def at(self, path: str) -> Output:
-        """One file or folder of the artifact.
-
-        Raises:
-            UserError: The stage declares no such output.
-        """
+        """One file or folder of the artifact; UserError if the stage declares no such output."""
         spec = find_output(self.params.stage, self.params.outputs, path)
         return Output(self.step, self.params, path, spec.kind)
 
@@ -69,9 +63,7 @@ class Step:
 
     Attributes:
         name: Place in the run, ``iteration-2/train``.
-        params: The stage's parameters.
         inputs: Outputs of earlier steps, and what comes from outside.
-        seed: Seed of the call.
         after: Names of steps that must have ended well first, although this one reads nothing of
             theirs: both write to the registry, in this order.
     """

@@ -45,11 +45,8 @@ class Sampling:
 class Steps:
     """Builds the steps of a run.
 
-    Args:
-        config: The run's configuration.
-        external: Its outside inputs, resolved: ``policy``, ``prompts``, ``test_prompts``,
-            ``warm_start``, ``oracle_model``, ``oracle_code``, ``objective_code``,
-            ``strategy_code``, and the suites' by :func:`flows.pipeline.inputs.suite_input`.
+    ``external`` has its resolved inputs by the fields of `inputs`, and the suites' by
+    :func:`flows.pipeline.inputs.suite_input`.
     """
 
     def __init__(self, config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
@@ -194,12 +191,7 @@ class Steps:
     ) -> Step:
         """Compares the policy's samples on the held-out prompts with the base's.
 
-        Args:
-            name: Name of the step.
-            policy: The policy's samples.
-            base: The base's samples.
-            reference: The base.
-            model: The policy itself, whose perplexity on a text is taken if the run names one.
+        With ``model``, the policy itself, its perplexity on a text is taken if the run names one.
         """
         text = self._external.get("perplexity_text", []) if model else []
         inputs: dict[str, Sequence[Source]] = {

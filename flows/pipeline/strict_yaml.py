@@ -80,10 +80,6 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str, place: str) -> Any:
     """Parses one YAML document; no part of the result is shared with another.
 
-    Args:
-        text: The document.
-        place: Says in messages where it is from.
-
     Raises:
         UserError: It is not YAML, sets a key twice, or is nested or expanded beyond all measure.
     """

@@ -34,15 +34,7 @@ class Tracking(Settings):
 
 
 def check_trackers(tracking: Tracking, interpreter: str | None) -> None:
-    """Checks that the packages of the trackers are there.
-
-    Args:
-        tracking: Trackers of a run.
-        interpreter: Python that has the packages; None stands for this one.
-
-    Raises:
-        UserError: The interpreter or a package is missing.
-    """
+    """Refuses trackers whose packages are not in an interpreter, this one if none is named."""
     if not tracking.report_to:
         return
     python = interpreter or sys.executable

@@ -132,14 +132,8 @@ def training_cost(
 ) -> Cost:
     """Cost of `train` or `sft` on devices of one kind.
 
-    Args:
-        model: Shape of the policy.
-        params: The stage's parameters.
-        resources: Its devices.
-        device: What each computes on.
-        work: Samples of an epoch.
-        global_batch: Samples of a step.
-        reference_pass: Whether the reference computes the samples once before.
+    ``work`` are the samples of an epoch, ``global_batch`` those of a step. With ``reference_pass``,
+    the reference computes the samples once before.
     """
     world = resources.devices * resources.nodes
     low = _is_low(params, device)
@@ -211,11 +205,8 @@ def _buffers(model: ModelShape, zero: int, trained: float, device: Device, world
 
 def _activations(model: ModelShape, params: TrainingParams, low: int, *, autocast: bool) -> float:
     """Bytes kept for the backward pass of one micro-batch, with its logits."""
-    tokens, layers, wide = (
-        params.micro_batch_tokens,
-        model.num_hidden_layers,
-        model.intermediate_size,
-    )
+    tokens, layers = params.micro_batch_tokens, model.num_hidden_layers
+    wide = model.intermediate_size
     # Norms twice in float32 and twice in `low`; queries, keys, values and the attention's output;
     # gate, its activation, up, and their product.
     layer = (8 + 4 * low) * model.hidden_size
@@ -232,14 +223,7 @@ def _activations(model: ModelShape, params: TrainingParams, low: int, *, autocas
 
 
 def generation_cost(model: ModelShape, params: GenerateParams, device: Device, work: Work) -> Cost:
-    """Cost of one shard of `generate`: a prompt of ``work`` gets ``params.num_samples`` responses.
-
-    Args:
-        model: Shape of the policy.
-        params: The stage's parameters.
-        device: What each of its GPUs is.
-        work: Its prompts.
-    """
+    """Cost of one shard of `generate`: each prompt of ``work`` gets ``num_samples`` responses."""
     prompts, prompt_tokens, response_tokens = work.number, work.tokens, work.response_tokens
     size = DTYPE_BYTES[params.dtype]
     spread = params.vllm.num_devices if params.backend == "vllm" else 1
@@ -298,13 +282,8 @@ def forward_cost(
 ) -> Cost:
     """Cost of a forward pass over whole sequences: a reward model, or the reference.
 
-    Args:
-        model: Its shape.
-        resources: The stage's devices; each holds a copy.
-        device: What each computes on.
-        work: The sequences; a reward model has no head, hence no response tokens.
-        dtype: Dtype of the weights.
-        batch_tokens: Tokens of one pass.
+    Each of the stage's devices holds a copy. A reward model has no head, hence its ``work`` no
+    response tokens.
     """
     size, tokens, has_head = DTYPE_BYTES[dtype], work.number * work.tokens, work.response_tokens > 0
     flops = _forward_flops(model, work)

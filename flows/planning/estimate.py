@@ -55,13 +55,8 @@ class StepEstimate:
     """Cost of one step, whether or not the store has it.
 
     Attributes:
-        step: Name of the step.
-        stage: Its stage.
-        cached: Whether the store has its artifact.
         processes: Processes that share the work, on all nodes.
-        gpus: GPUs, on all nodes.
         device: What each process computes on.
-        cost: What it costs.
         warnings: What cannot fit or could not be estimated.
     """
 
@@ -82,12 +77,9 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a run.
+    """Cost of a run: its steps, in an order in which they could be computed.
 
-    Attributes:
-        steps: Its steps, in an order in which they could be computed.
-        seconds: Wall time of the steps that the store lacks.
-        price_per_gpu_hour: As configured.
+    ``seconds`` is the wall time of those that the store lacks.
     """
 
     steps: tuple[StepEstimate, ...]
@@ -119,10 +111,8 @@ def estimate(
 ) -> Estimate:
     """Estimates a run without starting anything.
 
-    Args:
-        config: The run's configuration.
-        planned: Its plan, which says what the store has.
-        steps: Its steps, if its inputs from outside are not to be looked for.
+    The plan says what the store has. ``steps`` are given if inputs from outside are not to be
+    looked for.
     """
     cached = {each.step for each in planned if each.action == "reuse"}
     taken = all_steps(config) if steps is None else steps
@@ -142,10 +132,7 @@ def wall_seconds(
 ) -> float:
     """Wall time of steps: as the longest chain lasts, or all of them ``parallel`` at a time.
 
-    Args:
-        seconds: Time of each step, inputs before the steps that read them.
-        upstream: Names of the steps that each reads from; one without a time is in the store.
-        parallel: Steps that may run at the same time.
+    Inputs come before the steps that read them; a step without a time is in the store.
     """
     ends: dict[str, float] = {}
     for name, own in seconds.items():
@@ -287,10 +274,7 @@ class _Costs:
     def _generate(self, step: Step) -> Cost:
         params = step.params
         assert isinstance(params, GenerateParams)
-        [source] = step.inputs["prompts"]
-        assert isinstance(source, Output)
-        prompts = self._tables[source.path if source.step == "prepare" else source.step].rows
-        prompts /= params.num_shards
+        prompts = self._prompts(step) / params.num_shards
         tokens = params.counted_response_tokens
         self._tables[step.name] = _Table(prompts * params.num_samples, tokens, prompts)
         work = Work(prompts, self._prompt_tokens, tokens)
@@ -298,11 +282,14 @@ class _Costs:
             self._model(step.inputs["policy"][0]), params, self._place(step)[1], work
         )
 
-    def _preferences(self, step: Step) -> Cost:
-        """One pair for each prompt, of responses as long as those that are sampled."""
+    def _prompts(self, step: Step) -> float:
         [source] = step.inputs["prompts"]
         assert isinstance(source, Output)
-        rows = self._tables[source.path if source.step == "prepare" else source.step].rows
+        return self._tables[source.path if source.step == "prepare" else source.step].rows
+
+    def _preferences(self, step: Step) -> Cost:
+        """One pair for each prompt, of responses as long as those that are sampled."""
+        rows = self._prompts(step)
         tokens = self._config.generate.counted_response_tokens
         self._tables[step.name] = _Table(rows, tokens, rows)
         return Cost(seconds=0.0)

@@ -117,10 +117,7 @@ class UnknownModelError(Exception):
 def read_shape(source: External, store: Store) -> ModelShape:
     """The shape of a model outside the run.
 
-    Args:
-        source: A folder, an artifact of the store, or a model of the hub; of the hub's the local
-            cache is asked, and the sizes of the paper's models are known here.
-        store: Holds the artifacts.
+    The local cache is asked for a model of the hub; the paper's models are known here.
 
     Raises:
         UnknownModelError: It cannot be counted.

@@ -5,7 +5,6 @@ runs of one combination of the grid are. Methods are in the order in which their
 given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,15 +36,7 @@ from flows.report.rows import (
     told,
 )
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import (
-    COLUMNS,
-    DROPPED_FIRST,
-    POLICY,
-    Cell,
-    Estimate,
-    FittedTable,
-    ordered,
-)
+from flows.report.table import COLUMNS, DROPPED_FIRST, POLICY, Cell, Estimate, FittedTable, ordered
 from stages.contract.errors import UserError
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
@@ -68,13 +59,10 @@ class Comparison:
     """Several runs side by side.
 
     Attributes:
-        runs: The runs, in the order given.
         methods: Label of each run's method, by the run's name.
-        rows: Figures of every run.
         paired: Each run against the first, by prompt; empty if methods are tested over seeds.
         over_seeds: Methods over their seeds; empty if no method has two.
         settings: What differs from the first run's settings, by method.
-        name: Its name, once it is written.
         page: Address of its page, once it is written.
     """
 
@@ -253,9 +241,7 @@ def compare_summaries(
 ) -> Comparison:
     """Compares runs after their last iterations; see :class:`Comparison`.
 
-    Args:
-        runs: One or more runs.
-        labels: Label of each run's method by the run's name; None tells methods by configurations.
+    ``labels`` are the methods' by the runs' names; None tells methods by configurations.
 
     Raises:
         UserError: A run has no evaluation.
@@ -287,9 +273,7 @@ def compare_summaries(
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:
     """Settings of each method that differ from the first run's, but for name and seed."""
     found: dict[str, list[str]] = {}
-    first, *_ = values = [
-        {**json.loads(each.config.to_json()), "name": "", "seed": 0} for each in runs
-    ]
+    first, *_ = values = [{**each.config.to_values(), "name": "", "seed": 0} for each in runs]
     for run, own in zip(runs, values, strict=True):
         found.setdefault(methods[run.run], list(differences(first, own)))
     return {method: changes for method, changes in found.items() if changes}

@@ -18,10 +18,7 @@ from stages.store.base import Store
 def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Comparison:
     """Compares runs and writes the comparison into the store; see :func:`write_comparison`.
 
-    Args:
-        store: The store.
-        runs: Names of two or more runs, or of models of their last iterations.
-        name: Name of the comparison; empty makes one of the runs' names.
+    A run may be named by a model of its last iteration. An empty name is made of the runs' names.
 
     Raises:
         UserError: There is no such run, nothing to compare, or the name is that of a run.
@@ -42,11 +39,7 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
 
 
 def write_comparison(store: Store, comparison: Comparison, name: str) -> Comparison:
-    """Writes the files of a comparison into a folder among the store's runs.
-
-    Returns:
-        The comparison with its name and the address of its page; other files are beside it.
-    """
+    """Writes a comparison into a folder among the store's runs; returns it with name and page."""
     folder = store.run_path(name)
     named = replace(comparison, name=name)
     page, *_ = write_files(named, folder)
@@ -76,9 +69,7 @@ def _name(runs: Sequence[str]) -> str:
 def write_files(comparison: Comparison, folder: Path) -> list[Path]:
     """Writes everything into a folder, which is made, and returns the page first.
 
-    Args:
-        comparison: The comparison.
-        folder: Where files of an earlier comparison of the same name are replaced.
+    Files of an earlier comparison of the same name are replaced.
     """
     drawn, tables, document = comparison.drawings(), comparison.tables(), comparison.to_json()
     page = render(

@@ -17,6 +17,8 @@ from stages.contract.errors import UserError
 from stages.tables.join import read_scored
 from stages.tables.schemas import PAIRS, TableWriter, read_rows
 
+_OF_SIDE = ("response", "score")
+_OF_RESPONSE = ("prompt_id", "sample_index", "reference_answer", "response", "finish_reason")
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TABLES: Mapping[str, pa.Schema] = {
     "pairs": pa.schema(
@@ -51,10 +53,6 @@ TABLES: Mapping[str, pa.Schema] = {
 
 def export(record: RunRecord, folder: Path) -> dict[str, int]:
     """Writes the data set into a new folder.
-
-    Args:
-        record: The run.
-        folder: A new or empty folder.
 
     Returns:
         Rows by table.
@@ -108,9 +106,6 @@ def _pairs(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
             }
 
 
-_OF_SIDE = ("response", "score")
-
-
 def _responses(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
     artifacts, place = summary.artifacts, f"iteration-{iteration}"
     shards = [n for n in range(len(artifacts)) if f"{place}/score/{n}" in artifacts]
@@ -127,14 +122,5 @@ def _responses(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
                 "logprob": sum(response["response_logprobs"]),
                 "score": scored["score"],
                 "components": json.dumps(dict(scored["components"] or ())),
-                **{
-                    name: response[name]
-                    for name in (
-                        "prompt_id",
-                        "sample_index",
-                        "reference_answer",
-                        "response",
-                        "finish_reason",
-                    )
-                },
+                **{name: response[name] for name in _OF_RESPONSE},
             }

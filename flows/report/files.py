@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,16 @@ from stages.contract.atomic import explain_disk_errors, write_atomically
 from stages.contract.errors import UserError
 from stages.tables.schemas import RESPONSES, read_rows
 
+_TEMPLATES = ("flows.report", "templates")
 _FORMAT = "alpaca_eval"
 _COLUMNS = ("prompt_id", "sample_index", "messages", "response")
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Writes a file and returns its path; a reader sees the file before or the file after.
+    """Writes a file, and its folder, and returns its path.
 
-    A link stays, and what it leads to is written. What is no file and no place for one, such as
-    `/dev/stdout`, takes the content as it comes.
-
-    Args:
-        path: The file; its folder is created.
-        content: Text, written as UTF-8, or bytes.
+    A reader sees the file before or the file after. A link stays, and what it leads to is written.
+    What is no file and no place for one, such as `/dev/stdout`, takes the content as it comes.
 
     Raises:
         UserError: The disk is full, or the place cannot be written.
@@ -75,25 +73,23 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return written.getvalue()
 
 
-def render(template: str, **values: Any) -> str:
-    """Renders a template; in pages (``.html.jinja``) every value is escaped."""
+def render(template: str, place: tuple[str, str] = _TEMPLATES, **values: Any) -> str:
+    """Renders a template of a package's folder; in pages (``.html.jinja``) values are escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.report"),
+        loader=jinja2.PackageLoader(*place),
         autoescape=template.endswith(".html.jinja"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    # A string of JSON is one of YAML, whatever it would be read as without its quotes.
+    environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     return environment.get_template(template).render(values)
 
 
 def parse_export(text: str) -> Path:
-    """File of ``alpaca_eval=FILE``.
-
-    Raises:
-        UserError: It is another format, or names no file.
-    """
+    """File of ``alpaca_eval=FILE``; UserError if it is another format, or names no file."""
     name, _, place = text.partition("=")
     if name != _FORMAT or not place:
         raise UserError(f"--export {text!r} is not FORMAT=FILE", f"formats: {_FORMAT}")
@@ -102,12 +98,6 @@ def parse_export(text: str) -> Path:
 
 def export(path: Path, model: str, task: str, responses: Iterable[Path]) -> None:
     """Writes `model_outputs` of AlpacaEval: the first sample of each prompt, one JSON array.
-
-    Args:
-        path: The file.
-        model: Name that it gives the model.
-        task: Name that it gives the prompts.
-        responses: Responses, shard by shard.
 
     Raises:
         UserError: A prompt is a conversation of several turns, which the format cannot hold.

@@ -5,6 +5,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import yaml
@@ -23,23 +24,11 @@ from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 
 _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
-_GROUPS = (
-    ("results", "Results by iteration"),
-    ("learning", "Learning"),
-    ("samples", "Samples of the last iteration, in numbers"),
-    ("speed", "Speed"),
-)
 
 
 def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
-    """Writes ``report.html`` into the run's folder and returns its place.
-
-    Args:
-        record: The run.
-        summary: Its results.
-        plots: Its figures, see :func:`flows.report.plots.draw`.
-    """
-    values, samples = json.loads(summary.config.to_json()), _samples(summary)
+    """Writes ``report.html`` with a run's figures into its folder and returns its place."""
+    values, samples = summary.config.to_values(), _samples(summary)
     suites = summary.config.model_dump(mode="json", include={"suites"}, exclude_defaults=True)
     page = render(
         "report.html.jinja",
@@ -47,16 +36,12 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         answers=[each.title for each in ANSWER_COLUMNS],
         verdict=verdict(summary),
         facts=facts(summary),
-        groups=[
-            (title, [each for each in plots if each.group == group])
-            for group, title in _GROUPS
-            if any(each.group == group for each in plots)
-        ],
+        groups=[(title, list(own)) for title, own in groupby(plots, lambda plot: plot.group)],
         samples=samples,
         components=sorted({name for row in samples for name in row["components"]}),
         suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
-        changed=list(_changed(values | suites, json.loads(RunConfig().to_json()))),
+        changed=list(_changed(values | suites, RunConfig().to_values())),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
     path = record.path / "report.html"

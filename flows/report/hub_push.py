@@ -9,11 +9,7 @@ _TOKEN = "HF_TOKEN"
 
 
 def require_token() -> str:
-    """The hub's token in the environment.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The hub's token in the environment; UserError if there is none."""
     if token := os.environ.get(_TOKEN):
         return token
     raise UserError(
@@ -23,20 +19,11 @@ def require_token() -> str:
 
 
 def push(folder: Path, repo: str, *, revision: str | None, private: bool, message: str) -> str:
-    """Uploads a folder as one commit of a model repository, which is made if there is none.
+    """Uploads a folder as one commit of a model repository; returns the commit's address.
 
-    The hub keeps the large files that reached it before an upload was cut off: the same call sends
-    the others, and then commits. Files of the repository that the folder lacks stay.
-
-    Args:
-        folder: The folder.
-        repo: ``owner/name``.
-        revision: Branch, made of the main one if there is none; the main one if None.
-        private: Whether the repository is to be seen by its owner alone.
-        message: Subject of the commit.
-
-    Returns:
-        The commit's address.
+    The repository is made if there is none, and a branch ``revision`` of its main one. The hub
+    keeps the large files that reached it before an upload was cut off: the same call sends the
+    others, and then commits. Files of the repository that the folder lacks stay.
 
     Raises:
         UserError: The name is none, the token may not write there, or a repository that was to be
@@ -62,25 +49,19 @@ def push(folder: Path, repo: str, *, revision: str | None, private: bool, messag
         )
     except HFValidationError as error:
         raise UserError(f"{repo!r} names no repository: {error}", "write OWNER/NAME") from error
-    except HfHubHTTPError as error:
-        if error.response.status_code in (401, 403):
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise UserError(
                 f"the hub refuses a push to {repo}: {error}",
                 f"give {_TOKEN} a token with write access to it",
             ) from error
-        raise _cut_off(repo, error) from error
-    except UserError:
-        raise
-    except Exception as error:
         # Whatever else it is comes from the client's transport, which is another library with
         # each of its major versions.
-        raise _cut_off(repo, error) from error
+        cause = error.__cause__ or error
+        raise GebError(
+            f"the push to {repo} was cut off ({type(cause).__name__}: {cause}); the same command "
+            "goes on with it"
+        ) from error
     return done.commit_url
-
-
-def _cut_off(repo: str, error: Exception) -> GebError:
-    cause = error.__cause__ or error
-    return GebError(
-        f"the push to {repo} was cut off ({type(cause).__name__}: {cause}); the same command goes "
-        "on with it"
-    )

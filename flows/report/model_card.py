@@ -50,13 +50,7 @@ def export(store: Store, model: str, folder: Path, *, again: bool = False) -> Mo
 
     Adapters stay adapters: those that are registered in a checkpoint's place, with a card that
     names their base, and those that were saved beside one, in the folder `adapter` with a card of
-    its own.
-
-    Args:
-        store: The store whose registry is asked.
-        model: ``name``, ``name:version`` or ``name@alias``.
-        folder: A new or empty folder.
-        again: Whether the folder may hold a copy of the same version, with the same card.
+    its own. With ``again``, the folder may hold a copy of the same version, with the same card.
 
     Raises:
         UserError: There is no such model, the folder holds something, or the disk is full.
@@ -109,11 +103,7 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def place_of(store: Store, source: ArtifactInput | FileInput | HubInput) -> str:
-    """The folder of a model, or its repository of the hub as `ID@REVISION`.
-
-    Raises:
-        UserError: Its artifact is no longer in the store.
-    """
+    """Folder of a model, UserError if it is gone; or its repository of the hub as `ID@REVISION`."""
     if isinstance(source, HubInput):
         return f"{source.repo}@{source.revision}"
     if isinstance(source, FileInput):

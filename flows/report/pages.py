@@ -21,11 +21,8 @@ class Pages:
     """The HTML pages below a folder, for who knows the password.
 
     A browser treats each page as a site of its own: what a model wrote into it reaches neither the
-    server's API nor the password that Prefect's UI keeps.
-
-    Args:
-        folder: The folder.
-        password: ``NAME:PASSWORD`` that is asked for; empty asks for none.
+    server's API nor the password that Prefect's UI keeps. The password is ``NAME:PASSWORD``; an
+    empty one is not asked for.
     """
 
     def __init__(self, folder: str, password: str) -> None:
@@ -52,12 +49,7 @@ class Pages:
 
 
 def page_address(ui: str, page: str) -> str | None:
-    """Address at which the server of ``geb up`` shows a page; None if it does not show it.
-
-    Args:
-        ui: Address of its UI.
-        page: Place of the page.
-    """
+    """Address at which the server of ``geb up`` shows a page; None if it does not show it."""
     runs = os.environ.get(SERVED_RUNS)
     if not runs or not Path(page).is_relative_to(runs):
         return None

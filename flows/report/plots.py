@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -44,7 +44,6 @@ _STYLE = {
     "svg.hashsalt": "geb",
 }
 
-Group = Literal["results", "learning", "samples", "speed"]
 Bounds = tuple[float, float] | None
 RESULTS: tuple[tuple[str, str, str, Bounds], ...] = (
     ("mean_reward", "Mean reward, held-out prompts", "reward", None),
@@ -52,13 +51,13 @@ RESULTS: tuple[tuple[str, str, str, Bounds], ...] = (
 )
 """Figures by iteration: name, title, label of the values, and ends of their axis."""
 RESULTS_AXIS = "iteration (0 = base)"
-_OF_STEPS: Mapping[Group, Sequence[tuple[str, str, str, Bounds]]] = {
-    "learning": (
+_OF_STEPS: Mapping[str, Sequence[tuple[str, str, str, Bounds]]] = {
+    "Learning": (
         ("loss", "Training loss", "loss", None),
         ("bonus_ratio", "|κ·bonus| / |L|", "ratio", None),
         ("accuracy", "Preference accuracy", "share of pairs", (0.0, 1.0)),
     ),
-    "speed": (
+    "Speed": (
         ("tokens_per_second", "Training, tokens per second", "tokens/s", None),
         ("model_flops_utilisation", "Training, share of the matrix-product rate", "share", None),
         ("peak_memory_mib", "Training, peak memory in MiB", "MiB", None),
@@ -68,13 +67,7 @@ _OF_STEPS: Mapping[Group, Sequence[tuple[str, str, str, Bounds]]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot.
-
-    Attributes:
-        x: Places, in order.
-        y: Values.
-        intervals: Lower and upper end around each value; None if one has none.
-    """
+    """A line of a plot, with the ends of an interval around each value that has one."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -100,15 +93,8 @@ def course_figure(
 ) -> Figure:
     """One line per entry of ``lines``; a long one is smoothed, with its own points behind it.
 
-    Intervals are bars at a single line, and bands around several.
-
-    Args:
-        title: Title of the figure.
-        lines: Lines by their labels.
-        xlabel: What x is.
-        ylabel: What y is, with its unit.
-        marks: Places of vertical lines, where an iteration begins.
-        bounds: Ends of the y axis; those of the values if None.
+    Intervals are bars at a single line, and bands around several. ``marks`` are places of vertical
+    lines, where an iteration begins; ``bounds`` the ends of the y axis, by the values if None.
     """
     figure, axes = _new(title, xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -193,9 +179,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 def spread_figure(title: str, panels: Mapping[str, Sequence[MethodRow]]) -> Figure:
     """Means over seeds with their intervals, and behind them the runs, side by side.
 
-    Args:
-        title: Title of the figure.
-        panels: Methods over their seeds, by the label of their figure.
+    ``panels`` has methods over their seeds by the label of their figure.
     """
     labels = list(dict.fromkeys(row.method for rows in panels.values() for row in rows))
     with mpl.rc_context(_STYLE):
@@ -246,27 +230,21 @@ def _saved(figure: Figure, **settings: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure of a run.
-
-    Attributes:
-        title: What it shows.
-        group: The part of the report that it is in.
-        svg: The drawing.
-    """
+    """One figure of a run, in a group of the report."""
 
     title: str
-    group: Group
+    group: str
     svg: str
 
 
 def draw(summary: Summary) -> list[Plot]:
     """The figures that a run has, results first."""
     last = summary.last("evaluate")
-    groups: dict[Group, Iterator[tuple[str, Figure]]] = {
-        "results": _results(summary),
-        "learning": _training(summary, "learning"),
-        "samples": _distributions(last) if last is not None else iter(()),
-        "speed": _training(summary, "speed"),
+    groups: dict[str, Iterator[tuple[str, Figure]]] = {
+        "Results by iteration": _results(summary),
+        "Learning": _training(summary, "Learning"),
+        "Samples of the last iteration, in numbers": _distributions(last) if last else iter(()),
+        "Speed": _training(summary, "Speed"),
     }
     return [
         Plot(title, group, svg(figure))
@@ -298,7 +276,7 @@ def _results(summary: Summary) -> Iterator[tuple[str, Figure]]:
         yield title, course_figure(title, lines, RESULTS_AXIS, "mean reward")
 
 
-def _training(summary: Summary, group: Group) -> Iterator[tuple[str, Figure]]:
+def _training(summary: Summary, group: str) -> Iterator[tuple[str, Figure]]:
     """Metrics of all training steps, one iteration after the other."""
     steps: list[dict[str, Any]] = []
     marks: list[float] = []

@@ -1,16 +1,11 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
 import base64
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from prefect.artifacts import (
-    create_image_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
@@ -44,7 +39,7 @@ def label(config: RunConfig) -> None:
 @survives_outage
 def publish_configuration(config: RunConfig, preset: str) -> None:
     """Creates an artifact with every value of a run's configuration."""
-    values = yaml.safe_dump(json.loads(config.to_json()), sort_keys=False, allow_unicode=True)
+    values = yaml.safe_dump(config.to_values(), sort_keys=False, allow_unicode=True)
     create_markdown_artifact(
         f"```yaml\n{values}```\n",
         key=artifact_key(config.name, "configuration"),
@@ -132,11 +127,7 @@ def failed(error: GebError, name: str, command: str | None = None) -> State[Any]
     """The state of a flow run that ``error`` ended; to be called inside one.
 
     Retry is offered only to flow runs of a deployment: Prefect has nothing to start others with.
-
-    Args:
-        error: The error.
-        name: Name of the run, for its message and for the key of the artifact with that message.
-        command: Command that resumes it in a terminal.
+    ``command`` resumes the run in a terminal.
 
     Raises:
         RunCancelledError: Somebody cancelled the run; Prefect then shows it as Cancelled.

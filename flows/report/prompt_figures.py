@@ -43,7 +43,6 @@ class Samples:
     """One model's samples in an evaluation; they are in files of artifacts, which do not change.
 
     Attributes:
-        model: The model.
         distributions: Rewards, lengths and log-probabilities of both models' samples.
         scores: The model's scores, shard by shard, with the oracle's components.
         correct_from: Smallest score of a correct response; None computes no solved problems.
@@ -67,12 +66,8 @@ class Samples:
     ) -> Samples:
         """A model's samples among the artifacts of a run.
 
-        Args:
-            artifacts: Artifacts by the name of their step; those of scores may be missing.
-            evaluation: Settings of the evaluation.
-            step: Name of the evaluation's step.
-            prefix: Prefix of the names of the steps that sampled and scored the model's responses.
-            model: The model.
+        ``prefix`` begins the names of the steps that sampled and scored the responses; artifacts of
+        scores may be missing.
         """
         shards = [artifacts.get(f"{prefix}/score/{n}") for n in range(evaluation.num_shards)]
         # All or none: means over some of the shards would be other figures.

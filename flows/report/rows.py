@@ -44,14 +44,9 @@ class Row:
 
     Attributes:
         evaluation: ``held-out prompts``, or the name of a suite.
-        run: Name of the run.
         method: Label of its method, or of its combination in a grid.
-        seed: Its seed.
-        iteration: The iteration.
         figure: Name of the figure in ``metrics.json``.
-        value: Its value.
         low: Lower end of the 95 % interval over prompts; None if there is none.
-        high: Upper end.
     """
 
     evaluation: str
@@ -71,8 +66,6 @@ class MethodRow:
 
     Attributes:
         evaluation: As in :class:`Row`.
-        method: Label of the method.
-        figure: Name of the figure.
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
         difference: Mean minus that of the first method; None for the first.
@@ -158,7 +151,7 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
 
 def method_of(config: RunConfig) -> str:
     """Everything in a configuration that its repetitions share."""
-    whole = json.loads(config.to_json())
+    whole = config.to_values()
     own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
     return json.dumps(own, sort_keys=True)
 
@@ -228,14 +221,11 @@ class Paired:
         evaluation: ``held-out prompts``, or the name of a suite.
         run: Name of the second run.
         against: Name of the first.
-        iteration: The iteration.
         figure: Name of the figure, see :meth:`flows.report.prompt_figures.Samples.figures`.
-        prompts: Number of prompts.
         first: Mean over them in the first run.
         second: Mean over them in the second run.
         difference: ``second − first``.
         low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
-        high: Upper end.
         p_value: P-value of a permutation test within prompts; None for one prompt.
         adjusted_p_value: The same by Holm, over all figures that were compared with it.
     """
@@ -273,22 +263,23 @@ def compared(
     """Compares figures of two runs' policies, with p-values adjusted over all of them by Holm.
 
     What either run does not have, and figures that are the same for every prompt, are left out.
-
-    Args:
-        first: The run that is compared with.
-        second: The other run.
-        iterations: Iterations after which they are compared.
-        names: The figures; None takes all that both runs have.
-        suite: Suite of both runs; None compares the evaluations on held-out prompts.
+    Without names of figures, all that both runs have are compared; without a suite, the evaluations
+    on held-out prompts.
     """
     found: list[Paired] = []
     for iteration in iterations:
         before, now = (_figures(each, iteration, suite) for each in (first, second))
-        for name in names if names is not None else before:
-            if name in before and name in now:
-                place = suite or HELD_OUT, second.run, first.run, iteration, name
-                found += _paired(place, means(before[name]), means(now[name]))
+        place = suite or HELD_OUT, second.run, first.run, iteration
+        found += _every_paired(place, before, now, names)
     return adjusted(found)
+
+
+def _every_paired(
+    place: tuple[str, str, str, int], before: Figures, now: Figures, names: Iterable[str] | None
+) -> Iterator[Paired]:
+    for name in before if names is None else names:
+        if name in before and name in now:
+            yield from _paired((*place, name), means(before[name]), means(now[name]))
 
 
 def _paired(
@@ -311,23 +302,14 @@ def against_base(
 ) -> list[Paired]:
     """Compares figures of an evaluation's policy with its base's; those that are equal left out.
 
-    Args:
-        artifacts: Artifacts by the name of their step.
-        evaluation: Settings of the evaluation.
-        step: Name of its step.
-        names: The figures; None takes all that both models have.
-        prefixes: Prefixes of the names of the steps that sampled and scored base and policy.
+    Without names of figures, all that both have are compared. ``prefixes`` begin the names of the
+    steps that sampled and scored base and policy.
     """
     both = zip(prefixes, (BASE, POLICY), strict=True)
     base, policy = (
         Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
     )
-    found: list[Paired] = []
-    for name in names if names is not None else base:
-        if name in base and name in policy:
-            place = step, POLICY, BASE, 0, name
-            found += _paired(place, means(base[name]), means(policy[name]))
-    return found
+    return list(_every_paired((step, POLICY, BASE, 0), base, policy, names))
 
 
 def adjusted(found: Sequence[Paired]) -> list[Paired]:

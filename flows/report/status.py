@@ -26,8 +26,6 @@ class StepStatus:
     """State of one step; its time and its attempts are read when they are asked for.
 
     Attributes:
-        store: The store of its run.
-        record: What the run's record says of it.
         state: `running`, `preempted`, `done`, `reused`, `failed`, `stopped` or `crashed`.
     """
 
@@ -72,7 +70,6 @@ class RunStatus:
     """State of a run.
 
     Attributes:
-        name: Its name.
         attempts: Executions of its flow, oldest first; none of a run of an older version.
         steps: Steps that the last attempt has reached, in the order in which they began.
         waiting: Names of the others.
@@ -167,13 +164,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """State of a sweep.
-
-    Attributes:
-        name: Its name.
-        record: Its runs.
-        runs: Those that have begun.
-    """
+    """State of a sweep, and of those of its runs that have begun."""
 
     name: str
     record: SweepRecord

@@ -31,8 +31,6 @@ class Summary(Figures):
     """Results of a run, as far as its artifacts are there.
 
     Attributes:
-        run: Its name.
-        config: Its configuration.
         artifacts: Artifacts by the name of their step; steps without one are missing.
         rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
             with `components` of the oracle, `solved` (accuracy, pass@k, length-controlled win
@@ -213,13 +211,8 @@ def evaluated_row(
 ) -> dict[str, Any]:
     """Figures of one model in an evaluation: metrics, components, solved problems, intervals.
 
-    Args:
-        artifacts: Artifacts by the name of their step.
-        evaluation: Settings of the evaluation.
-        columns: Metrics that are taken.
-        step: Name of the evaluation's step.
-        prefix: Prefix of the names of the steps that sampled and scored the model's responses.
-        model: The model.
+    ``step`` is the evaluation's; ``prefix`` begins the names of the steps that sampled and scored
+    the model's responses.
     """
     if step not in artifacts:
         unknown = {each.name: None for each in columns}

@@ -164,14 +164,6 @@ def interval_text(interval: Sequence[float] | None, form: str) -> str:
     return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
 
 
-def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown, bars in its cells escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(
-        f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
-    )
-
-
 def formatted(value: Any, form: str) -> str:
     """A figure for a person; a dash if there is none."""
     return "-" if value is None else format(value, form)
@@ -198,7 +190,6 @@ class FittedTable:
     """A table as a person reads it: LaTeX, Markdown, or on a terminal as far as that is wide.
 
     Attributes:
-        title: Title; empty for none.
         header: Titles of the columns.
         rows: Its cells; a line break in a text is one on a terminal.
         kept: Number of columns from the left that are always shown.
@@ -206,7 +197,6 @@ class FittedTable:
             follow from the right.
         elsewhere: Place of what is left out, as the note names it.
         left: Number of columns from the left that are aligned to the left, others to the right.
-        note: Meaning of its figures.
         name: Name of its files.
     """
 
@@ -232,8 +222,11 @@ class FittedTable:
         return replace(self, header=[str(each) for each in header], rows=rows)
 
     def markdown(self) -> str:
-        """The table in Markdown, without its title and note."""
-        return markdown_table(self.header, self.rows)
+        """The table in Markdown, without its title and note; bars in its cells are escaped."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        return "\n".join(
+            f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
+        )
 
     def latex(self) -> str:
         """The table for LaTeX, with the rules of the package ``booktabs``."""

@@ -52,9 +52,7 @@ class Iteration:
     """One iteration under the run's settings and under the others.
 
     Attributes:
-        iteration: Iteration t.
         pairs: Pairs before and after.
-        ties: Ties among them.
         changed: Prompts whose pairs change.
         gone: Some pairs that would not be: prompt, chosen and rejected response.
         new: Some that would be.
@@ -75,12 +73,8 @@ class WhatIf:
     """A run under other settings.
 
     Attributes:
-        run: Name of the run.
-        changes: Settings that differ, before and after.
-        iterations: Iterations whose samples are stored.
         reused: Steps that the store has already.
         computed: Steps that would be computed.
-        cost: Time and price of these, in a line.
         cautions: Limits of what is said.
     """
 
@@ -121,16 +115,10 @@ def _shown(before: float, after: float, form: str) -> str:
 def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
     """Compares a run with itself under other settings.
 
-    Args:
-        record: The run.
-        config: Its configuration.
-        asked: The same with other settings.
-
     Raises:
         UserError: No iteration of the run is whole.
     """
-    values = [json.loads(each.to_json()) for each in (config, asked)]
-    changes = list(differences(*values))
+    before, after = config.to_values(), asked.to_values()
     artifacts = _artifacts(record)
     whole = [t for t in range(1, config.iterations + 1) if f"iteration-{t}/train" in artifacts]
     if not whole:
@@ -149,7 +137,8 @@ def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
             _iteration(t, both, found)
             for (t, both), found in zip(tables.items(), figures, strict=True)
         ]
-    cautions = list(_cautions(values[0], values[1], config, asked))
+    changes = list(differences(before, after))
+    cautions = list(_cautions(before, after, config, asked))
     totals = counts["reuse"], counts["run"]
     return WhatIf(record.name, changes, iterations, *totals, cost, cautions)
 
@@ -175,11 +164,7 @@ def _cautions(
 
 
 def _pairs(
-    scratch: Path,
-    artifacts: Mapping[str, Artifact],
-    t: int,
-    config: RunConfig,
-    asked: RunConfig,
+    scratch: Path, artifacts: Mapping[str, Artifact], t: int, config: RunConfig, asked: RunConfig
 ) -> tuple[Path, Path]:
     """Tables of pairs of an iteration, as the run made it and as the other settings would."""
     own = artifacts[f"iteration-{t}/pair"]

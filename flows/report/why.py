@@ -66,9 +66,7 @@ class Taught:
     """A kind in one iteration of training.
 
     Attributes:
-        iteration: Iteration t.
         sampled: Answers of the kind among the training samples.
-        of: All training samples.
         won: Pairs in which an answer of the kind was chosen over one that is not; no ties.
         lost: Pairs in which it was rejected for one that is not.
         steps: First and last step of training, from 1, that saw a pair of those won.
@@ -91,10 +89,8 @@ class Kind:
     """A kind of answers.
 
     Attributes:
-        name: What its answers have.
         part: Its part of the gain.
         before: Its share of the base's answers.
-        course: Each iteration.
         first: The pair in which it won that training saw first; None if it won in none.
     """
 

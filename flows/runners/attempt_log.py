@@ -42,14 +42,7 @@ def started(log: Path) -> float | None:
 
 
 def left_log(store: Path, stage: str, key: str, name: str) -> Path:
-    """Path for the output of an attempt whose orchestrator is dead; its folder is made.
-
-    Args:
-        store: Root of the store.
-        stage: The attempt's stage.
-        key: And key.
-        name: Name of its container, pod or job.
-    """
+    """Path for the output of an attempt whose orchestrator is dead; its folder is made."""
     folder = store / "logs" / stage / key
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"left-{name}.log"
@@ -67,17 +60,12 @@ def write_request(request: Request) -> str:
     return name
 
 
-class AttemptLog:
-    """Log of one attempt. Lines are read even when the disk is full: the stage must not block.
+class AttemptLog(FailureTail):
+    """Log of one attempt. Lines are read even when the disk is full: the stage must not block."""
 
-    Args:
-        file: The log file, open for writing.
-        tail: Gets each line as well.
-    """
-
-    def __init__(self, file: IO[str], tail: FailureTail) -> None:
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        super().__init__(path)
         self._file = file
-        self.tail = tail
         self.error: OSError | None = None
         self._lock = threading.Lock()
         self._ended = False
@@ -85,12 +73,10 @@ class AttemptLog:
     def write(self, line: str, *, telling: bool = True) -> None:
         """Writes one line, its end included.
 
-        Args:
-            line: The line.
-            telling: Whether it may help to explain a failure.
+        With ``telling``, it may help to explain a failure.
         """
         if telling:
-            self.tail.add_line(line.rstrip("\n"))
+            self.add_line(line.rstrip("\n"))
         with self._lock:
             if self.error is not None or self._ended:
                 return
@@ -118,13 +104,13 @@ class AttemptLog:
             remedy = f"\nremedy: {event.remedy}" if event.remedy else ""
             # The tail has the event itself.
             self.write(f"[{word}] {event.message}{remedy}\n", telling=False)
-        self.tail.record_event(event)
+        self.record_event(event)
         on_event(event)
 
-    def warn_if_incomplete(self, path: Path, on_event: OnEvent) -> None:
+    def warn_if_incomplete(self, on_event: OnEvent) -> None:
         """Warns when the log could not be written to its end."""
         if self.error is not None:
-            message = f"the log {path} is not whole: {self.error.strerror}"
+            message = f"the log {self.path} is not whole: {self.error.strerror}"
             on_event(Log(level="warning", message=message))
 
     def write_all(self, stream: Iterable[str]) -> None:

@@ -54,9 +54,7 @@ class Runner(Protocol):
     def run(self, request: Request, on_event: OnEvent) -> None:
         """Runs one stage to its end; afterwards its artifact is in the store.
 
-        Args:
-            request: What to compute.
-            on_event: Called in the calling thread with every event of the stage.
+        ``on_event`` is called in the calling thread with every event of the stage.
 
         Raises:
             UserError: The stage refused the request or its data (exit code 64).
@@ -66,15 +64,12 @@ class Runner(Protocol):
                 StageFailedError that uses up no retry while checkpoints move on.
             StoppedError: :meth:`stop_all` ended it.
         """
-        ...
 
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
-        ...
 
     def has_running(self, request: Request) -> bool:
         """True if :meth:`run` would take over a stage that a dead orchestrator left running."""
-        ...
 
 
 def log_once(on_event: OnEvent) -> Callable[[str], None]:
@@ -124,34 +119,26 @@ def thread_variables(resources: Resources) -> dict[str, str]:
 
 
 def program_of(request: Request, path: str) -> list[str]:
-    """Module and arguments of the program that a request asks for.
-
-    Args:
-        request: The request.
-        path: Its file, as the program sees it.
-    """
+    """Module and arguments of a request's program, which sees the request at ``path``."""
     if request.step.startswith(LOOK_STEP):
         return ["stages.harness.health", store_of(path) if "://" in path else request.store]
     return [f"stages.{request.stage}", path]
 
 
 def supervised(python: str, grace_seconds: float, *options: str, program: list[str]) -> list[str]:
-    """Command line of a program under its supervisor.
+    """Command line of a program, module and arguments, under its supervisor.
 
-    Args:
-        python: Interpreter of both, by its path or name at the place where they run.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-        options: Further options of `stages.harness.supervisor`.
-        program: Module and arguments.
+    Both run in ``python``, by its path or name at their place. ``options`` are the supervisor's.
     """
     supervisor = [python, "-m", "stages.harness.supervisor", "--grace", str(grace_seconds)]
     return [*supervisor, *options, "--", python, "-m", *program]
 
 
 class FailureTail:
-    """Last lines and failure event of a stage, for the message of its error."""
+    """Last lines and failure event of a stage's log, for the message of its error."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.failure: Failure | None = None
 
@@ -196,8 +183,6 @@ class Ending:
             limit; ``taken``: the place took its machine; ``refused``: a person has to change
             something; ``failed``: something else, which the message tells.
         code: Exit code, if its program had one.
-        message: The place's words.
-        remedy: What a person can do.
     """
 
     kind: Kind
@@ -223,28 +208,15 @@ class Ending:
 
 
 def raise_for(
-    endings: Sequence[Ending],
-    tails: Sequence[FailureTail],
-    request: Request,
-    *,
-    stopped: bool,
-    logs: Sequence[Path],
+    endings: Sequence[Ending], tails: Sequence[FailureTail], request: Request, *, stopped: bool
 ) -> None:
-    """Raises the error of an attempt; returns if its first node ended well.
-
-    Args:
-        endings: How each node ended, the first one first.
-        tails: What each printed last.
-        request: What they computed.
-        stopped: Whether the run ended them.
-        logs: Their logs.
-    """
+    """Raises the error of an attempt; returns if its first node ended well."""
     if endings[0] == Ending("exited", EXIT_OK):
         return
     culprit = min(range(len(endings)), key=lambda each: _rank(endings[each]))
-    ending, tail, log = endings[culprit], tails[culprit], logs[culprit]
+    ending, tail = endings[culprit], tails[culprit]
     if not stopped:
-        _raise_for_kind(ending, tail, request, culprit if len(endings) > 1 else None, log)
+        _raise_for_kind(ending, tail, request, culprit if len(endings) > 1 else None)
     code = EXIT_STOPPED if ending.code is None else ending.code
     where = f"{request.place} ({request.stage} {request.key[:12]})"
     said = tail.failure.message if tail.failure else ""
@@ -257,7 +229,7 @@ def raise_for(
         said = f"ended by {describe_exit(code)}: {last}"
     elif code not in (1, EXIT_STOPPED):
         said = f"{said} ({describe_exit(code)})"
-    raise StageFailedError(f"{where}: {said}; log: {log}", tuple(tail.lines))
+    raise StageFailedError(f"{where}: {said}; log: {tail.path}", tuple(tail.lines))
 
 
 def _rank(ending: Ending) -> tuple[int, bool, bool, bool]:
@@ -267,9 +239,7 @@ def _rank(ending: Ending) -> tuple[int, bool, bool, bool]:
     return kind, ending.code in (EXIT_OK, EXIT_STOPPED), not mistake, not ending.is_killed
 
 
-def _raise_for_kind(
-    ending: Ending, tail: FailureTail, request: Request, node: int | None, log: Path
-) -> None:
+def _raise_for_kind(ending: Ending, tail: FailureTail, request: Request, node: int | None) -> None:
     where = f"{request.place} ({request.stage} {request.key[:12]})"
     if node is not None:
         where += f" (node {node + 1} of {request.resources.nodes})"
@@ -278,21 +248,21 @@ def _raise_for_kind(
         case "refused":
             raise RefusedError(f"{where}: {ending.message}", ending.remedy)
         case "taken":
-            raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {log}", last)
+            raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {tail.path}", last)
         case "out_of_memory":
             limit = request.resources.memory_gib
             of = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
             raise StageFailedError(
                 f"{request.place}: the stage used up {of} and the kernel killed it "
                 f"(exit code {ending.code or 0}); raise resources.{request.stage}.memory_gib, or "
-                f"give the stage less to do at a time; log: {log}",
+                f"give the stage less to do at a time; log: {tail.path}",
                 last,
             )
         case "failed":
-            raise StageFailedError(f"{where}: {ending.message}; log: {log}", last)
+            raise StageFailedError(f"{where}: {ending.message}; log: {tail.path}", last)
         case "overdue":
             raise StageFailedError(
                 f"{request.place}: took longer than timeout_seconds="
-                f"{request.resources.timeout_seconds:g}; log: {log}",
+                f"{request.resources.timeout_seconds:g}; log: {tail.path}",
                 last,
             )

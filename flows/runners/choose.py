@@ -33,12 +33,7 @@ def _kubernetes(execution: Execution) -> Place[Any]:
 
 
 RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
-    "process": lambda execution: ProcessRunner(
-        execution.interpreters,
-        execution.grace_seconds,
-        fork_server=execution.fork_server,
-        limited=True,
-    ),
+    "process": lambda execution: ProcessRunner(execution, limited=True),
     "docker": _docker,
     "kubernetes": _kubernetes,
     "slurm": SlurmPlace,
@@ -48,11 +43,6 @@ RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
 def check_place(execution: Execution, resources: Settings, store: str) -> None:
     """Checks, as far as that is known before a run, whether its stages can be started.
 
-    Args:
-        execution: How they are started.
-        resources: `Resources` of each stage, by its name.
-        store: The store.
-
     Raises:
         UserError: A setting is one that the place will never serve.
         StageFailedError: The place does not answer.
@@ -60,7 +50,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
     if execution.runner == "slurm":
         check_jobs(execution, resources)
     if execution.runner == "kubernetes":
-        from flows.runners.kubernetes.preflight import check_pods
+        from flows.runners.kubernetes.runner import check_pods
 
         check_pods(execution, resources, store)
 
@@ -113,20 +103,16 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
 def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     """Removes what dead orchestrators left with a runner, also what was to outlive them.
 
-    Args:
-        runner: Its name; None for containers of this machine, if it has a Docker engine.
-        config: Holds its settings and, if that tells what is meant, the store.
-
-    Returns:
-        A line for each thing that was removed.
+    Without a name: containers of this machine, if it has a Docker engine. Returns a line for each.
 
     Raises:
         UserError: This runner leaves nothing, or the place that is named does not answer.
     """
     if runner == "kubernetes":
-        from flows.runners.kubernetes.runner import reap_cluster
+        from flows.runners.kubernetes.client import Cluster
+        from flows.runners.kubernetes.runner import reap
 
-        return reap_cluster(config.execution.kubernetes, keep_running=False)
+        return reap(Cluster(config.execution.kubernetes), keep_running=False)
     if runner == "slurm":
         from flows.runners.slurm.folder import sweep
 

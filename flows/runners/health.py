@@ -33,13 +33,7 @@ _WAIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: Name of the thing.
-        ok: Whether it is as a run needs it.
-        detail: What was found, and the remedy if it is not.
-    """
+    """One thing that was looked at, and what was found, with the remedy if it is not ok."""
 
     name: str
     ok: bool
@@ -49,13 +43,7 @@ class Finding:
 def stage_findings(
     make: Callable[[], Runner], config: RunConfig, settings_of: Callable[[str], Settings]
 ) -> Iterator[Finding]:
-    """Tries the place of each kind of stage: stages that differ in nothing that the place sees.
-
-    Args:
-        make: Makes a runner of the place.
-        config: The stages' images and resources.
-        settings_of: The place's settings of a stage.
-    """
+    """Tries the place of each kind of stage: stages that differ in nothing that the place sees."""
     kinds: dict[str, list[Request]] = {}
     for stage in type(config.resources).model_fields:
         image = getattr(config, stage).image_for(from_hub=False)
@@ -114,10 +102,7 @@ def _try(make: Callable[[], Runner], config: RunConfig, request: Request) -> tup
 def faults_of(health: Health, *, ahead_seconds: float, gpus: int) -> Iterator[str]:
     """Faults of a place where stages are to run, each of which a stage would fail of.
 
-    Args:
-        health: What a trial has found there.
-        ahead_seconds: How far the clock there was ahead of this machine's.
-        gpus: GPUs that the trial asked for.
+    The clock there was ``ahead_seconds`` ahead of this machine's.
     """
     if health.store_error:
         yield f"it does not read the store: {health.store_error}"

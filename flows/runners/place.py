@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.runners.attempt_log import AttemptLog, new_log
-from flows.runners.base import Ending, FailureTail, OnEvent, PlaceNotice, raise_for
+from flows.runners.base import Ending, OnEvent, PlaceNotice, raise_for
 from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
@@ -34,12 +34,10 @@ class Work(Protocol):
     @property
     def title(self) -> str:
         """What it is and how it is called there, for people."""
-        ...
 
     @property
     def num_nodes(self) -> int:
         """Number of its nodes, each of which has a log."""
-        ...
 
 
 W = TypeVar("W", bound=Work)
@@ -55,21 +53,15 @@ ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 
 
 class Place(Protocol[W]):
-    """Somewhere that starts stages. Safe to use from several threads.
-
-    Attributes:
-        name: Its name.
-    """
+    """Somewhere that starts stages. Safe to use from several threads."""
 
     name: str
 
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W | None:
         """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
-        ...
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W:
         """Starts the stage, or puts it into the place's queue."""
-        ...
 
     def follow(
         self,
@@ -85,27 +77,19 @@ class Place(Protocol[W]):
         Raises:
             PlaceAwayError: The place has not answered for long.
         """
-        ...
 
     def end(self, works: Sequence[W]) -> None:
         """Ends work, from any thread; stages get their grace period."""
-        ...
 
     def close(self, work: W) -> None:
         """Removes what is left of work."""
-        ...
 
     def has_running(self, request: Request) -> bool:
         """True while work at the key goes on, which :meth:`find` would take over."""
-        ...
 
 
 class PlaceRunner(Generic[W]):
-    """Runs stages at a place: owns the key, finds or submits, follows, tells the end.
-
-    Args:
-        place: The place.
-    """
+    """Runs stages at a place: owns the key, finds or submits, follows, tells the end."""
 
     def __init__(self, place: Place[W]) -> None:
         self.name = place.name
@@ -156,20 +140,22 @@ class PlaceRunner(Generic[W]):
     ) -> None:
         log = new_log(request)
         paths = [log, *(log.with_suffix(f".node{n}.log") for n in range(1, work.num_nodes))]
-        tails = [FailureTail() for _ in paths]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._live_work(work))
             logs = [
-                AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
-                for path, tail in zip(paths, tails, strict=True)
+                AttemptLog(path, stack.enter_context(path.open("w", encoding="utf-8")))
+                for path in paths
             ]
             with _refusals():
                 endings = self._place.follow(
                     work, request, logs, on_event, self._stopping, check_owner
                 )
-            logs[0].warn_if_incomplete(paths[0], on_event)
-        remove_empty_work(request)
-        raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
+            logs[0].warn_if_incomplete(on_event)
+        # The stage could not remove its work folder, a mount. One that is not empty is a failed
+        # attempt's.
+        with contextlib.suppress(OSError):
+            Store.open(request.store).work_path(request.stage, request.key).rmdir()
+        raise_for(endings, logs, request, stopped=self._stopping.is_set())
 
     @contextlib.contextmanager
     def _live_work(self, work: W) -> Iterator[None]:
@@ -226,21 +212,12 @@ def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
 
 
 def orphan_seconds(death: str) -> float:
-    """Time without a sign of its orchestrator after which work ends; 0 if it goes on.
-
-    Args:
-        death: `execution.on_orchestrator_death`.
-    """
+    """Time without a sign of its orchestrator after which work ends; 0 if it goes on."""
     return ORCHESTRATOR_SECONDS if death == "stop" else 0
 
 
 class SilenceTeller:
-    """Tells that a place has not answered for half a minute, and that it answers again.
-
-    Args:
-        who: Who is asked there.
-        on_event: Gets the lines.
-    """
+    """Tells that a place has not answered for half a minute, and that it answers again."""
 
     def __init__(self, who: str, on_event: OnEvent) -> None:
         self._who = who
@@ -262,17 +239,12 @@ class SilenceTeller:
 class Poller(Generic[T]):
     """Asks a place for all that is at work there, once in a while for all that wait for some of it.
 
-    Args:
-        ask: Returns it by its names.
-        seconds: Shortest time between two questions.
-        away: Errors of a place that does not answer.
+    ``seconds`` is the shortest time between two questions; ``away`` are errors of a place that does
+    not answer.
     """
 
     def __init__(
-        self,
-        ask: Callable[[], Mapping[str, T]],
-        seconds: float,
-        away: tuple[type[Exception], ...],
+        self, ask: Callable[[], Mapping[str, T]], seconds: float, away: tuple[type[Exception], ...]
     ) -> None:
         self._ask = ask
         self._seconds = seconds
@@ -346,11 +318,6 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
 
     Only root can give something away, and only root has to: any other orchestrator's stages run
     as itself.
-
-    Args:
-        request: The request.
-        uid: Its stage's user.
-        gid: And group.
     """
     for folder in writable_folders(request):
         folder.mkdir(parents=True, exist_ok=True)
@@ -358,16 +325,6 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
         return
     for path in _to_give(request):
         os.chown(path, uid, gid, follow_symlinks=False)
-
-
-def remove_empty_work(request: Request) -> None:
-    """Removes the work folder that a stage has emptied.
-
-    It was a mount while its container or pod ran: the stage could not remove it itself.
-    """
-    # One that is not empty is a failed attempt's.
-    with contextlib.suppress(OSError):
-        Store.open(request.store).work_path(request.stage, request.key).rmdir()
 
 
 def _to_give(request: Request) -> Iterator[Path]:

@@ -13,11 +13,7 @@ _CONNECT_SECONDS = 15.0
 
 
 def parse_database(address: str) -> URL:
-    """The address of a PostgreSQL database, ``postgresql://…`` or ``postgres://…`` as libpq's.
-
-    Raises:
-        UserError: It is not one.
-    """
+    """The address of a PostgreSQL database, ``postgresql://…`` or ``postgres://…`` as libpq's."""
     with suppress(ArgumentError):
         url = make_url(address)
         if url.drivername in ("postgres", "postgresql") and url.database:

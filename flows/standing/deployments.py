@@ -27,17 +27,10 @@ _DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 
 
 def register(store: str, folder: Path, limit: int) -> list[str]:
-    """Creates or updates work pool, deployments and automations.
+    """Creates or updates work pool, deployments and automations; returns the deployments' names.
 
-    The deployments are those of ``prefect.yaml``, for this machine.
-
-    Args:
-        store: The store that the forms start with.
-        folder: Working directory of flow runs: relative paths in forms start there.
-        limit: Runs at the same time; their stages are not counted.
-
-    Returns:
-        Names of the deployments.
+    The deployments are those of ``prefect.yaml``, for this machine. Forms start with the store, and
+    relative paths in them in the folder. At most ``limit`` runs are at work at the same time.
     """
     names = []
     with get_client(sync_client=True) as client:
@@ -78,12 +71,9 @@ def _deploy(wanted: dict[str, Any], store: str, folder: Path) -> str:
 
 
 def install_automations() -> list[str]:
-    """Creates the automations on the server in use, or updates them.
+    """Creates the automations on the server in use, or updates them; returns their names.
 
     Notifications are sent to the address in ``GEB_NOTIFY_URL``; without it none are set up.
-
-    Returns:
-        Names of the automations.
     """
     wanted = yaml.safe_load(AUTOMATIONS.read_text())
     if address := os.environ.get(NOTIFY_VARIABLE):

@@ -27,9 +27,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 class Guarded:
     """An ASGI application that other sites' pages and rebound names cannot reach.
 
-    Args:
-        app: The application.
-        hosts: Host names under which it may be asked, without ports.
+    It may be asked under the names of ``hosts``, without ports.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:

@@ -41,10 +41,9 @@ class Standing(BaseModel):
 
 
 class Home:
-    """One home folder. Its record is locked for as long as its `geb up` lives.
+    """One home folder, ``GEB_HOME`` or ``~/.geb`` if none is named; made when it is claimed.
 
-    Args:
-        path: The folder, made when it is claimed; ``GEB_HOME`` or ``~/.geb`` if none is given.
+    Its record is locked for as long as its `geb up` lives.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -3,7 +3,6 @@
 A schedule has parameters of its own, the whole configuration among them, and its name is its slug.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,17 +29,7 @@ _DEPLOYMENT = "iterate/iterate"
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule, as a person sees it.
-
-    Attributes:
-        name: Its name.
-        when: Its cron line, or what it has in place of one.
-        timezone: Time zone of that.
-        active: False while it is paused.
-        run: Name of the configuration.
-        runner: Place of the stages.
-        fresh: Whether each run is a new one.
-    """
+    """A schedule, as a person sees it; in place of a cron line it may have an interval."""
 
     name: str
     when: str
@@ -73,13 +62,6 @@ def use_standing_server() -> None:
 def add(config: RunConfig, name: str, cron: str, timezone: str, *, fresh: bool) -> None:
     """Makes a schedule.
 
-    Args:
-        config: The configuration of its runs.
-        name: Its name.
-        cron: When it fires.
-        timezone: Time zone of that.
-        fresh: Whether each run has a name, and a seed, of its own.
-
     Raises:
         UserError: The cron line or the time zone is none, or there is a schedule of that name.
     """
@@ -91,7 +73,7 @@ def add(config: RunConfig, name: str, cron: str, timezone: str, *, fresh: bool) 
             f"--cron {cron!r}, --timezone {timezone!r}: {said}",
             'minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as Europe/Berlin',
         ) from error
-    parameters = {"preset": NO_PRESET, "config": json.loads(config.to_json()), "fresh": fresh}
+    parameters = {"preset": NO_PRESET, "config": config.to_values(), "fresh": fresh}
     with _deployment() as (client, deployment):
         if any(each.slug == name for each in deployment.schedules):
             raise UserError(
@@ -109,22 +91,14 @@ def schedules() -> list[Scheduled]:
 
 
 def set_active(name: str, active: bool) -> None:
-    """Pauses a schedule, or lets it fire again.
-
-    Raises:
-        UserError: There is none of that name.
-    """
+    """Pauses a schedule, or lets it fire again; UserError if there is none of that name."""
     with _deployment() as (client, deployment):
         found = _named(name, deployment)
         client.update_deployment_schedule(deployment.id, found.id, active=active)
 
 
 def remove(name: str) -> None:
-    """Removes a schedule; its runs, and one at work, stay.
-
-    Raises:
-        UserError: There is none of that name.
-    """
+    """Removes a schedule, UserError if there is none; its runs, and one at work, stay."""
     with _deployment() as (client, deployment):
         client.delete_deployment_schedule(deployment.id, _named(name, deployment).id)
 

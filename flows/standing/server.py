@@ -31,11 +31,8 @@ def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
     """Makes sure that this process has a Prefect server until it ends.
 
     A server that is started here and ends by itself is started again, at the same address and with
-    the same database: Prefect's client waits for it.
-
-    Args:
-        log: File for the output of a server that is started here; its folder is created.
-        say: Tells a person that the server has ended; called from another thread.
+    the same database: Prefect's client waits for it. ``say`` tells a person so, from another
+    thread.
 
     Returns:
         Address of the UI of the server started here; None if one is configured already.
@@ -81,10 +78,7 @@ def start_server(
 ) -> subprocess.Popen[bytes]:
     """Starts a Prefect server that ends when the returned process's stdin is closed.
 
-    Args:
-        address: ``http://HOST:PORT`` to serve at.
-        log: File that its output is appended to; its folder is created.
-        environment: Variables for it beside this process's.
+    The log's folder is created, and the output appended.
 
     Raises:
         GebError: The server does not start.

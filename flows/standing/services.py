@@ -37,11 +37,7 @@ _SERVER_SETTINGS = {
 
 
 class Services:
-    """A Prefect server, if none is configured, and a worker.
-
-    Args:
-        home: Folder of the server's database and of the logs.
-    """
+    """A Prefect server, if none is configured, and a worker."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -50,11 +46,8 @@ class Services:
     def start_server(self, port: int, database: URL | None, password: bool, runs: Path) -> str:
         """Starts a server and returns the address of its UI.
 
-        Args:
-            port: Its port.
-            database: Its database; None is a file in the home.
-            password: Let it ask for the home's password.
-            runs: Folder of a store's runs, whose reports it shows.
+        It shows the reports in the folder of a store's runs. Without a database it has a file in
+        the home.
 
         Raises:
             UserError: Something else has the port.
@@ -99,11 +92,7 @@ class Services:
             )
 
     def wait(self) -> NoReturn:
-        """Waits until a signal raises an exception.
-
-        Raises:
-            GebError: A process ended by itself.
-        """
+        """Waits until a signal raises an exception; GebError if a process ends by itself."""
         while True:
             for name, process in self._running.items():
                 if process.poll() is not None:

@@ -81,7 +81,7 @@ class Sessions:
             "project": self._config.tracking.project,
             "run": self._record.name,
             "folder": str(self._record.store.root / TRACKERS),
-            "config": json.loads(self._config.to_json()),
+            "config": self._config.to_values(),
             "wanted": self._wanted,
             "ok": ok,
         }
@@ -162,13 +162,7 @@ class Sessions:
 
 @contextmanager
 def tracked(config: RunConfig, record: RunRecord, warn: Warn) -> Iterator[Sessions]:
-    """Sessions with the trackers of a run, ended after the block.
-
-    Args:
-        config: The run.
-        record: Its folder.
-        warn: Tells a person about a tracker that fails.
-    """
+    """Sessions with a run's trackers, ended after the block; ``warn`` tells of one that fails."""
     sessions = Sessions(config, record, warn)
     ok = False
     try:

@@ -12,7 +12,7 @@ from flows.commands.cli import app
 from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.fields import FieldRow, run_rows
 from flows.pipeline.placement import stage_sections
-from flows.report.table import markdown_table
+from flows.report.table import FittedTable
 from stages.tables.schemas import TABLES
 
 _RUN = "Run"
@@ -114,6 +114,6 @@ def _paragraphs(text: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = markdown_table(header, rows)
+    table = FittedTable("", header, list(rows)).markdown()
     # Descriptions name pages as a terminal shows them.
     return re.sub(r"docs/([a-z-]+\.md)", r"[\1](../\1)", table)

@@ -1,8 +1,6 @@
 """A flow of probe stages: as quick as orchestration can be, for tests of what surrounds a stage."""
 
-from prefect import flow
-
-from flows.execution.cancellation import ends_cancelled
+from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
@@ -34,8 +32,7 @@ class ProbeConfig(Settings):
     """Start of the probes."""
 
 
-@flow(name="probes", flow_run_name="{config.name}", persist_result=False)
-@ends_cancelled
+@stage_flow("probes", "{config.name}")
 def probes(config: ProbeConfig) -> None:
     """Runs the probes."""
     with step_tasks(StepExecutor(config)) as tasks:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
+from flows.pipeline.placement import Execution
 from flows.runners.local.process import ProcessRunner
 from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
@@ -87,5 +88,5 @@ def test_no_stage_gets_the_password(
         store=str(store.root),
     )
     heard: list[object] = []
-    ProcessRunner().run(request, heard.append)
+    ProcessRunner(Execution()).run(request, heard.append)
     assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.pipeline.placement import Execution
 from flows.runners.local import fork_client, process
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError
@@ -38,15 +39,15 @@ def server_of(work: AtWork) -> psutil.Process:
 
 def test_stages_of_several_runners_are_forks_of_one_server(store: Store) -> None:
     with (
-        at_work(hanging(store, "one"), ProcessRunner()) as one,
-        at_work(hanging(store, "two"), ProcessRunner()) as two,
+        at_work(hanging(store, "one"), ProcessRunner(Execution())) as one,
+        at_work(hanging(store, "two"), ProcessRunner(Execution())) as two,
     ):
         assert server_of(one) == server_of(two)
         assert "stages.harness.fork_server" in server_of(one).cmdline()
 
 
 def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
-    with at_work(hanging(store, ""), ProcessRunner()) as work:
+    with at_work(hanging(store, ""), ProcessRunner(Execution())) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
         assert supervisor is not None
@@ -55,11 +56,11 @@ def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
 
 
 def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store) -> None:
-    with at_work(hanging(store, "one"), runner := ProcessRunner()) as one:
+    with at_work(hanging(store, "one"), runner := ProcessRunner(Execution())) as one:
         stage, server = stage_of(one), server_of(one)
         server.kill()
         psutil.wait_procs([server])
-        with at_work(hanging(store, "two"), ProcessRunner()) as two:
+        with at_work(hanging(store, "two"), ProcessRunner(Execution())) as two:
             assert server_of(two) != server
         assert stage.is_running()
         runner.stop_all()
@@ -68,7 +69,7 @@ def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store)
 
 
 def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: Store) -> None:
-    with at_work(hanging(store, ""), ProcessRunner()) as work:
+    with at_work(hanging(store, ""), ProcessRunner(Execution())) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
         assert supervisor is not None
@@ -85,7 +86,7 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho this environment is broken >&2\nexit 3\n")
     broken.chmod(0o755)
-    runner = ProcessRunner({"probe": str(broken)})
+    runner = ProcessRunner(Execution(interpreters={"probe": str(broken)}))
 
     class Ended(subprocess.Popen[Any]):
         """A program that has ended before it is asked for a start."""
@@ -108,7 +109,7 @@ def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
     said = []
     for message in ("one", "two"):
         request = probe_request(store, message=message)
-        ProcessRunner().run(request, lambda event: None)
+        ProcessRunner(Execution()).run(request, lambda event: None)
         [log] = store.log_path("probe", request.key).glob("*.log")
         said.append("a library greets" in log.read_text())
     assert said == [True, False]
@@ -123,7 +124,7 @@ def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
     hanging = tmp_path / "python"
     hanging.write_text(f"#!/bin/sh\necho asked > {asked}\nexec sleep 1000\n")
     hanging.chmod(0o755)
-    runner = ProcessRunner({"probe": str(hanging)}, grace_seconds=0.1)
+    runner = ProcessRunner(Execution(interpreters={"probe": str(hanging)}, grace_seconds=0.1))
     with ThreadPoolExecutor() as pool:
         run = pool.submit(runner.run, probe_request(store), lambda event: None)
         asked.read_text()
@@ -133,4 +134,6 @@ def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
     # The next one, of another run of this process, asks another server, which says how it ends.
     hanging.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(StageFailedError, match="printed nothing"):
-        ProcessRunner({"probe": str(hanging)}).run(probe_request(store), lambda event: None)
+        ProcessRunner(Execution(interpreters={"probe": str(hanging)})).run(
+            probe_request(store), lambda event: None
+        )

@@ -124,7 +124,7 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
 ) -> None:
     heard: list[Event] = []
     request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
-    ProcessRunner().run(request, heard.append)
+    ProcessRunner(Execution()).run(request, heard.append)
     assert Log(message=f"worker None, GPUs {seen!r}") in heard
 
 

@@ -204,11 +204,11 @@ LOGS = [Path("stage.log"), Path("stage.node1.log")]
 
 
 def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = None) -> Any:
-    tails = [FailureTail() for _ in endings]
+    tails = [FailureTail(path) for path in LOGS]
     if failure is not None:
         tails[0].record_event(failure)
     with pytest.raises(BaseException) as caught:
-        raise_for(endings, tails, REQUEST, stopped=stopped, logs=LOGS)
+        raise_for(endings, tails, REQUEST, stopped=stopped)
     return caught.value
 
 
@@ -242,13 +242,8 @@ def test_what_the_run_ended_itself_is_stopped() -> None:
 
 
 def test_a_first_pod_that_ended_well_is_enough() -> None:
-    raise_for(
-        [Ending("exited", 0), Ending("exited", 143)],
-        [FailureTail(), FailureTail()],
-        REQUEST,
-        stopped=False,
-        logs=LOGS,
-    )
+    tails = [FailureTail(path) for path in LOGS]
+    raise_for([Ending("exited", 0), Ending("exited", 143)], tails, REQUEST, stopped=False)
 
 
 QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: {}, used: {}, limited: {}'

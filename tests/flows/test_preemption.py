@@ -49,7 +49,7 @@ class Preempting:
             work.mkdir(parents=True, exist_ok=True)
             (work / self._saved[self.attempts - 1]).touch()
             raise PreemptedError(f"{request.step}: job {self.attempts} was preempted")
-        ProcessRunner().run(request, on_event)
+        ProcessRunner(Execution()).run(request, on_event)
 
     def stop_all(self) -> None:
         pass

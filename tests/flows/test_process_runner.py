@@ -26,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("probe_stage")
 @pytest.fixture(params=[True, False], ids=["forked", "started"], autouse=True)
 def fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True where stages are forks of a fork server."""
-    runner = partial(ProcessRunner, fork_server=request.param)
-    monkeypatch.setattr(sys.modules[__name__], "ProcessRunner", runner)
+    execution = partial(Execution, fork_server=request.param)
+    monkeypatch.setattr(sys.modules[__name__], "Execution", execution)
     return bool(request.param)
 
 
 def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Event]:
     heard: list[Event] = []
-    runner = ProcessRunner(grace_seconds=grace_seconds)
+    runner = ProcessRunner(Execution(grace_seconds=grace_seconds))
     runner.run(request, heard.append)
     return heard
 
@@ -107,7 +107,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
 def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None:
-    runner = ProcessRunner(grace_seconds=1.0)
+    runner = ProcessRunner(Execution(grace_seconds=1.0))
     with at_work(probe_request(store, behaviour=behaviour), runner) as work:
         runner.stop_all()
         assert isinstance(work.join(), StoppedError)
@@ -125,7 +125,7 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) ->
 
     limited = Resources(timeout_seconds=600.0)
     with pytest.raises(ConnectionError):
-        ProcessRunner(grace_seconds=1).run(
+        ProcessRunner(Execution(grace_seconds=1)).run(
             probe_request(store, limited, behaviour="leave_child"), hear
         )
     assert pids
@@ -175,7 +175,7 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
 
 
 def test_a_missing_interpreter_is_named_with_its_remedy(store: Store) -> None:
-    runner = ProcessRunner(interpreters={"probe": "/nowhere/python"})
+    runner = ProcessRunner(Execution(interpreters={"probe": "/nowhere/python"}))
     with pytest.raises(UserError, match="/nowhere/python") as caught:
         runner.run(probe_request(store), lambda event: None)
     assert "setup-vllm" in caught.value.remedy

@@ -145,22 +145,26 @@ def test_a_histogram_shows_the_share_of_samples_in_each_bin(drawn: list[Plot], t
         assert share == pytest.approx(at_zero, abs=0.01)
 
 
+RESULTS_GROUP = "Results by iteration"
+SAMPLES_GROUP = "Samples of the last iteration, in numbers"
+
+
 def test_there_is_no_figure_without_a_test(drawn: list[Plot]) -> None:
     learning, speed = (list(METRICS.values())[part] for part in (slice(3), slice(3, None)))
     assert [(each.group, each.title) for each in drawn] == [
-        ("results", "Mean reward, held-out prompts"),
-        ("results", "Win rate over the base, ties lost"),
-        ("results", "Oracle component polite"),
-        *(("learning", title) for title, _ in learning),
-        ("samples", "Rewards of the samples, last iteration"),
-        ("samples", "log π_ref of the samples, last iteration"),
-        *(("speed", title) for title, _ in speed),
+        (RESULTS_GROUP, "Mean reward, held-out prompts"),
+        (RESULTS_GROUP, "Win rate over the base, ties lost"),
+        (RESULTS_GROUP, "Oracle component polite"),
+        *(("Learning", title) for title, _ in learning),
+        (SAMPLES_GROUP, "Rewards of the samples, last iteration"),
+        (SAMPLES_GROUP, "log π_ref of the samples, last iteration"),
+        *(("Speed", title) for title, _ in speed),
     ]
 
 
 def test_what_a_run_lacks_is_left_out(summary: Summary) -> None:
     bare = dataclasses.replace(summary, artifacts={})
-    assert {each.group for each in draw(bare)} == {"results"}
+    assert {each.group for each in draw(bare)} == {RESULTS_GROUP}
     assert draw(dataclasses.replace(bare, rows=summary.rows[:1])) == []
 
 

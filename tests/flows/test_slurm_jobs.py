@@ -145,7 +145,7 @@ def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
     request = request_for(tmp_path / "store", nodes=2)
     end = ended_gang(tmp_path, request, first, other, grace_seconds=30)
     with pytest.raises(StageFailedError, match=message) as caught:
-        raise_end(end, request, FailureTail())
+        raise_end(end, request)
     assert not isinstance(caught.value, PreemptedError)
 
 
@@ -158,7 +158,7 @@ def test_a_node_that_does_not_end_its_part_is_lost_unless_the_first_one_s_end_sa
     request = request_for(tmp_path / "store", nodes=2)
     end = ended_gang(tmp_path, request, first, "exec sleep 600", grace_seconds=1)
     with pytest.raises(kind) as caught:
-        raise_end(end, request, FailureTail())
+        raise_end(end, request)
     assert type(caught.value) is kind
 
 
@@ -194,9 +194,9 @@ def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End
     return status, {"JobState": state} | fields
 
 
-def raise_end(end: End, request: Request, tail: FailureTail) -> None:
+def raise_end(end: End, request: Request) -> None:
     ending = ending_of("12", *end, request)
-    raise_for([ending], [tail], request, stopped=False, logs=[Path("the.log")])
+    raise_for([ending], [FailureTail(Path("the.log"))], request, stopped=False)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def raise_end(end: End, request: Request, tail: FailureTail) -> None:
 )
 def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Request) -> None:
     with pytest.raises(PreemptedError, match=message) as caught:
-        raise_end(end, request_, FailureTail())
+        raise_end(end, request_)
     assert "the.log" in str(caught.value)
 
 
@@ -236,7 +236,7 @@ def test_other_ends_are_a_person_s_or_the_stage_s(
     end: End, kind: type[Exception], message: str, request_: Request
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
-        raise_end(end, request_, FailureTail())
+        raise_end(end, request_)
     assert type(caught.value) is kind
 
 

@@ -229,7 +229,7 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
         lease.acquire()
 
         def heard(event: Event) -> None:
-            ProcessRunner().run(request_, lambda _: None)
+            ProcessRunner(Execution()).run(request_, lambda _: None)
             other.close()
 
         runner().run(request_, heard)

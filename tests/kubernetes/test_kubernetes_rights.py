@@ -13,7 +13,7 @@ from kubernetes import client
 from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import RIGHTS
-from flows.runners.kubernetes.preflight import check_pods
+from flows.runners.kubernetes.runner import check_pods
 from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError, UserError
 from stages.store.base import Store

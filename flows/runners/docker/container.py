@@ -23,26 +23,14 @@ from docker.errors import APIError, DockerException
 
 from flows.runners.attempt_log import left_log
 from flows.runners.base import SUPERVISOR_SECONDS, Ending
-from flows.runners.docker.options import (
-    GPUS_LABEL,
-    KEY_LABEL,
-    STAGE_LABEL,
-    STORE_LABEL,
-)
+from flows.runners.docker.options import GPUS_LABEL, KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
 
 
 def connect(timeout_seconds: int = 120) -> docker.DockerClient:
-    """Connects to the engine.
-
-    Args:
-        timeout_seconds: Longest wait for an answer to one request.
-
-    Raises:
-        UserError: No engine answers.
-    """
+    """Connects to the engine; UserError if none answers."""
     try:
         _knock()
         return docker.from_env(timeout=timeout_seconds)
@@ -54,11 +42,7 @@ def connect(timeout_seconds: int = 120) -> docker.DockerClient:
 
 
 def _knock() -> None:
-    """Connects to the engine's socket once: the client forgets to close one that does not connect.
-
-    Raises:
-        OSError: It does not connect.
-    """
+    """Connects to the engine's socket once: its client leaves one open that does not connect."""
     kind, _, path = (os.environ.get("DOCKER_HOST") or DEFAULT_UNIX_SOCKET).partition("://")
     if kind.endswith("unix"):
         with socket.socket(socket.AF_UNIX) as tried:
@@ -84,18 +68,14 @@ _ENGINE_ERRORS = (
 
 
 class StageContainer:
-    """A container of this process.
-
-    Args:
-        client: Connection to the engine.
-        container: Id of a container that is created.
-    """
+    """A container of this process."""
 
     def __init__(self, client: docker.DockerClient, container: str) -> None:
         self.id = container
         self._client = client
         self._stdin: Any = None
-        self._held = contextlib.ExitStack()
+        self.held = contextlib.ExitStack()
+        """GPUs and a connection, until the container is removed."""
         self.num_nodes = 1
 
     @property
@@ -103,15 +83,10 @@ class StageContainer:
         """Its name, as people use it."""
         return f"container {self.id[:12]}"
 
-    def hold(self, held: contextlib.ExitStack) -> None:
-        """Holds GPUs and a connection until the container is removed."""
-        self._held = held
-
     def start(self, secrets: Mapping[str, str]) -> None:
         """Starts the container; from then on this process holds its stdin open.
 
-        Args:
-            secrets: Environment variables that the supervisor expects on stdin, if any.
+        The supervisor expects secrets, environment variables, on stdin if there are any.
         """
         self._stdin = self._client.api.attach_socket(
             self.id, params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0}
@@ -166,7 +141,7 @@ class StageContainer:
         with contextlib.suppress(*_ENGINE_ERRORS):
             self._client.api.remove_container(self.id, force=True, v=True)
         self._client.close()
-        self._held.close()
+        self.held.close()
 
 
 def stop(container: str, grace_seconds: float) -> None:
@@ -187,14 +162,7 @@ def gpus_in_use(client: docker.DockerClient) -> set[str]:
 
 
 def reap() -> list[str]:
-    """Stops and removes containers that dead orchestrators left.
-
-    Returns:
-        A line for each container that was removed.
-
-    Raises:
-        UserError: No Docker engine answers.
-    """
+    """Removes containers that dead orchestrators left; returns a line for each."""
     with contextlib.closing(connect()) as client:
         found = client.api.containers(all=True, filters={"label": KEY_LABEL})
         return [_remove(client, each) for each in found if _is_left(each["Labels"])]

@@ -28,10 +28,8 @@ def images_for(request: Request) -> list[Image]:
 class Images:
     """The images of a run's stages, each looked up by its name once.
 
-    A name that is given to another image while the run is under way changes nothing in it.
-
-    Args:
-        settings: May name images of its own, by tag or with a digest (``TAG@sha256:…``).
+    A name that is given to another image while the run is under way changes nothing in it. Settings
+    may name images by tag or with a digest (``TAG@sha256:…``).
     """
 
     def __init__(self, settings: DockerSettings) -> None:

@@ -101,16 +101,7 @@ def container_options(
     command: list[str],
     devices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Arguments for the engine's ``create_container``, its host configuration apart.
-
-    Args:
-        request: The request.
-        settings: The docker runner's settings.
-        image: Name of its image with the digest.
-        user: User and group id, ``1000:1000``.
-        command: What the container runs, its supervisor first.
-        devices: GPUs that it gets, by index or UUID.
-    """
+    """Arguments for the engine's ``create_container``, its host configuration apart."""
     return {
         "entrypoint": command,
         "command": [],
@@ -163,9 +154,7 @@ def needs_network(request: Request, settings: DockerSettings) -> bool:
 def user_for(settings: DockerSettings, image_user: str) -> str:
     """User and group id of a stage: the orchestrator's, whose the artifacts then are, but not root.
 
-    Args:
-        settings: May name another.
-        image_user: The image's, taken in root's place.
+    In root's place the image's user is taken; settings may name another.
     """
     if settings.user is not None:
         return settings.user

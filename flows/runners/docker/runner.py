@@ -25,12 +25,7 @@ from flows.runners.docker.container import (
     stop,
 )
 from flows.runners.docker.images import Images
-from flows.runners.docker.options import (
-    container_options,
-    host_options,
-    needs_network,
-    user_for,
-)
+from flows.runners.docker.options import container_options, host_options, needs_network, user_for
 from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import chown_outputs, work_name
 from stages.contract.errors import StageFailedError, StoppedError, UserError
@@ -63,9 +58,7 @@ _log = logging.getLogger(__name__)
 class DockerPlace:
     """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
 
-    Args:
-        execution: Images, mounts, limits; the grace period.
-        limited: Whether stages with GPUs hold slots of Prefect's limit; only inside a flow run.
+    With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
 
     Raises:
         UserError: No Docker engine answers.
@@ -111,7 +104,7 @@ class DockerPlace:
             except BaseException:
                 container.close()
                 raise
-            container.hold(stack.pop_all())
+            container.held = stack.pop_all()
         return container
 
     def follow(

@@ -63,15 +63,7 @@ class _Node:
 
 
 class PodAttempt:
-    """The pods of one attempt.
-
-    Args:
-        cluster: The cluster.
-        request: What they compute.
-        execution: The grace period, and the kubernetes runner's settings.
-        pods: The pods, as the API server made or found them; the stage's program is in the first.
-        on_event: Called with the stage's events, and with what keeps the pods from starting.
-    """
+    """The pods of one attempt."""
 
     def __init__(
         self,
@@ -108,16 +100,10 @@ class PodAttempt:
         check: Callable[[], None],
         stopping: threading.Event,
     ) -> list[Ending]:
-        """Passes on what the pods print until all have ended.
+        """Passes on what the pods print until all have ended; returns how, the first pod first.
 
-        Args:
-            poller: Sees them.
-            logs: Their logs; events of the first pod alone are told, which repeats what counts.
-            check: Raises if the attempt is another orchestrator's by now.
-            stopping: Set when they shall end.
-
-        Returns:
-            How each pod ended, the first pod first.
+        Events of the first pod alone are told. ``check`` raises if the attempt is another
+        orchestrator's by now.
 
         Raises:
             UserError: A pod cannot start, for a reason that a person has to change.
@@ -159,7 +145,7 @@ class PodAttempt:
         with contextlib.suppress(queue.Empty):
             while True:
                 node, line = self._lines.get(block=bool(wait), timeout=wait or None)
-                logs[node].handle_line(line, _ignore if node else self._on_event)
+                logs[node].handle_line(line, (lambda event: None) if node else self._on_event)
                 wait = 0
 
     def _look(self, poller: Poller[Pod]) -> None:
@@ -270,7 +256,3 @@ def tell_image(pod: Pod) -> None:
         write_atomically(Path(path), f"{name}@{digest.rpartition('//')[2]}")
         # The stage may run as another user.
         Path(path).chmod(0o644)
-
-
-def _ignore(event: object) -> None:
-    pass

@@ -36,9 +36,6 @@ _SILENT_SECONDS = 600.0
 class Cluster:
     """Requests to one namespace of a cluster. Safe to use from several threads.
 
-    Args:
-        settings: Which cluster, and which namespace of it.
-
     Raises:
         UserError: There is no configuration of a cluster, or it has no such context.
     """
@@ -56,9 +53,7 @@ class Cluster:
     def create_pod(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Creates a pod; see :func:`flows.runners.kubernetes.diagnosis.refused` for its errors.
 
-        Args:
-            manifest: The pod.
-            dry_run: Let the API server check and admit it, and make none.
+        In a dry run the API server checks and admits it, and makes none.
         """
         options = {"dry_run": "All"} if dry_run else {}
         create = self._api.create_namespaced_pod
@@ -72,10 +67,8 @@ class Cluster:
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
         """Asks a pod to end; nothing happens if there is none.
 
-        Args:
-            name: Name of the pod.
-            grace_seconds: Time between SIGTERM and SIGKILL; 0 forgets the pod at once, whether its
-                node answers or not. Unset takes the pod's own.
+        A grace period of 0 forgets the pod at once, whether its node answers or not; None takes its
+        own.
         """
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
         try:
@@ -196,11 +189,7 @@ RIGHTS = (
 
 
 def check_rights(cluster: Cluster) -> None:
-    """Refuses a cluster before the first stage if a right is missing.
-
-    Raises:
-        UserError: It names what is missing.
-    """
+    """Refuses a cluster before the first stage if a right is missing, which the error names."""
     missing = [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
     if missing:
         raise UserError(
@@ -219,13 +208,7 @@ _FRACTION_DIGITS = 9
 
 
 class LogReader:
-    """Reads a pod's log in a thread, from its beginning.
-
-    Args:
-        cluster: The cluster.
-        pod: Name of the pod, whose container has started.
-        sink: Called with each line, in the thread.
-    """
+    """Reads a pod's log in a thread, from its beginning; ``sink`` gets each line there."""
 
     def __init__(self, cluster: Cluster, pod: str, sink: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -238,11 +221,7 @@ class LogReader:
         self._thread.start()
 
     def finish(self, *, node_answers: bool) -> None:
-        """Reads the rest, now that the pod has ended.
-
-        Args:
-            node_answers: Whether its node has told of the end.
-        """
+        """Reads the rest, now that the pod has ended, or that its node does not answer any more."""
         self._ended.set()
         self._thread.join(_ANSWER_SECONDS if node_answers else _GONE_SECONDS)
         self._closed.set()
@@ -256,11 +235,7 @@ class LogReader:
             pass
 
     def _read_once(self, *, follow: bool) -> bool:
-        """Passes on what is new, until the log or the connection ends.
-
-        Returns:
-            Whether there is no more to be had by now: the log has ended, or there is none.
-        """
+        """Passes on what is new; True if the log has ended or there is none, so that all is had."""
         known = self._last
         try:
             for raw in self._cluster.log(self._pod, follow=follow):

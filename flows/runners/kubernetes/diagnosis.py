@@ -53,8 +53,6 @@ class Obstacle:
     """Something that keeps a pod from starting.
 
     Attributes:
-        message: What it is.
-        remedy: What a person can do about it.
         wait: How long it is worth waiting: ``never``: not at all; ``a_while``: the cluster or a
             registry may be busy; ``always``: a queue.
     """
@@ -224,14 +222,7 @@ class QuotaInUseError(StageFailedError):
 
 
 def refused(status: int, said: str, where: str, stage: str) -> UserError | StageFailedError:
-    """The error for a pod that the API server did not create.
-
-    Args:
-        status: HTTP status of its answer.
-        said: Its words.
-        where: Step, for the message.
-        stage: Stage.
-    """
+    """The error for a pod that the API server did not create."""
     quota = _QUOTA.search(said)
     if quota is not None:
         name, requested, used, limited = quota.groups()
@@ -251,8 +242,7 @@ def refused(status: int, said: str, where: str, stage: str) -> UserError | Stage
     right = _NO_RIGHT.search(said)
     if right is not None:
         return UserError(
-            f"{where}: the orchestrator may not {right[1]} {right[2]}: {said}",
-            RIGHTS_REMEDY,
+            f"{where}: the orchestrator may not {right[1]} {right[2]}: {said}", RIGHTS_REMEDY
         )
     message = f"{where}: the cluster refuses the pod: {said}"
     if "no PriorityClass" in said:

@@ -187,10 +187,7 @@ class Attempt:
     """One attempt at a request, in one pod for each of its nodes.
 
     Attributes:
-        request: The request.
-        execution: Settings of its pods.
         name: Name that its pods share.
-        user: User and group of the stage.
         request_path: Request in the store: a file, or an object of a bucket for pods that fetch and
             send by themselves.
         store: Identity of the store.

@@ -8,9 +8,11 @@ orchestrator that wants the key takes over pods that still run.
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from http.client import NOT_FOUND
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from kubernetes.client.exceptions import ApiException
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog, left_log, write_request
 from flows.runners.base import Ending, OnEvent, log_once
+from flows.runners.health import trial_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, check_rights, explained, reason_of
 from flows.runners.kubernetes.diagnosis import (
@@ -47,9 +50,10 @@ from flows.runners.kubernetes.manifest import (
 )
 from flows.runners.place import Poller, chown_outputs, orchestrator_lease
 from stages.contract.errors import GebError, StoppedError, UserError
+from stages.contract.params import Settings
 from stages.contract.request import Request
 from stages.store.base import Store
-from stages.store.opening import open_store
+from stages.store.opening import local_folder, open_store
 
 # Between two looks at the pods of a store, which all of its stages share.
 _POLL_SECONDS = 2.0
@@ -59,9 +63,6 @@ _log = logging.getLogger(__name__)
 
 class KubernetesPlace:
     """A namespace of a cluster. Constructing one removes pods of dead orchestrators.
-
-    Args:
-        execution: Cluster, images, volumes, places; the grace period.
 
     Raises:
         UserError: No cluster is configured, or this account may not use it.
@@ -78,8 +79,8 @@ class KubernetesPlace:
         self._lock = threading.Lock()
         with explained(self._cluster):
             check_rights(self._cluster)
-            for line in reap(self._cluster, keep_running=True):
-                _log.warning(line)
+        for line in reap(self._cluster, keep_running=True):
+            _log.warning(line)
 
     def sees(self, path: Path) -> bool:
         """True if pods see a path of this host."""
@@ -135,8 +136,12 @@ class KubernetesPlace:
     def _poller(self, request: Request) -> Poller[Pod]:
         with self._lock:
             if request.store not in self._pollers:
-                poller = pod_poller(self._cluster, Store.open(request.store).identity)
-                self._pollers[request.store] = poller
+                chosen = selector(store=Store.open(request.store).identity)
+                self._pollers[request.store] = Poller(
+                    lambda: {name_of(pod): pod for pod in self._cluster.pods(chosen)},
+                    _POLL_SECONDS,
+                    (ApiException, ValueError, *UNREACHABLE),
+                )
             return self._pollers[request.store]
 
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
@@ -220,39 +225,31 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     return os.geteuid(), os.getegid()
 
 
-def pod_poller(cluster: Cluster, store: str) -> Poller[Pod]:
-    """Sees the pods of a store, named by its identity."""
-
-    def ask() -> dict[str, Pod]:
-        return {name_of(pod): pod for pod in cluster.pods(selector(store=store))}
-
-    return Poller(ask, _POLL_SECONDS, (ApiException, ValueError, *UNREACHABLE))
-
-
 def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     """Removes pods that dead orchestrators left; a stage at work gets its grace period.
 
-    Args:
-        cluster: The cluster.
-        keep_running: Leave pods at work that were told to outlive their orchestrator.
+    With ``keep_running``, pods at work that were told to outlive their orchestrator stay. Returns a
+    line for each pod that was removed.
 
-    Returns:
-        A line for each pod that was removed.
+    Raises:
+        UserError: This account may not use the cluster.
+        StageFailedError: The cluster does not answer.
     """
     removed = []
-    for pod in cluster.pods(selector()):
-        if is_asked_to_end(pod):
-            continue
-        identity, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
-        key, store = annotation(pod, FULL_KEY), identity.partition("#")[0]
-        is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
-        if (is_kept and keep_running) or not _is_here(store, identity):
-            continue
-        if orchestrator_lease(store, stage, key).holder() is not None:
-            continue
-        _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
-        cluster.delete_pod(name_of(pod))
-        removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
+    with explained(cluster):
+        for pod in cluster.pods(selector()):
+            if is_asked_to_end(pod):
+                continue
+            identity, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
+            key, store = annotation(pod, FULL_KEY), identity.partition("#")[0]
+            is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
+            if (is_kept and keep_running) or not _is_here(store, identity):
+                continue
+            if orchestrator_lease(store, stage, key).holder() is not None:
+                continue
+            _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
+            cluster.delete_pod(name_of(pod))
+            removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
     return removed
 
 
@@ -263,18 +260,6 @@ def _is_here(store: str, identity: str) -> bool:
     return False
 
 
-def reap_cluster(settings: KubernetesSettings, *, keep_running: bool) -> list[str]:
-    """:func:`reap` for the cluster and the namespace of these settings.
-
-    Raises:
-        UserError: No cluster is configured, or this account may not use it.
-        StageFailedError: The cluster does not answer.
-    """
-    cluster = Cluster(settings)
-    with explained(cluster):
-        return reap(cluster, keep_running=keep_running)
-
-
 def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
     """Keeps what a pod has said since its orchestrator's death: it is nowhere else."""
     if not has_started(pod):
@@ -283,3 +268,62 @@ def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
     with contextlib.suppress(ApiException, *UNREACHABLE), log.open("wb") as file:
         for line in cluster.log(name_of(pod), follow=False):
             file.write(line + b"\n")
+
+
+# The API server takes any name; a node then cannot pull it. Host, folders, tag, digest.
+_IMAGE = re.compile(
+    r"([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+
+
+def check_pods(execution: Execution, resources: Settings, store: str) -> None:
+    """Checks the pods of all stages by dry runs of the API server: none is made.
+
+    Raises:
+        UserError: The cluster would refuse a pod, or a right or a claim is missing.
+        StageFailedError: The cluster does not answer.
+    """
+    cluster, folder = Cluster(execution.kubernetes), str(local_folder(store))
+    path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
+    user = user_of(execution.kubernetes)
+    with explained(cluster):
+        check_rights(cluster)
+        for stage in type(resources).model_fields:
+            request = trial_request(stage, getattr(resources, stage), key="0" * 64, store=folder)
+            pod, *_ = pods_for(Attempt(request, execution, "geb-preflight", user, path, folder))
+            _check_pod(cluster, pod, stage)
+        for claim in sorted({each.claim for each in execution.kubernetes.volumes.values()}):
+            _check_claim(cluster, claim)
+
+
+def _check_pod(cluster: Cluster, pod: Pod, stage: str) -> None:
+    [container] = pod["spec"]["containers"]
+    if not _IMAGE.fullmatch(image := container["image"]):
+        raise UserError(
+            f"{stage}: no image can be called {image!r}",
+            "correct execution.kubernetes.registry, or image of the stage",
+        )
+    try:
+        cluster.create_pod(pod, dry_run=True)
+    except ApiException as error:
+        found = refused(error.status, reason_of(error), stage, stage)
+        # Other pods that use up a quota end some time.
+        with contextlib.suppress(QuotaInUseError):
+            raise found from error
+
+
+def _check_claim(cluster: Cluster, name: str) -> None:
+    try:
+        phase = cluster.claim(name)["status"].get("phase")
+    except ApiException as error:
+        if error.status != NOT_FOUND:
+            raise
+        phase = None
+    # A pending one may wait for its first pod.
+    if phase in (None, "Lost"):
+        found = "no claim" if phase is None else "only the lost claim"
+        raise UserError(
+            f"there is {found} {name!r} in the namespace {cluster.namespace!r} of {cluster.server}",
+            "create it (`kubectl apply -k configs/cluster/kubernetes` makes one), or correct "
+            "execution.kubernetes.volumes",
+        )

@@ -29,12 +29,9 @@ def sees_all(path: Path) -> bool:
 class BucketSyncRunner:
     """A runner for stores in folders and in buckets.
 
-    Args:
-        runner: Starts stages that find their store in a folder.
-        sync_seconds: How often the state of a running stage (checkpoints, chunks) goes to the
-            bucket.
-        sees: Whether stages see a path of this host. Those that do not see the store's local folder
-            get requests that they fetch from the bucket, as they do with inputs.
+    The state of a running stage (checkpoints, chunks) goes to the bucket every ``sync_seconds``.
+    Stages that do not see the store's local folder, by ``sees``, get requests that they fetch from
+    the bucket, as they do with inputs.
     """
 
     def __init__(
@@ -81,11 +78,7 @@ class BucketSyncRunner:
         return self._runner.has_running(request.model_copy(update={"store": local}))
 
     def _run_there(self, sync: Sync) -> None:
-        """Runs a stage that fetches and sends by itself.
-
-        Raises:
-            DamagedArtifactError: It ended well, and the bucket has no artifact.
-        """
+        """Runs a stage that fetches and sends by itself, and finds its artifact in the bucket."""
         store, request = sync.store, sync.request
 
         def sent(source: Input) -> Input:

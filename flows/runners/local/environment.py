@@ -33,11 +33,7 @@ _BUCKET = (
 
 
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:
-    """The variables of this process, without its secrets.
-
-    Args:
-        in_bucket: Whether the run's store is in a bucket, whose keys are left out then.
-    """
+    """This process's variables without its secrets, also those of buckets if ``in_bucket``."""
     # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
     left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), "VIRTUAL_ENV"}
     return {name: value for name, value in os.environ.items() if name not in left_out}

@@ -28,11 +28,6 @@ _lock = threading.Lock()
 def start_forked(command: list[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
     """Starts a stage and its supervisor as forks; returns before its libraries are loaded.
 
-    Args:
-        command: The supervisor's command line (:func:`flows.runners.base.supervised`).
-        environment: All environment variables.
-        log: Descriptor of their stderr.
-
     Raises:
         OSError: The interpreter cannot be started.
     """
@@ -85,13 +80,7 @@ class _Server:
 
 
 class ForkedProcess:
-    """A supervisor that a fork server forked, with what the runner needs of `subprocess.Popen`.
-
-    Args:
-        server: The server that was asked for it.
-        control: Other end of the supervisor's stdin.
-        stdout: What the stage prints.
-    """
+    """A supervisor that a fork server forked, with what the runner needs of `subprocess.Popen`."""
 
     def __init__(self, server: _Server, control: socket.socket, stdout: IO[str]) -> None:
         self._server = server

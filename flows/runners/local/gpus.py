@@ -80,11 +80,8 @@ def hold_gpus(
 ) -> Iterator[HeldGpus]:
     """Holds GPUs of this host for the time of the block; waits until there are enough.
 
-    Args:
-        number: How many; 0 holds none.
-        waiting: Is told once why there is a wait.
-        stopping: Ends the wait.
-        limited: Whether slots of Prefect's limit are held as well.
+    ``waiting`` is told why there is a wait, which ``stopping`` ends. With ``limited``, slots of
+    Prefect's limit are held as well.
 
     Raises:
         UserError: This host has fewer.

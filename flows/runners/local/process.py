@@ -3,10 +3,9 @@
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
-from flows.pipeline.placement import interpreter_of
+from flows.pipeline.placement import Execution, interpreter_of
 from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import (
@@ -35,27 +34,14 @@ Process = subprocess.Popen[str] | ForkedProcess
 class ProcessRunner:
     """The default runner: needs nothing but the stage's Python environment.
 
-    Args:
-        interpreters: Python interpreter of a stage if it is not this one (vLLM has its own).
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
-        fork_server: Whether stages without a GPU start as forks of a process that has loaded their
-            libraries.
-        limited: Whether stages with GPUs hold slots of Prefect's limit; only inside a flow run.
+    With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
     """
 
     name = "process"
 
-    def __init__(
-        self,
-        interpreters: Mapping[str, str] | None = None,
-        grace_seconds: float = 30.0,
-        *,
-        fork_server: bool = True,
-        limited: bool = False,
-    ) -> None:
-        self._interpreters = dict(interpreters or {})
-        self._grace_seconds = grace_seconds
-        self._fork_server = fork_server
+    def __init__(self, execution: Execution, *, limited: bool = False) -> None:
+        self._execution = execution
+        self._grace_seconds = execution.grace_seconds
         self._limited = limited
         self._live: set[Process] = set()
         self._changed = threading.Condition()
@@ -63,8 +49,7 @@ class ProcessRunner:
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        log = new_log(request)
-        tail = FailureTail()
+        path = new_log(request)
         with (
             hold_gpus(
                 request.resources.gpus,
@@ -72,22 +57,22 @@ class ProcessRunner:
                 stopping=self._stopping,
                 limited=self._limited,
             ) as gpus,
-            log.open("a", encoding="utf-8") as file,
+            path.open("a", encoding="utf-8") as file,
             self._started(request, gpus, file.fileno()) as process,
             time_limit(request.resources.timeout_seconds, lambda: _end(process)) as overdue,
         ):
-            log_file = AttemptLog(file, tail)
+            log = AttemptLog(path, file)
             assert process.stdout is not None
             for line in process.stdout:
-                log_file.handle_line(line, on_event)
+                log.handle_line(line, on_event)
             code = process.wait()
-        log_file.warn_if_incomplete(log, on_event)
-        _read_tail(log, tail)
+        log.warn_if_incomplete(on_event)
+        _read_tail(log)
         # The code is negative if the supervisor itself was killed.
         ending = Ending(
             "overdue" if overdue.is_set() else "exited", code if code >= 0 else 128 - code
         )
-        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
+        raise_for([ending], [log], request, stopped=self._stopping.is_set())
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -107,7 +92,7 @@ class ProcessRunner:
     @contextlib.contextmanager
     def _started(self, request: Request, gpus: HeldGpus, log: int) -> Iterator[Process]:
         """A stage at work; at the end of the block it is ended and waited for."""
-        interpreter = interpreter_of(self._interpreters, request.stage, request.image)
+        interpreter = interpreter_of(self._execution.interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         program = [f"stages.{request.stage}", write_request(request)]
         command = supervised(interpreter, self._grace_seconds, program=program)
@@ -116,7 +101,7 @@ class ProcessRunner:
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with self._changed:
             process: Process
-            if self._fork_server and gains_by_fork:
+            if self._execution.fork_server and gains_by_fork:
                 process = start_forked(command, environment, log)
             else:
                 process = subprocess.Popen(
@@ -150,14 +135,14 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
     return stage_environment(in_bucket=in_bucket) | devices | thread_variables(request.resources)
 
 
-def _read_tail(log: Path, tail: FailureTail) -> None:
+def _read_tail(log: FailureTail) -> None:
     """Keeps the last lines of a log, to which the stage itself has written as well."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+    with log.path.open("rb") as file:
+        file.seek(max(0, log.path.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    tail.lines.clear()
+    log.lines.clear()
     for line in lines:
-        tail.add_line(line)
+        log.add_line(line)
 
 
 def _end(process: Process) -> None:

@@ -5,7 +5,7 @@ Text formats in place of ``--json``, whose shape changes with each release.
 
 import math
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.runners.local.environment import stage_environment
@@ -37,10 +37,7 @@ class QueuedJob:
 
     Attributes:
         id: Number of the job, `12`, or of an array and its task, `12_3`.
-        state: PENDING, RUNNING, FAILED, …
         reason: Why it is pending.
-        nodes: Its nodes, as Slurm writes them.
-        name: Its name.
     """
 
     id: str
@@ -133,25 +130,17 @@ def details(job: str) -> dict[str, str]:
     return dict(each.split("=", 1) for each in done.stdout.split() if "=" in each)
 
 
-def signal_steps(jobs: Iterable[str]) -> None:
-    """Sends SIGTERM to the steps of running jobs; their batch programs go on and report."""
-    _cancel("--signal=TERM", jobs)
+def ask_to_end(jobs: Collection[str]) -> None:
+    """Cancels pending jobs, and sends SIGTERM to the steps of others, whose programs report it."""
+    cancel(jobs, "--state=PENDING")
+    cancel(jobs, "--signal=TERM")
 
 
-def cancel_pending(jobs: Iterable[str]) -> None:
-    """Cancels those of some jobs that have not begun."""
-    _cancel("--state=PENDING", jobs)
-
-
-def cancel(jobs: Iterable[str]) -> None:
+def cancel(jobs: Collection[str], option: str = "--quiet") -> None:
     """Cancels jobs, begun or not: Slurm kills what does not end by itself."""
-    _cancel("--quiet", jobs)
-
-
-def _cancel(option: str, jobs: Iterable[str]) -> None:
     # One that is over by now makes scancel complain, and there is nothing to be done about it.
-    if chosen := list(jobs):
-        _call(["scancel", option, *chosen])
+    if jobs:
+        _call(["scancel", option, *jobs])
 
 
 def _call(

@@ -39,7 +39,6 @@ class Status(BaseModel):
     """End of a batch program.
 
     Attributes:
-        job: Number of its job.
         code: Exit code of the first node's step.
         others: Exit code of the other nodes' step; 0 if there is none, or the program ended it.
         reason: Why the program ended its steps by itself, if it did.
@@ -54,11 +53,7 @@ class Status(BaseModel):
 
 
 class JobFolder:
-    """The folder of one job.
-
-    Args:
-        path: Its path.
-    """
+    """The folder of one job."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,10 +85,7 @@ class JobFolder:
 
     def work(self) -> str:
         """Its name in the queue, see `QueuedJob.work`."""
-        try:
-            return (self.path / _WORK_FILE).read_text()
-        except FileNotFoundError:
-            return self.name
+        return self._read(_WORK_FILE) or self.name
 
     def set_work(self, name: str) -> None:
         """Sets its name in the queue."""
@@ -102,16 +94,19 @@ class JobFolder:
     def status(self) -> Status | None:
         """End of the batch program, or None while it has not said so."""
         try:
-            return Status.model_validate_json((self.path / "status").read_text())
-        except (FileNotFoundError, ValidationError):
+            return Status.model_validate_json(self._read("status"))
+        except ValidationError:
             return None
 
     def heartbeat(self) -> str:
         """The program's last sign of life; empty before the first."""
-        try:
-            return (self.path / "heartbeat").read_text()
-        except FileNotFoundError:
-            return ""
+        return self._read("heartbeat")
+
+    def _read(self, name: str) -> str:
+        """Content of a file; empty if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / name).read_text()
+        return ""
 
     def ask_to_stop(self) -> None:
         """Makes the batch program end its steps, or not start them."""
@@ -158,12 +153,7 @@ _OUTPUTS = ("log", "others", "slurm.out")
 def sweep(store: Store, *, cancel: bool = False) -> list[str]:
     """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
 
-    Args:
-        store: The store.
-        cancel: End jobs of dead orchestrators that are at work or pending, too.
-
-    Returns:
-        A line for each job.
+    With ``cancel``, their jobs that are at work or pending are ended, too. Returns a line for each.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
@@ -180,8 +170,7 @@ def sweep(store: Store, *, cancel: bool = False) -> list[str]:
             lines.append(f"removed the folder of job {folder.name}: its orchestrator is gone")
         elif cancel:
             folder.ask_to_stop()
-            client.cancel_pending([job])
-            client.signal_steps([job])
+            client.ask_to_end([job])
             lines.append(f"asked job {job} ({folder.name}) to end: its orchestrator is gone")
     return lines
 

@@ -59,22 +59,9 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
 
 def batch_program(
-    request: Request,
-    execution: Execution,
-    *,
-    request_file: str,
-    folder: Path,
-    interpreter: str,
+    request: Request, execution: Execution, *, request_file: str, folder: Path, interpreter: str
 ) -> str:
-    """Text of the batch program.
-
-    Args:
-        request: What the job computes.
-        execution: Holds the slurm runner's settings.
-        request_file: The request, where the nodes see it.
-        folder: The job's folder, where the nodes see it.
-        interpreter: Python of the stage on the nodes.
-    """
+    """Text of the batch program; files and interpreter are where the nodes see them."""
     job, grace_seconds = execution.slurm.job(request.stage), execution.grace_seconds
     container, srun_options = _container(request, job)
     # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of

@@ -45,11 +45,7 @@ class Job:
 
 
 class SlurmPlace:
-    """A Slurm cluster.
-
-    Args:
-        execution: What jobs ask for; interpreters on the nodes; the grace period.
-    """
+    """A Slurm cluster."""
 
     name = "slurm"
 
@@ -173,18 +169,12 @@ _LOOK_SECONDS = 1.0
 
 
 def _end_jobs(jobs: Mapping[str, JobFolder], grace_seconds: float) -> None:
-    """Ends jobs and returns when they are gone: first their steps, so that stages can save.
-
-    Args:
-        jobs: Their folders by their numbers.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-    """
+    """Ends jobs and returns when they are gone: first their steps, so that stages can save."""
     for folder in jobs.values():
         folder.ask_to_stop()
     # Where the controller does not answer, batch programs still see that they are asked.
     with contextlib.suppress(SlurmUnavailableError):
-        client.cancel_pending(jobs)
-        client.signal_steps(jobs)
+        client.ask_to_end(jobs)
     left = _wait_until_gone(set(jobs), grace_seconds + _PROGRAM_SECONDS)
     with contextlib.suppress(SlurmUnavailableError):
         client.cancel(left)

@@ -81,10 +81,7 @@ def meaning_of(said: str) -> Meaning:
 def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
     """The error for a request that Slurm does not take.
 
-    Args:
-        said: What Slurm said: sbatch's stderr, or why a job stays pending.
-        request: The request.
-        job: Settings of its job.
+    Slurm said it on sbatch's stderr, or as the reason why a job stays pending.
     """
     resources = request.resources
     values = {
@@ -109,11 +106,7 @@ def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
 
 
 def check_pending(reason: str, request: Request, job: SlurmJobSettings) -> None:
-    """Refuses a job that Slurm took and will never start.
-
-    Raises:
-        UserError: Its reason does not go away by waiting.
-    """
+    """Refuses a job that Slurm took and will never start: its reason does not go away."""
     if not _HOPELESS.search(reason):
         return
     hint = {"PartitionTimeLimit": "time limit", "PartitionNodeLimit": "node count"}.get(reason, "")
@@ -122,10 +115,6 @@ def check_pending(reason: str, request: Request, job: SlurmJobSettings) -> None:
 
 def check_jobs(execution: Execution, resources: Settings) -> None:
     """Checks settings and resources of all stages.
-
-    Args:
-        execution: Holds the slurm runner's settings.
-        resources: `Resources` of each stage, by its name.
 
     Raises:
         UserError: Slurm would never run the job of a stage, or its commands are not here.
@@ -140,11 +129,7 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
 
 
 def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -> None:
-    """Checks one job.
-
-    Raises:
-        UserError: Slurm would never run it.
-    """
+    """Refuses one job that Slurm would never run."""
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
         job = settings.job(request.stage)
@@ -178,12 +163,7 @@ class _Wanted:
 
 
 class Submitter:
-    """Submits jobs of an orchestrator; those that ask for the same go together, as one array.
-
-    Args:
-        settings: Partitions, accounts and limits of jobs.
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
-    """
+    """Submits jobs of an orchestrator; those that ask for the same go together, as one array."""
 
     def __init__(self, settings: SlurmSettings, grace_seconds: float) -> None:
         self._settings = settings
@@ -202,13 +182,6 @@ class Submitter:
         stopping: threading.Event,
     ) -> str:
         """Submits a job, when Slurm takes it, and returns its number.
-
-        Args:
-            request: The stage that the job computes.
-            folder: The job's folder.
-            program: Text of the batch program.
-            on_event: Gets the reason for a wait.
-            stopping: Set when no further job shall be submitted.
 
         Raises:
             UserError: Slurm would never run it.

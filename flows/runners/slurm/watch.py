@@ -14,12 +14,7 @@ from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
 from flows.runners.slurm.submission import check_pending
-from stages.contract.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_STOPPED,
-    EXIT_USER,
-)
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -31,11 +26,8 @@ def ending_of(
 ) -> Ending:
     """The ending of a stage that the end of its job stands for.
 
-    Args:
-        job: Number of the job, which this run did not want to end.
-        status: What its batch program said, or None if it could not.
-        fields: What Slurm says of it; nothing if Slurm was not asked, or has forgotten it.
-        request: What it computed.
+    This run did not want the job to end. There is no status if its batch program could not write
+    one; there are no fields if Slurm was not asked, or has forgotten the job.
     """
     code, state = None if status is None else status.code, fields.get("JobState", "")
     if code == EXIT_USER:
@@ -98,11 +90,7 @@ _NOT_FINAL = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
 class Tail:
-    """Lines of a file that grows, in UTF-8.
-
-    Args:
-        path: The file, which may not be there yet.
-    """
+    """Lines of a file that grows, in UTF-8; it may not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -146,17 +134,12 @@ class JobWatch:
         self._silence = SilenceTeller("the Slurm controller", self.on_event)
 
     def wait(
-        self,
-        stopping: threading.Event,
-        end: Callable[[], None],
-        check_owner: Callable[[], None],
+        self, stopping: threading.Event, end: Callable[[], None], check_owner: Callable[[], None]
     ) -> Ending:
         """Returns how the job has ended.
 
-        Args:
-            stopping: Set when the job is being ended by this process.
-            end: Ends the job, which has run for longer than its stage may.
-            check_owner: Raises when the job is another orchestrator's by now.
+        ``end`` ends a job that has run for longer than its stage may; ``check_owner`` raises when
+        the job is another orchestrator's by now.
 
         Raises:
             UserError: It is pending and will never start.
@@ -230,6 +213,6 @@ class JobWatch:
         for printed in self._printed:
             self.log.write_all(printed.new_lines(last=last))
         # What srun says of a step's end tells less than the stage's own last words.
-        telling = not self.log.tail.lines
+        telling = not self.log.lines
         for line in self._slurm.new_lines(last=last):
             self.log.write(line, telling=telling)
