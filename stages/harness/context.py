@@ -9,7 +9,7 @@ from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Request
+from stages.contract.request import HubInput, Input, Request
 from stages.store.base import Store
 
 P = TypeVar("P", bound=StageParams)
@@ -32,14 +32,9 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class ResolvedInput:
-    """One input of a request, found and checked.
+    """One input of a request, found and checked; it has no path if it is of the hub."""
 
-    Attributes:
-        source: The input as the request names it.
-        path: Where it is on this machine; None for something of the hub.
-    """
-
-    source: ArtifactInput | FileInput | HubInput
+    source: Input
     path: Path | None
 
 
