@@ -13,13 +13,7 @@ from stages.modeling.engine_errors import engine_error
 
 
 class VllmBackend:
-    """Samples from a vLLM engine that this process starts.
-
-    Args:
-        policy: The policy.
-        params: Engine settings.
-        events: Hears of the engine's start, and of what it cannot do that the settings ask for.
-    """
+    """Samples from a vLLM engine that this process starts, and tells of its start."""
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._params = params
