@@ -5,7 +5,8 @@
 Both train the same random Llama on the same pairs in the same order, each in a process of its own,
 in float32 on the CPU. The lengths are log-normal (prompts about 150 tokens, responses about 180).
 The seconds of precomputed reference log-probabilities count. ``--device cuda`` trains a Llama of
-random weights in bfloat16 on a GPU instead (``--shapes llama-8b --lora-rank 16``).
+random weights in bfloat16 on a GPU instead (``--shapes llama-8b --lora-rank 16``). ``--model`` and
+``--pairs-of`` name a checkpoint and a pairs.parquet of a run in place of what is made up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.training.contestants import CONTESTANTS, Training, TrainingJob
-from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs
+from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs, take_pairs
 from flows.runners.base import thread_variables
 from stages.contract.request import Resources
 from stages.training.metrics import matmul_flops_per_second
@@ -34,6 +35,8 @@ from stages.training.metrics import matmul_flops_per_second
 _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")
 # Same objective, other order of summation: the curves may drift apart by this much.
 _LOSS_TOLERANCE = 2e-3
+# With --model.
+_PAIRS, _TOKENS_AT_ONCE = 64, 2048
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Row:
         peak_mib: Largest over the rounds.
         memory: Share of the first contestant's.
         losses: Losses of the last round.
+        margins: Mean differences of the implicit rewards, of the last round.
         share_of_matmul: Share of the machine's rate of matrix products, ours only.
         parts: Share of the time, ours only.
     """
@@ -67,6 +71,7 @@ class Row:
     peak_mib: float
     memory: float
     losses: list[float]
+    margins: list[float]
     share_of_matmul: float | None
     parts: dict[str, float]
 
@@ -77,6 +82,9 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", choices=SHAPES, default=["head-heavy", "layer-heavy"]
     )
+    parser.add_argument("--model", type=Path, help="a checkpoint in place of the shapes")
+    parser.add_argument("--pairs-of", type=Path, help="its pairs: a pairs.parquet of a run")
+    parser.add_argument("--batch-pairs", type=int, default=BATCH_PAIRS, help="pairs of a step")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=_COMPARED)
     parser.add_argument("--all", action="store_true", help="all contestants")
     parser.add_argument("--rounds", type=int, default=1, help="the median of so many is taken")
@@ -91,6 +99,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.all:
         options.contestants = list(CONTESTANTS)
+    if options.model:
+        options.shapes = [options.model.name]
     gpu = options.device == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     rate = matmul_flops_per_second(torch.device(options.device), dtype)
@@ -107,24 +117,30 @@ def main() -> None:
 
 
 def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -> list[Row]:
-    """Trains one shape by every contestant, round by round."""
-    shape = SHAPES[name]
+    """Trains one shape, or the model that is named, by every contestant, round by round."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        make_model(shape, folder / "model")
-        count = options.pairs or shape.pairs
-        pairs = make_pairs(shape, folder / "pairs.parquet", num_pairs=count, scale=options.scale)
+        table = folder / "pairs.parquet"
+        if options.model:
+            model, tokens_at_once = options.model, _TOKENS_AT_ONCE
+            count = options.pairs or _PAIRS
+            pairs = take_pairs(options.pairs_of, model, table, num_pairs=count)
+        else:
+            shape, model = SHAPES[name], folder / "model"
+            make_model(shape, model)
+            tokens_at_once, count = shape.tokens_at_once, options.pairs or shape.pairs
+            pairs = make_pairs(shape, table, num_pairs=count, scale=options.scale)
         trained: dict[str, list[Training]] = {each: [] for each in options.contestants}
         for round_ in range(options.rounds):
             for place_, each in enumerate(options.contestants):
                 work = folder / f"work-{round_}-{place_}"
                 work.mkdir()
                 job = TrainingJob(
-                    model=str(folder / "model"),
-                    pairs=str(folder / "pairs.parquet"),
+                    model=str(model),
+                    pairs=str(table),
                     folder=str(work),
-                    batch_pairs=BATCH_PAIRS,
-                    tokens_at_once=shape.tokens_at_once,
+                    batch_pairs=options.batch_pairs,
+                    tokens_at_once=tokens_at_once,
                     gpu=gpu,
                     lora_rank=options.lora_rank,
                 )
@@ -193,6 +209,7 @@ def _row(
         peak_mib=peak,
         memory=peak / first.peak_mib if first else 1.0,
         losses=rounds[-1].losses,
+        margins=rounds[-1].margins,
         share_of_matmul=middle.tflop * 1e12 / middle.seconds / rate if middle.tflop else None,
         parts={part: spent / middle.seconds for part, spent in middle.parts.items()},
     )
@@ -210,7 +227,7 @@ def _curves_agree(rows: list[Row], shape: str) -> bool:
 
 def _print_table(rows: list[Row]) -> None:
     titles = ("seconds", "of them reference", "tokens/s", "speed", "CPU seconds", "CPU speed")
-    titles += ("peak MiB", "memory", "last loss")
+    titles += ("peak MiB", "memory", "last loss", "last margin")
     print(f"\n| {rows[0].shape} | {' | '.join(titles)} |")
     print("| --- |" + " ---: |" * len(titles))
     for row in rows:
@@ -218,7 +235,7 @@ def _print_table(rows: list[Row]) -> None:
             f"| {row.name} | {row.seconds:.1f} | {row.reference_seconds:.1f} "
             f"| {row.tokens_per_second:,.0f} | {row.speed:.2f}x "
             f"| {row.cpu_seconds:.1f} | {row.cpu_speed:.2f}x | {row.peak_mib:,.0f} "
-            f"| {row.memory:.2f} | {row.losses[-1]:.4f} |"
+            f"| {row.memory:.2f} | {row.losses[-1]:.4f} | {row.margins[-1]:.4f} |"
         )
     for row in rows:
         if row.share_of_matmul is not None:

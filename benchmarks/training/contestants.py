@@ -63,6 +63,7 @@ class Training:
         reference_seconds: Part of the seconds in the reference's own pass; 0 where there is none.
         peak_mib: Most memory of the process (of the GPU, where there is one).
         losses: Loss of each step.
+        margins: Mean difference of the implicit rewards of each step.
         parts: Where our own time went, in seconds; empty for others.
         tflop: Floating-point operations that the model needs, ours only.
     """
@@ -72,6 +73,7 @@ class Training:
     reference_seconds: float
     peak_mib: float
     losses: list[float]
+    margins: list[float]
     parts: dict[str, float] = field(default_factory=dict)
     tflop: float = 0.0
 
@@ -136,6 +138,7 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         reference_seconds=reference_seconds,
         peak_mib=_peak_mib(job.gpu),
         losses=[record["loss"] for record in records],
+        margins=[record["margin"] for record in records],
         parts={
             "reference": reference_seconds,
             "steps": steps_seconds,
@@ -153,7 +156,6 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
-    from benchmarks.training.shapes import EOS, text
     from stages.train.data import load_pairs
     from stages.training.batches import Plan
 
@@ -161,11 +163,17 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     plan = Plan(ours, TrainParams(epochs=1), job.batch_pairs, world_size=1, seed=0)
     rows = list(read_rows(Path(job.pairs), PAIRS))
     order = [place for step in range(plan.num_steps) for place in plan.places_of(step)]
-    names = {"prompt": "prompt_token_ids", "chosen": "chosen_token_ids"}
-    names |= {"rejected": "rejected_token_ids"}
-    dataset = Dataset.from_list(
-        [{name: text(rows[place][ids]) + " " for name, ids in names.items()} for place in order]
-    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(job.model)
+    # The tokenizer of one token per word needs a space between prompt and response.
+    space = "" if tokenizer.decode(rows[0]["prompt_token_ids"]).endswith("\n") else " "
+
+    def texts(row: dict[str, Any]) -> dict[str, str]:
+        found = {"prompt": row["prompt_token_ids"]}
+        # TRL adds the end of the sequence.
+        found |= {side: row[f"{side}_token_ids"][:-1] for side in ("chosen", "rejected")}
+        return {name: tokenizer.decode(ids) + space for name, ids in found.items()}
+
+    dataset = Dataset.from_list([texts(rows[place]) for place in order])
     dtype = torch.bfloat16 if job.gpu else torch.float32
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
     options: dict[str, Any] = {
@@ -205,14 +213,13 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
         model=model,
         args=DPOConfig(**options | changes),
         train_dataset=dataset,
-        processing_class=AutoTokenizer.from_pretrained(job.model),
+        processing_class=tokenizer,
         peft_config=adapters,
     )
-    first = trainer.train_dataset[0]
-    assert [*first["prompt_ids"], *first["chosen_ids"]] == [
-        *rows[order[0]]["prompt_token_ids"],
-        *rows[order[0]]["chosen_token_ids"],
-    ], f"TRL trains on other tokens than ours (end of sequence: {EOS})"
+    for read, place in zip(trainer.train_dataset, order, strict=True):
+        for side in ("chosen", "rejected"):
+            own = [*rows[place]["prompt_token_ids"], *rows[place][f"{side}_token_ids"]]
+            assert [*read["prompt_ids"], *read[f"{side}_ids"]] == own, "TRL trains on other tokens"
     with _timed() as training:
         trainer.train()
     taken = [training, *passes]
@@ -222,6 +229,9 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
         reference_seconds=sum(each.seconds for each in passes),
         peak_mib=_peak_mib(job.gpu),
         losses=[record["loss"] for record in trainer.state.log_history if "loss" in record],
+        margins=[
+            record["rewards/margins"] for record in trainer.state.log_history if "loss" in record
+        ],
     )
 
 
@@ -260,6 +270,7 @@ CONTESTANTS: dict[str, Callable[[TrainingJob], Training]] = {
     "ours, padded rows": lambda job: train_ours(job, row_layout="padded"),
     "ours, sampler's log π_ref": lambda job: train_ours(job, reference_logprobs="sampler"),
     "ours, bfloat16": lambda job: train_ours(job, precision="bfloat16"),
+    "TRL, bfloat16": lambda job: train_trl(job, precompute=False, bf16=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Models of random weights and pairs of random tokens that the training benchmark is run on."""
+"""Models and pairs that the training benchmark is run on: made up, or those of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stages.contract.digests import prompt_id
-from stages.tables.schemas import PAIRS, write_table
+from stages.tables.schemas import PAIRS, read_rows, write_table
 
 EOS = 0
 BATCH_PAIRS = 4
@@ -130,6 +130,23 @@ def make_pairs(shape: Shape, path: Path, *, num_pairs: int, scale: float) -> lis
     return rows
 
 
-def text(token_ids: list[int]) -> str:
-    """Words that the tokenizer turns into these ids; the end-of-sequence token is left out."""
-    return " ".join(f"w{each}" for each in token_ids if each != EOS)
+def take_pairs(source: Path, model: Path, path: Path, *, num_pairs: int) -> list[dict[str, Any]]:
+    """Writes the first pairs of a run's PAIRS table that TRL reads alike, and returns them.
+
+    TRL takes text, cuts it into tokens again, and ends each response with the end of a turn: pairs
+    whose tokens come out otherwise, and those whose responses were cut off, are left out.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+
+    def same(row: dict[str, Any], side: str) -> bool:
+        prompt, response = row["prompt_token_ids"], row[f"{side}_token_ids"]
+        written = tokenizer.decode(prompt) + tokenizer.decode(response[:-1])
+        read = [*tokenizer(written)["input_ids"], tokenizer.eos_token_id]
+        return bool(read == [*prompt, *response])
+
+    rows = [row for row in read_rows(source, PAIRS) if not row["tie"]]
+    rows = [row for row in rows if same(row, "chosen") and same(row, "rejected")][:num_pairs]
+    if len(rows) < num_pairs:
+        raise ValueError(f"{source} has {len(rows)} such pairs, fewer than {num_pairs}: --pairs")
+    write_table(path, PAIRS, rows)
+    return rows

@@ -20,3 +20,5 @@ def test_both_contestants_train_and_have_one_curve():
     # Batches of four pairs.
     assert len(ours) == 2
     assert ours == pytest.approx(theirs, abs=1e-4)
+    assert rows[1]["margins"] == pytest.approx(rows[0]["margins"], abs=1e-4)
+    assert rows[1]["margins"][1] != 0.0
