@@ -20,7 +20,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     # As in the stage: the engine in this process.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.platforms import current_platform
@@ -32,7 +32,8 @@ def main() -> None:
     ]
     gib = settings["kv_cache_gib"]
     # As in the stage: on CPUs seeds and prompts read in pieces do not go together.
-    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
+    longest = AutoConfig.from_pretrained(settings["model"]).max_position_embeddings
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(longest, 4096)}
     engine = LLM(
         settings["model"],
         skip_tokenizer_init=True,

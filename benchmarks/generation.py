@@ -3,7 +3,7 @@
     python -m benchmarks.generation                       # CPU: some minutes
     python -m benchmarks.generation --model-shape 8b --prompts 2048 --max-new-tokens 1024   # a GPU
 
-Random weights and made-up prompts. Each contestant is a process of its own; with ``--repeats`` they
+Random weights and made-up prompts, or those that ``--model`` and ``--prompts-of`` name. Each
 take turns and the median counts. Tokens per second are those after start-up: for the stage from the
 moment its engine is ready to its last written byte, for the bare engine (``LLM.generate``
 on the same token ids) the time of that call. ``--json`` prints the same as JSON. Exit code 1 if the
@@ -96,17 +96,17 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        make_model(folder / "model", options.model_shape)
-        make_prompts(folder / "prompts.parquet", options.prompts, options.model_shape)
+        if options.model is None:
+            options.model = folder / "model"
+            make_model(options.model, options.model_shape)
+        write_prompts(folder / "prompts.parquet", options.prompts, options)
         contestants = [BARE, STAGE, PLAIN]
         runs: dict[str, list[Run]] = defaultdict(list)
         for turn in range(options.repeats):
             for contestant in contestants:
                 runs[contestant].append(run(contestant, folder, turn, options))
         if options.transformers_prompts:
-            make_prompts(
-                folder / "prompts.parquet", options.transformers_prompts, options.model_shape
-            )
+            write_prompts(folder / "prompts.parquet", options.transformers_prompts, options)
             runs[TRANSFORMERS].append(run(TRANSFORMERS, folder, 0, options))
     shares = {
         clock: _median(runs[STAGE], clock) / _median(runs[BARE], clock)
@@ -122,7 +122,7 @@ def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -
         backend = "vllm" if contestant == STAGE else "transformers"
         return run_stage(contestant, backend, folder, f"{backend}-{turn}", options)
     arguments = {
-        "model": str(folder / "model"),
+        "model": str(options.model),
         "prompts": str(folder / "prompts.parquet"),
         "seeds": contestant == BARE,
         **_vllm(options),
@@ -152,13 +152,13 @@ def run_stage(
     Args:
         contestant: Name for the table.
         backend: Its backend.
-        folder: Has the model and the prompts.
+        folder: Has the prompts, and the model where no option names one.
         name: Name of the run's store there.
         options: As of this program.
         resources: Those of the stage; one engine if unset.
     """
     store = Store.open(str(folder / f"store-{name}"), create=True)
-    model, prompts = folder / "model", folder / "prompts.parquet"
+    model, prompts = options.model or folder / "model", folder / "prompts.parquet"
     params = GenerateParams.model_validate(
         {
             "backend": backend,
@@ -204,6 +204,17 @@ def make_model(path: Path, shape: str) -> None:
     LlamaForCausalLM(config).save_pretrained(path)
     torch.set_default_dtype(torch.float32)
     make_tiny_tokenizer(words).save_pretrained(path)
+
+
+def write_prompts(path: Path, count: int, options: argparse.Namespace) -> None:
+    """Writes prompts: the first of a file of JSON lines, or made-up ones."""
+    if options.prompts_of is None:
+        make_prompts(path, count, options.model_shape)
+        return
+    lines = options.prompts_of.read_text(encoding="utf-8").splitlines()[:count]
+    asked = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
+    rows = ({"prompt_id": prompt_id(each), "messages": each} for each in asked)
+    write_table(path, PROMPTS, ({**row, "reference_answer": None} for row in rows))
 
 
 def make_prompts(path: Path, count: int, shape: str) -> None:
@@ -291,6 +302,8 @@ def _options() -> argparse.Namespace:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of model, prompts and engine."""
     parser.add_argument("--model-shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--model", type=Path, help="a checkpoint in place of the shape")
+    parser.add_argument("--prompts-of", type=Path, help="its prompts: JSON lines with `prompt`")
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--num-samples", type=int, default=2)
     parser.add_argument("--max-new-tokens", type=int, default=128)

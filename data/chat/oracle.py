@@ -64,6 +64,16 @@ def _score_one(response: str, reference: str | None) -> dict[str, float]:
     }
 
 
+def every_rule(
+    prompts: Sequence[Sequence[Mapping[str, str]]],
+    responses: Sequence[str],
+    references: Sequence[str | None],
+) -> list[dict[str, float]]:
+    """All or nothing: 1 for a sentence that keeps every rule, which few of the base's do."""
+    scored = score(prompts, responses, references)
+    return [{"score": each["all_rules"], "share": each["score"]} for each in scored]
+
+
 def second_opinion(
     prompts: Sequence[Sequence[Mapping[str, str]]],
     responses: Sequence[str],

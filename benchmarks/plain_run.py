@@ -1,0 +1,50 @@
+"""A run's steps one after the other, without Prefect.
+
+    python -m benchmarks.plain_run CONFIG --set train.design=none --set seed=1
+
+The same plan, store and record as `geb run`, so that `geb report` and `geb compare` read the
+result: for machines that have no Prefect. ``--in-process`` saves each stage's start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import time
+from pathlib import Path
+
+from flows.execution.run_record import recorded_attempt
+from flows.execution.step_executor import StepExecutor, build_request
+from flows.pipeline.algorithm import all_steps
+from flows.pipeline.loading import load_config
+from stages.contract.events import Emitter
+from stages.harness.program import execute
+from stages.store.base import Artifact
+
+
+def main() -> None:
+    """Computes or finds each step, and says what it took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--in-process", action="store_true", help="stages run in this process")
+    options = parser.parse_args()
+    config = load_config(options.config, options.set)
+    executor = StepExecutor(config)
+    executor.record.save_config(config)
+    made: dict[str, Artifact] = {}
+    with recorded_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
+        for step in all_steps(config):
+            started = time.perf_counter()
+            if options.in_process:
+                stage = importlib.import_module(f"stages.{step.stage}.run").STAGE
+                execute(stage, build_request(config, executor.store, step, made), Emitter(nowhere))
+            # What the stage has just made is found, and is on record.
+            made[step.name] = executor.execute(step, made).artifact
+            took = time.perf_counter() - started
+            print(f"{config.name} {step.name}: {took:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
