@@ -50,6 +50,12 @@ class AtWork:
         if self._until(event):
             self._there.set()
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of a probe that has said that it does nothing more."""
+        [line] = [each for each in said(self.heard) if each.startswith("pids ")]
+        return [int(each) for each in line.split()[1:]]
+
     def wait(self) -> None:
         """Returns when the event has come."""
         assert self._there.wait(300)

@@ -2,18 +2,23 @@
 
 import os
 import signal
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from stages.store.base import Store
 from stages.store.remote.store import RemoteStore
 from tests.azure_storage import CONTAINER, azure_environment, azurite, make_container
 from tests.flows.loop import geb_ok, write_config
 from tests.flows.prefect_server import Server
 from tests.object_storage import BUCKET, aws_environment, host, make_bucket, s3_server
+from tests.probe_stage import install
+from tests.scripted_server import Reply, ScriptedServer
 
 # Before torch or Prefect load: one thread gives the same bits every time, and no test reaches out.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,14 +58,10 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("prefect")
     server = Server(home)
     server.start()
-    previous = {name: os.environ.get(name) for name in ("PREFECT_API_URL", "PREFECT_HOME")}
-    os.environ |= {"PREFECT_API_URL": server.api, "PREFECT_HOME": str(home)}
-    yield server.api
-    for name, value in previous.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", server.api)
+        patch.setenv("PREFECT_HOME", str(home))
+        yield server.api
     server.stop()
 
 
@@ -71,6 +72,37 @@ def finished(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> P
     config = write_config(folder)
     geb_ok("run", config)
     return config
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def probe_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ``python -m stages.probe`` work in what the test starts."""
+    install(tmp_path / "code", monkeypatch)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedServer]]:
+    """Starts scripted servers, which end with the test."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers = []
+
+    def start(behave: Callable[[int, Any], Reply]) -> ScriptedServer:
+        server = ScriptedServer(behave)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.released.set()
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@
 """
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from stages.contract.events import parse_event
 from stages.contract.request import Request
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
+from tests.programs import run_program
 
 PYTHON = Path(os.environ.get("GEB_EVAL_PYTHON", ROOT / ".venv-eval/bin/python"))
 
@@ -40,12 +40,8 @@ def run_there(
     need_eval_environment()
     path = folder / f"{request.key}.json"
     request.write(path)
-    done = subprocess.run(
-        [str(PYTHON), "-m", f"stages.{request.stage}", str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    offline = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    whole = {**os.environ, **offline, **(environment or {})}
+    done = run_program(PYTHON, "-m", f"stages.{request.stage}", path, env=whole)
     last = str(parse_event(done.stdout.splitlines()[-1]))
     return done.returncode, last if done.returncode == EXIT_OK else f"{last}\n{done.stderr[-2000:]}"

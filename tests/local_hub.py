@@ -7,16 +7,21 @@ the client's protocol: repositories, branches, large files by LFS, and commits.
 import base64
 import hashlib
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.paper.rehearsal_server import HubHandler, serve
+from stages.contract.request import Request
+from tests.programs import run_program
+from tests.scripted_server import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -38,18 +43,17 @@ def serve_dataset(repo: str, files: Mapping[str, bytes]) -> Iterator[str]:
             yield url
 
 
-@contextmanager
-def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The URL of a server with this handler."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def run_with_hub(url: str, request: Request, folder: Path) -> CompletedProcess[str]:
+    """Runs a stage as a program that asks this hub; its files lie in the folder."""
+    request.write(folder / "request.json")
+    # Neither a proxy nor the suite's offline mode stands between the client and the stand-in.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not any(word in name.lower() for word in ("proxy", "offline"))
+    } | {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hf")}
+    program = (sys.executable, "-m", f"stages.{request.stage}", folder / "request.json")
+    return run_program(*program, env=environment)
 
 
 @dataclass
@@ -83,7 +87,7 @@ class ModelHub:
 def serve_models(token: str) -> Iterator[ModelHub]:
     """Serves a hub for models that takes this token."""
     hub = ModelHub(token)
-    with _served(type("Handler", (_ModelHandler,), {"hub": hub})) as hub.url:
+    with served(type("Handler", (_ModelHandler,), {"hub": hub})) as hub.url:
         try:
             yield hub
         finally:

@@ -2,11 +2,34 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+
+
+def completion(text: str | None, prompt_tokens: int = 100, completion_tokens: int = 7) -> Reply:
+    """A model's answer, as a server of OpenAI's protocol gives it."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return 200, {"id": "1", "model": "scripted", "choices": choices, "usage": usage}
+
+
+@contextmanager
+def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server with this handler."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class ScriptedServer(ThreadingHTTPServer):

@@ -1,7 +1,8 @@
 """Calling stages in tests as the flow does: a request in, an artifact or an error out."""
 
 import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from stages.contract.params import OutputSpec, StageParams
 from stages.contract.request import FileInput, Input, Request, Resources, make_request
 from stages.harness.context import StageContext
 from stages.harness.program import Stage, execute
+from stages.pair.params import PairParams
 from stages.score.params import ORACLES, ScoreParams
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PROMPTS, RESPONSES, SCORES, write_table
@@ -26,6 +28,13 @@ def stand_ins(params: StageParams) -> dict[str, list[Input]]:
     """A file for each input that a stage cannot do without; its content is nobody's."""
     made = FileInput(location="/nowhere/file", digest="d1")
     return {name: [made] for name, spec in params.inputs.items() if not spec.optional}
+
+
+def request_of(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
+    """A request of a stage, of `pair` if none is named, that nobody computes."""
+    params = params or PairParams()
+    inputs = stand_ins(params) | fields.pop("inputs", {})
+    return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
 
 
 def user_turn(text: str) -> list[dict[str, str]]:
@@ -67,6 +76,12 @@ def request_for(
         store=str(store),
         resources=resources,
     )
+
+
+def metrics(artifact: Artifact) -> dict[str, Any]:
+    """Metrics of an artifact."""
+    found: dict[str, Any] = json.loads(artifact.file("metrics.json").read_text())
+    return found
 
 
 def score_params(oracle: str, **settings: Any) -> ScoreParams:
@@ -151,6 +166,12 @@ def response(question: str, sample: int, text: str, **changes: Any) -> dict[str,
         "seed": 0,
     }
     return row | changes
+
+
+def write_jsonl(path: Path, rows: Iterable[object]) -> Path:
+    """Writes a line of JSON for each row and returns the path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def write_scored(

@@ -10,6 +10,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    LlamaPreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -81,6 +82,7 @@ def make_tiny_llama(
     seed: int = 0,
     words: Sequence[str] = WORDS,
     chat_template: str | None = CHAT_TEMPLATE,
+    kind: type[LlamaPreTrainedModel] = LlamaForCausalLM,
     **config: object,
 ) -> Path:
     """Writes a causal LM with its tokenizer to ``path`` and returns it.
@@ -90,29 +92,17 @@ def make_tiny_llama(
         seed: Seed of the random weights.
         words: The vocabulary beside the special tokens.
         chat_template: None writes a tokenizer without one.
+        kind: The model, where it is another one.
         config: Changes to :func:`tiny_config`.
     """
     tokenizer = make_tiny_tokenizer(words, chat_template)
     torch.manual_seed(seed)
-    LlamaForCausalLM(tiny_config(len(tokenizer), **config)).save_pretrained(path)
+    kind(tiny_config(len(tokenizer), **config)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
 
-def make_tiny_reward_model(
-    path: Path,
-    *,
-    seed: int = 0,
-    words: Sequence[str] = WORDS,
-    chat_template: str | None = CHAT_TEMPLATE,
-    **config: object,
-) -> Path:
-    """Writes a sequence classifier with one output and its tokenizer to ``path``."""
-    tokenizer = make_tiny_tokenizer(words, chat_template)
-    torch.manual_seed(seed)
-    model = LlamaForSequenceClassification(
-        tiny_config(len(tokenizer), **{"num_labels": 1, **config})
-    )
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+def make_tiny_reward_model(path: Path, **options: Any) -> Path:
+    """Writes a sequence classifier with one output, with the options of a causal LM."""
+    options = {"num_labels": 1, **options}
+    return make_tiny_llama(path, kind=LlamaForSequenceClassification, **options)

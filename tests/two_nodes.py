@@ -2,8 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,16 @@ class Fault:
     error: type[StageFailedError] = StageFailedError
     message: str = ""
     saves: bool = False
+
+
+@contextmanager
+def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
+    """A fault: all processes of the second node get SIGKILL."""
+    for each in processes:
+        # In a container the kernel ends the others with the first one.
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    yield
 
 
 def make_inputs(folder: Path) -> Path:

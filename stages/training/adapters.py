@@ -124,7 +124,10 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
     # Another model takes the whole weights: the policy's own may be sharded, or of 16 bits.
     with torch.device("meta"):
         config = copy.deepcopy(policy.peft_config[_ADAPTER])
-        whole = get_peft_model(type(inner)(inner.config), config, adapter_name=_ADAPTER)
+        # A configuration of its own: weights of 16 bits come in as two tensors where the model ties
+        # them, and peft then writes into it that they are not tied.
+        made = type(inner)(copy.deepcopy(inner.config))
+        whole = get_peft_model(made, config, adapter_name=_ADAPTER)
     wide = {
         name: each.float() if each.is_floating_point() else each for name, each in weights.items()
     }

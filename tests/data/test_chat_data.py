@@ -1,34 +1,26 @@
 """The chat task: its files are as its generator makes them, and its oracle judges as it says."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "data" / "chat"
+from tests.data.task_files import DATA, load, rows
 
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"chat_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FOLDER = DATA / "chat"
 
 
 def test_committed_files_are_what_the_generator_makes(tmp_path: Path) -> None:
-    load("make").main(tmp_path)
+    load("chat", "make").main(tmp_path)
     for name in ("prompts.jsonl", "other.jsonl"):
         assert (FOLDER / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_rules_of_the_two_files_differ() -> None:
     def rules(name: str) -> set[str]:
-        rows = [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
-        assert len({row["prompt"] for row in rows}) == len(rows)
-        asked = [json.loads(row["reference_answer"])["rules"] for row in rows]
+        found = rows("chat", name)
+        assert len({row["prompt"] for row in found}) == len(found)
+        asked = [json.loads(row["reference_answer"])["rules"] for row in found]
         return {json.dumps(rule) for pair in asked for rule in pair}
 
     assert len(rules("prompts.jsonl")) == 16
@@ -51,7 +43,7 @@ def test_rules_of_the_two_files_differ() -> None:
 )
 def test_each_rule_is_told_kept_and_broken(rule: dict, kept: str, broken: str) -> None:
     asked = json.dumps({"topic": "rivers", "rules": [rule, {"rule": "lacks", "text": "no"}]})
-    found = load("oracle").score([[]] * 2, [kept, broken], [asked] * 2)
+    found = load("chat", "oracle").score([[]] * 2, [kept, broken], [asked] * 2)
     assert [each["score"] for each in found] == [1.0, 0.5]
     assert [each["all_rules"] for each in found] == [1.0, 0.0]
 
@@ -59,7 +51,7 @@ def test_each_rule_is_told_kept_and_broken(rule: dict, kept: str, broken: str) -
 @pytest.mark.parametrize("text", ["", "A river runs.", "A brook runs by.", "A river\nruns by."])
 def test_nothing_off_the_topic_or_the_form_is_rewarded(text: str) -> None:
     asked = json.dumps({"topic": "rivers", "rules": [{"rule": "no_commas"}] * 2})
-    assert load("oracle").score([[]], [text], [asked])[0]["score"] == 0.0
+    assert load("chat", "oracle").score([[]], [text], [asked])[0]["score"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +66,7 @@ def test_nothing_off_the_topic_or_the_form_is_rewarded(text: str) -> None:
 def test_the_second_opinion_counts_rules_in_whole_sentences_only(text: str, whole: bool) -> None:
     rules = [{"rule": "lowercase"}, {"rule": "contains", "text": "green"}]
     asked = json.dumps({"topic": "rivers", "rules": rules})
-    oracle = load("oracle")
+    oracle = load("chat", "oracle")
     assert [each["score"] for each in oracle.score([[]], [text], [asked])] == [0.5]
     assert oracle.second_opinion([[]], [text], [asked]) == [
         {"score": 0.5 * whole, "whole": float(whole)}

@@ -1,55 +1,27 @@
-"""The bundled quickstart data: as its generator makes it, and as the task needs it."""
+"""The bundled quickstart data: as the task needs it."""
 
-import importlib.util
-import json
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "data" / "quickstart"
-MAX_BYTES = 1 << 20
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"quickstart_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def rows(name: str) -> list[dict]:
-    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
+from tests.data.task_files import load, rows
 
 
 @pytest.fixture(scope="module")
 def oracle() -> ModuleType:
-    return load("oracle")
-
-
-@pytest.mark.parametrize("name", ["prompts.jsonl", "sft.jsonl"])
-def test_committed_files_are_what_the_generator_makes(name: str) -> None:
-    made = load("make").make_files()[name]
-    assert (FOLDER / name).read_text() == made, "run `python data/quickstart/make.py`"
-    assert len(made.encode()) < MAX_BYTES
-
-
-def test_the_generator_writes_where_it_is_told(tmp_path: Path) -> None:
-    load("make").main(tmp_path)
-    for name in ("prompts.jsonl", "sft.jsonl"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+    return load("quickstart", "oracle")
 
 
 def test_no_request_is_asked_twice() -> None:
-    asked = [row["messages"][0]["content"] for row in rows("prompts.jsonl") + rows("sft.jsonl")]
+    both = rows("quickstart", "prompts.jsonl") + rows("quickstart", "sft.jsonl")
+    asked = [row["messages"][0]["content"] for row in both]
     assert len(set(asked)) == len(asked)
 
 
 def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle: ModuleType) -> None:
     openings = Counter(
-        row["messages"][-1]["content"].partition(",")[0] for row in rows("sft.jsonl")
+        row["messages"][-1]["content"].partition(",")[0] for row in rows("quickstart", "sft.jsonl")
     )
     best = max(oracle.WARMTH, key=oracle.WARMTH.__getitem__)
     assert openings[best] == openings.total() / 100
@@ -58,7 +30,7 @@ def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle: Mod
 
 
 def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
-    for row in rows("sft.jsonl"):
+    for row in rows("quickstart", "sft.jsonl"):
         answer = row["messages"][-1]["content"]
         order = answer.partition(", ")[2].removesuffix(".")
         [verdict] = oracle.score([row["messages"][:-1]], [answer], [order])
@@ -87,11 +59,7 @@ def test_oracle_scores(
 ) -> None:
     prompt = [{"role": "user", "content": "Please bring two towels to room 12."}]
     [verdict] = oracle.score([prompt], [response], ["two towels for room 12"])
-    assert verdict == {
-        "score": pytest.approx(score),
-        "gladly": gladly,
-        "order_right": order_right,
-    }
+    assert verdict == {"score": pytest.approx(score), "gladly": gladly, "order_right": order_right}
 
 
 def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:

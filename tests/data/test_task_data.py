@@ -1,30 +1,17 @@
-"""Data of the tasks beside the quickstart: as generators make them, and as the tasks need them."""
+"""Data of the tasks: as generators make them, and as the tasks need them."""
 
-import importlib.util
-import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-DATA = Path(__file__).parents[2] / "data"
+from tests.data.task_files import DATA, load, rows
+
 FILES = [
     *(("hard-sums", name) for name in ("sft.jsonl", "prompts.jsonl", "longer.jsonl")),
     *(("long-answers", name) for name in ("sft.jsonl", "prompts.jsonl")),
+    *(("quickstart", name) for name in ("sft.jsonl", "prompts.jsonl")),
 ]
-
-
-def load(task: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{task}_{name}", DATA / task / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def rows(task: str, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DATA / task / name).read_text().splitlines()]
 
 
 def asked(row: dict[str, Any]) -> str:
@@ -43,10 +30,12 @@ def test_committed_files_are_what_the_generator_makes(task: str, name: str) -> N
     assert (DATA / task / name).read_text() == made, f"run `python data/{task}/make.py`"
 
 
-@pytest.mark.parametrize("task", ["hard-sums", "long-answers"])
+@pytest.mark.parametrize("task", ["hard-sums", "long-answers", "quickstart"])
 def test_the_generator_writes_where_it_is_told(task: str, tmp_path: Path) -> None:
     load(task, "make").main(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {n for t, n in FILES if t == task}
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (DATA / task / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("task", ["hard-sums", "long-answers"])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import docker
 import pytest
@@ -20,7 +19,8 @@ from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.docker.containers import PROBE_IMAGE, left_of
 from tests.lacking import lacking
-from tests.probe_stage import MAIN, install
+from tests.probe_stage import MAIN
+from tests.programs import run_program
 
 LOCAL_BASE = "geb-base:bookworm"
 
@@ -47,15 +47,9 @@ def build(*names: str) -> None:
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        done = subprocess.run(
-            [sys.executable, "-m", "flows.commands.cli", "images", "build", *names],
-            env=os.environ | {"GEB_BASE_IMAGE": _base()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-4000:]
+        command = (sys.executable, "-m", "flows.commands.cli", "images", "build", *names)
+        done = run_program(*command, env=os.environ | {"GEB_BASE_IMAGE": _base()})
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
 def _base() -> str:
@@ -96,13 +90,8 @@ def probe_image(engine: docker.DockerClient) -> str:
 
 @pytest.fixture
 def store(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: docker.DockerClient,
-    probe_image: str,
+    store: Store, probe_stage: None, engine: docker.DockerClient, probe_image: str
 ) -> Iterator[Store]:
     """A store, for probes in containers; none of its containers may be left after the test."""
-    install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
     yield store
     assert left_of(engine, store) == []

@@ -30,7 +30,8 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
-from tests.flows.test_cancel import final_state, running
+from tests.flows.standing import ended
+from tests.flows.test_cancel import running
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -128,7 +129,7 @@ def test_cancelling_in_prefect_ends_the_container(
         client.set_flow_run_state(run.id, Cancelling())
         output, _ = process.communicate()
     assert process.returncode == 130, output
-    assert final_state(client, run) == "Cancelled"
+    assert ended(client, run.id).state_name == "Cancelled"
     assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
 
 

@@ -9,13 +9,12 @@ from flows.pipeline.placement import Execution
 from flows.runners.docker.runner import DockerPlace
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
-from stages.contract.request import Resources, make_request
-from stages.pair.params import PairParams
+from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.at_work import at_work
 from tests.docker.containers import PROBE_IMAGE, container_of, logs_of, run, runner
 from tests.probe_requests import probe_request
-from tests.stage_calls import stand_ins
+from tests.stage_calls import request_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -31,15 +30,6 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store)
     assert not any("noise" in each.model_dump_json() for each in heard)
     assert "noise from a library" in logs_of(store, request)
     assert not store.work_path("probe", request.key).exists()
-
-
-def test_the_password_of_the_prefect_server_stays_out_of_the_container(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "PREFECT_API_AUTH_STRING"
-    monkeypatch.setenv(name, "admin:correct horse")
-    heard = run(probe_request(store, behaviour="tell_environment", message=name))
-    assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]
 
 
 def test_artifacts_belong_to_the_user_of_the_settings(store: Store) -> None:
@@ -108,17 +98,6 @@ def test_a_holder_in_a_container_counts_here_while_it_lives(
         assert store.lease("probe", request.key).holder() is None
 
 
-def test_limits_reach_the_engine(store: Store, engine: docker.DockerClient) -> None:
-    resources = Resources(memory_gib=0.5, cpus=1.5)
-    request = probe_request(store, resources, behaviour="hang")
-    with at_work(request, runner(shm_gib=0.125, ulimits={"core": 0})):
-        host = container_of(engine, request)["HostConfig"]
-    assert host["Memory"] == host["MemorySwap"] == 2**29
-    assert host["NanoCpus"] == 1_500_000_000
-    assert host["ShmSize"] == 2**27
-    assert host["Ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
-
-
 def test_gpus_are_asked_for_and_their_absence_is_named(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,10 +114,8 @@ def test_a_missing_image_is_named_with_the_command_that_builds_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.images.table.geb_version", lambda: "0.0.7")
-    params = PairParams()
-    request = make_request(params, inputs=stand_ins(params), seed=0, store=str(store.root))
     with pytest.raises(UserError, match=r"no image geb-core:0\.0\.7") as caught:
-        run(request, images={})
+        run(request_of(store), images={})
     assert "geb images build core" in caught.value.remedy
 
 

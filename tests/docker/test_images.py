@@ -11,6 +11,7 @@ import yaml
 from flows.images.table import IMAGES, ROOT, Image
 from tests.flows.loop import geb_json, geb_refused
 from tests.lacking import lacking
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -73,13 +74,8 @@ def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -
         "DOCKER_GID": "998",
     }
     for command in known:
-        done = subprocess.run(
-            [*command, "-f", ROOT / "docker/compose.yaml", "config"],
-            capture_output=True,
-            text=True,
-            env=os.environ | settings,
-            check=False,
-        )
+        place = ROOT / "docker/compose.yaml"
+        done = run_program(*command, "-f", place, "config", env=os.environ | settings)
         assert done.returncode == 0, done.stderr
         services = yaml.safe_load(done.stdout)["services"]
         assert set(services) == {"postgres", "redis", "server", "deployments", "worker"}

@@ -7,13 +7,7 @@ import pytest
 
 from experiments.paper.budget import budget, budget_lines
 from experiments.paper.tables import BANDIT, SCALES, Judge, paper_rows, published
-from experiments.study import (
-    Row,
-    choose,
-    read_rows,
-    reported_runs,
-    tuning_runs,
-)
+from experiments.study import Row, choose, read_rows, reported_runs, tuning_runs
 from stages.contract.errors import UserError
 from tests.flows.loop import geb_json
 

@@ -135,10 +135,7 @@ def test_a_main_experiment_has_the_paper_s_settings(path: Path) -> None:
     # Under KL the paper's FEB is f-DPO (Lemma 3.1), and has its figures to the digit.
     own = "fdpo" if (method, divergence) == ("feb", "kl") else method
     expected = MAIN_SETTINGS | (DESIGNS | BASELINES)[own]
-    expected |= {
-        "inputs.policy": POLICIES[model],
-        "train.divergence": DIVERGENCES[divergence],
-    }
+    expected |= {"inputs.policy": POLICIES[model], "train.divergence": DIVERGENCES[divergence]}
     assert settings(load_config(path), expected) == expected
 
 

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.experiments.test_paper_cells import HEAD
 from tests.flows.loop import ROOT, SMALL, geb_ok, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
-HEAD = "experiment,setting,method,divergence,configuration,fields,grid,tuning_seeds,seeds"
 # Tells almost any two responses apart.
 ORACLE = """
 def score(prompts, responses, references):

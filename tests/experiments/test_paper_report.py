@@ -16,7 +16,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS, SuiteFigures
-from stages.store.opening import open_store
+from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, write_table
 from tests.flows.evaluations import artifact_in
 from tests.stage_calls import response
@@ -188,8 +188,7 @@ def test_kappa_is_drawn_from_the_runs_that_tune_but_for_those_on_all_responses()
     assert kappa_figures(findings([low])) == {}
 
 
-def test_the_report_says_how_much_is_computed(two: Findings, tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "store"), create=True)
+def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_path: Path) -> None:
     write_report(store, "paper-full", two, None)
     folder = tmp_path / "store/runs/paper-full"
     page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
@@ -203,10 +202,9 @@ def test_the_report_says_how_much_is_computed(two: Findings, tmp_path: Path) -> 
     assert len(document["runs"]) == 6
 
 
-def test_a_copy_of_the_report_has_the_figures_that_it_shows(tmp_path: Path) -> None:
+def test_a_copy_of_the_report_has_the_figures_that_it_shows(store: Store, tmp_path: Path) -> None:
     low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
-    store = open_store(str(tmp_path / "store"), create=True)
     written = write_report(store, "paper-full", findings([low], tuning=tuning), None)
     written.copy_to(tmp_path / "docs" / "results")
     text = (tmp_path / "docs/results/report.md").read_text()
@@ -214,8 +212,7 @@ def test_a_copy_of_the_report_has_the_figures_that_it_shows(tmp_path: Path) -> N
     assert (tmp_path / "docs/results" / shown).read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_computed_is_said(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "store"), create=True)
+def test_nothing_computed_is_said(store: Store, tmp_path: Path) -> None:
     write_report(store, "paper-small", findings(paper_rows("small")), None)
     page = (tmp_path / "store/runs/paper-small/report.html").read_text()
     assert "0 of " in page

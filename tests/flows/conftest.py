@@ -1,13 +1,18 @@
 """Fixtures of several flow tests: a `geb up`, and a finished run to change."""
 
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from flows.commands import cli
+from stages.contract.request import Request
+from stages.store.base import Store
 from tests.flows.loop import write_config
 from tests.flows.standing import Up, geb_up
+from tests.probe_requests import probe_request
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +27,25 @@ def copied(finished: Path, tmp_path: Path) -> Path:
     """A finished run whose store the test may change; modification times are kept."""
     shutil.copytree(finished.parent, tmp_path / "run", copy_function=shutil.copy2)
     return write_config(tmp_path / "run")
+
+
+@pytest.fixture
+def request_(store: Store) -> Request:
+    """A request for one probe."""
+    return probe_request(store)
+
+
+@pytest.fixture
+def geb_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs `geb` in this process: its exit code, and what it says, with one space between words."""
+
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["geb", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), " ".join((said.out + said.err).split())
+
+    return run

@@ -13,7 +13,9 @@ import psutil
 import yaml
 
 from flows.pipeline.step import Output, Step
+from stages.store.opening import open_store
 from tests.forking import forked_python
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,13 +73,8 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs ``geb`` to its end; it and its stages are forks, see :mod:`tests.forking`."""
-    return subprocess.run(
-        [forked_python(), "-m", "flows.commands.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        check=False,
-    )
+    command = (forked_python(), "-m", "flows.commands.cli", *arguments)
+    return run_program(*command, env=os.environ | environment)
 
 
 def geb_ok(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -106,15 +103,20 @@ def geb_refused(*arguments: str | Path, **environment: str) -> str:
 def started(
     *arguments: str | Path,
     program: Sequence[str] = ("-m", "flows.commands.cli"),
+    in_foreground: bool = False,
     **environment: str,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A ``geb`` at work; it is gone afterwards, and so is whatever it started."""
+    """A ``geb`` at work; it is gone afterwards, and so is whatever it started.
+
+    In the foreground it leads a process group, as a terminal's job does.
+    """
     process = subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | environment,
         text=True,
+        start_new_session=in_foreground,
     )
     try:
         yield process
@@ -174,7 +176,7 @@ def inputs(step: Step) -> dict[str, list[str]]:
     }
 
 
-def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
+def steps(store: Path | str, run: str = "small") -> dict[str, dict[str, Any]]:
     """The run's steps by name, as ``geb status --json`` tells them."""
     return {each["step"]: each for each in geb_json("status", run, "--store", store)[run]["steps"]}
 
@@ -202,11 +204,15 @@ def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     return {each["step"]: each for each in geb_json("plan", config, *arguments)}
 
 
-def result_digests(store: Path, run: str = "small") -> dict[str, str]:
+def result_digests(store: Path | str, run: str = "small") -> dict[str, str]:
     """Digest of every finished step's artifact, telemetry left out."""
-    return {
-        name: json.dumps(
-            {file: it["sha256"] for file, it in each["files"].items() if not it["telemetry"]}
-        )
-        for name, each in manifests(store, run).items()
-    }
+    opened = open_store(str(store))
+    found = {}
+    for name, step in steps(store, run).items():
+        if step["state"] in ("done", "reused"):
+            manifest = opened.manifest(step["stage"], step["key"])
+            assert manifest is not None
+            files = manifest.files.items()
+            digests = {file: each.sha256 for file, each in files if not each.telemetry}
+            found[name] = json.dumps(digests)
+    return found

@@ -1,5 +1,7 @@
 """Helpers for runs of the probe flow."""
 
+import os
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,3 +31,25 @@ def hanging_pids(store: Path) -> list[int]:
 
     wait_until(lines)
     return [int(each) for line in lines() for each in line.split("pids ")[1].split()]
+
+
+def alive(pid: int) -> bool:
+    """True while a process runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pid: int) -> bool:
+    """Waits until a process is gone; a test's time limit bounds the wait."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    ended = bool(poll.poll(60_000))
+    os.close(descriptor)
+    return ended

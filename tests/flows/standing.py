@@ -16,7 +16,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
 from flows.standing.server import free_port
-from tests.flows.loop import ROOT, SMALL, geb, wait_for_line
+from tests.flows.loop import ROOT, SMALL, geb, started, wait_for_line
+from tests.programs import run_program
 
 _POLL_SECONDS = 1.0
 # What a form is filled with to make the preset `quickstart` small.
@@ -55,23 +56,14 @@ class Up:
             return client.create_flow_run_from_deployment(found.id, parameters=parameters)
 
     def wait(self, run: UUID) -> FlowRun:
-        """Waits until a flow run has ended, however it ends; the test's time limit bounds it."""
+        """Waits until a flow run has ended."""
         with self.client() as client:
-            while True:
-                found = client.read_flow_run(run)
-                if found.state is not None and found.state.is_final():
-                    return found
-                time.sleep(_POLL_SECONDS)
+            return ended(client, run)
 
     def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs the `prefect` command against its server."""
-        return subprocess.run(
-            [sys.executable, "-m", "prefect", *arguments],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PREFECT_API_URL": self.api},
-            check=False,
-        )
+        environment = os.environ | {"PREFECT_API_URL": self.api}
+        return run_program(sys.executable, "-m", "prefect", *arguments, env=environment)
 
     def steps(self, run: UUID) -> dict[str, str]:
         """State of each step of a flow run, by name; the last attempt's."""
@@ -81,34 +73,29 @@ class Up:
         return {each.name: str(each.state_name) for each in tasks}
 
 
+def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
+    """Waits until a flow run has ended, however it ends; the test's time limit bounds it."""
+    while True:
+        found = client.read_flow_run(run)
+        if found.state is not None and found.state.is_final():
+            return found
+        time.sleep(_POLL_SECONDS)
+
+
 @contextmanager
 def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Up]]:
     """A `geb up` that is ready; it is ended, and has ended all it started, afterwards."""
     up = Up(f"http://127.0.0.1:{free_port()}", folder / "home", folder / "store")
     port = up.ui.rpartition(":")[2]
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "flows.commands.cli", "up", "--port", port, "--no-password"),
-            *("--home", str(up.home), "--store", str(up.store), *arguments),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PREFECT_API_URL": ""},
-        # A process group like that of a terminal's foreground job.
-        start_new_session=True,
-    )
-    try:
-        wait_for_line(process, "Ctrl-C")
-        kept = up.home / "password"
-        yield process, replace(up, password=kept.read_text() if kept.exists() else None)
-    finally:
-        geb("down", "--home", up.home)
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    where = ("--home", up.home, "--store", up.store, *arguments)
+    command = ("up", "--port", port, "--no-password", *where)
+    with started(*command, in_foreground=True, PREFECT_API_URL="") as process:
+        try:
+            wait_for_line(process, "Ctrl-C")
+            kept = up.home / "password"
+            yield process, replace(up, password=kept.read_text() if kept.exists() else None)
+        finally:
+            geb("down", "--home", up.home)
 
 
 def failing_once(folder: Path) -> Path:

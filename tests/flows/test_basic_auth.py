@@ -1,9 +1,8 @@
 """A Prefect server behind basic authentication: runs that know the password, and that do not."""
 
 import base64
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
 from stages.contract.request import make_request
 from stages.store.base import Store
-from tests.probe_stage import ProbeParams, install
+from tests.probe_stage import ProbeParams
+from tests.scripted_server import served
 
 PASSWORD = "admin:correct horse"
 EXPECTED = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
@@ -36,10 +36,8 @@ class _Guarded(BaseHTTPRequestHandler):
 @pytest.fixture
 def api() -> Iterator[str]:
     """Address of a guarded server's API."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Guarded) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
-        server.shutdown()
+    with served(_Guarded) as url:
+        yield f"{url}/api"
 
 
 @pytest.mark.parametrize("password", [None, "admin:wrong", "admin"])
@@ -79,10 +77,8 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_no_stage_gets_the_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    store: Store, probe_stage: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
     monkeypatch.setenv(name, PASSWORD)
     request = make_request(
         ProbeParams(behaviour="tell_environment", message=name),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from flows.commands.cli import app
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
-from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.run_record import RunRecord
 from flows.execution.sampling_trial import SamplingTrial
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import all_steps
@@ -24,8 +24,10 @@ from stages.contract.digests import digest_of
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.store.opening import open_store
-from tests.flows.loop import ROOT, geb, geb_ok, geb_refused, write_config
+from tests.flows.loop import ROOT, geb_ok, geb_refused, write_config
 from tests.flows.probes import wait_until
+from tests.flows.records import recorded
+from tests.stage_calls import write_jsonl
 from tests.tiny_models import make_tiny_llama
 
 SCORE = "def score(prompts, responses, references):\n"
@@ -41,8 +43,7 @@ def with_oracle(folder: Path, code: str, **changes: Any) -> Path:
 
 def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -> list[str]:
     """Cautions about a configuration with so many prompts."""
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(rows)))
+    prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(rows)])
     inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}
     values = {"inputs": inputs, "iterations": 1} | changes
     return list(cautions(RunConfig.model_validate(values)))
@@ -89,16 +90,8 @@ def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path: Path) -> None:
     loaded = load_config(path)
     [first, *_] = plan(loaded)
     assert first.key is not None
-    failed = StepRecord(
-        step=first.step,
-        stage=first.stage,
-        key=first.key,
-        key_fields={},
-        state="failed",
-        started=0,
-        message="[/data] is full",
-    )
-    RunRecord(open_store(loaded.store), loaded.name).save_step(failed)
+    record = RunRecord(open_store(loaded.store), loaded.name)
+    recorded(record, first.step, key=first.key, state="failed", message="[/data] is full")
     shown = CliRunner().invoke(app, ["plan", str(path)])
     assert shown.exception is None
     assert "it failed: [/data] is full" in shown.output
@@ -163,9 +156,7 @@ def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
 
 def test_an_oracle_that_does_not_tell_trial_responses_apart_is_named(tmp_path: Path) -> None:
     constant = f"{SCORE}    return [len(str(each)) for each in prompts]\n"
-    done = geb("plan", with_oracle(tmp_path, constant))
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 0, said
+    said = " ".join(geb_ok("plan", with_oracle(tmp_path, constant)).stderr.split())
     assert "warning oracle.py:score gives all trial responses to a prompt the same reward" in said
     assert "no pair has a winner" in said
     weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
@@ -305,8 +296,7 @@ def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
 def test_a_plan_samples_the_base_and_counts_the_prompts_with_a_winner(
     tmp_path: Path, reward: str, winners: int
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in "abcd"))
+    prompts = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": each} for each in "abcd"])
     code = f"{SCORE}    return [{reward} for number, prompt in zip(NUMBERS, prompts)]\n"
     policy = make_tiny_llama(tmp_path / "policy", words=[*"abcd"])
     config = with_oracle(

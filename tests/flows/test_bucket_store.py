@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stages.store.opening import open_store
 from tests.flows.loop import (
     geb,
     geb_json,
@@ -26,18 +25,6 @@ from tests.flows.loop import (
 from tests.object_storage import SECRET, Gate, objects
 
 pytestmark = pytest.mark.slow
-
-
-def bucket_digests(url: str, run: str = "small") -> dict[str, str]:
-    """Digest of every step's artifact, telemetry left out."""
-    store = open_store(url)
-    found = {}
-    for name, record in steps(url, run).items():
-        manifest = store.manifest(record["stage"], record["key"])
-        assert manifest is not None
-        files = manifest.files.items()
-        found[name] = json.dumps({file: each.sha256 for file, each in files if not each.telemetry})
-    return found
 
 
 def snapshots(url: str) -> list[str]:
@@ -89,7 +76,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(
     assert SECRET not in output
     gate.end()
     geb_ok(*resume)
-    assert bucket_digests(url) == {
+    assert result_digests(url) == {
         name: each
         for name, each in result_digests(finished.parent / "store").items()
         if name != "sft"
@@ -142,5 +129,5 @@ def test_two_runs_at_once_on_two_hosts_end_with_the_same_artifacts(
         with started("run", two) as second:
             outputs = [each.communicate()[0] for each in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), "\n".join(outputs)
-    assert bucket_digests(url, "one") == bucket_digests(url, "two")
+    assert result_digests(url, "one") == result_digests(url, "two")
     assert geb("verify", "--store", url).returncode == 0

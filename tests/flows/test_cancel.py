@@ -12,9 +12,9 @@ from prefect.states import Cancelling
 
 from tests.flows.loop import stage_processes, started, steps, wait_for_line, write_config
 from tests.flows.probe_flow import ProbeConfig
-from tests.flows.probes import hanging_pids, wait_until, write_probes
-from tests.flows.test_process_runner import gone
-from tests.probe_stage import ProbeParams, install
+from tests.flows.probes import gone, hanging_pids, write_probes
+from tests.flows.standing import ended
+from tests.probe_stage import ProbeParams
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +35,6 @@ def running(client: SyncPrefectClient, name: str) -> FlowRun:
     return found[0]
 
 
-def final_state(client: SyncPrefectClient, run: FlowRun) -> str:
-    """Waits until a flow run is over; a test's time limit bounds the wait."""
-
-    def over() -> bool:
-        state = client.read_flow_run(run.id).state
-        return state is not None and state.is_final()
-
-    wait_until(over)
-    return str(client.read_flow_run(run.id).state_name)
-
-
 def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_so(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
@@ -61,7 +50,7 @@ def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_s
     assert "run to-cancel was cancelled" in output
     assert "geb resume to-cancel" in output
     assert "Traceback" not in output
-    assert final_state(client, run) == "Cancelled"
+    assert ended(client, run.id).state_name == "Cancelled"
     assert all(gone(pid) for pid in pids)
     found = steps(tmp_path / "store", "to-cancel")
     # The steps at work, whichever they are by then: on a slow machine none is done yet.
@@ -71,9 +60,8 @@ def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_s
 
 
 def test_stages_that_were_still_to_come_are_not_started(
-    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient, tmp_path: Path, probe_stage: None
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
     config = ProbeConfig(
         name="many-probes",
         store=str(tmp_path / "store"),
@@ -90,7 +78,7 @@ def test_stages_that_were_still_to_come_are_not_started(
     finally:
         process.kill()
         process.wait()
-    assert final_state(client, run) == "Cancelled"
+    assert ended(client, run.id).state_name == "Cancelled"
     assert all(gone(pid) for pid in pids)
     logs = list((tmp_path / "store/logs/probe").glob("*/*.log"))
     assert len(logs) == 1, "stages were started after the run was cancelled"

@@ -71,13 +71,8 @@ def test_a_field_without_a_default_is_required() -> None:
 @pytest.mark.parametrize("command", [("fields",), ("fields", "train", "--json")])
 def test_output_for_which_the_disk_has_no_room_is_a_message(command: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [forked_python(), "-m", "flows.commands.cli", *command],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        words = [forked_python(), "-m", "flows.commands.cli", *command]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error a file or the output: No space left on device")
     assert "remedy make room" in done.stderr

@@ -14,11 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline.config import RunConfig
-from flows.report.comparison import (
-    compare_summaries,
-    held_out_log_pi_ref,
-    training_log_pi_ref,
-)
+from flows.report.comparison import compare_summaries, held_out_log_pi_ref, training_log_pi_ref
 from flows.report.comparison_files import write_files
 from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
@@ -70,10 +66,7 @@ def two(tmp_path: Path) -> list[Summary]:
 
 def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -> None:
     found = compare_summaries(two)
-    assert found.methods == {
-        "plain": "f-DPO, reverse_kl",
-        "bonus": "one_minus_pi, reverse_kl, κ 1",
-    }
+    assert found.methods == {"plain": "f-DPO, reverse_kl", "bonus": "one_minus_pi, reverse_kl, κ 1"}
     paired = {each.figure: each for each in found.paired}
     assert set(paired) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
     reward = paired["mean_reward"]

@@ -2,7 +2,6 @@
 
 import io
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +14,20 @@ from flows.commands.terminal import TerminalConsole, neutral
 from flows.execution import console
 from flows.execution.console import ConsoleObserver
 from stages.contract.events import Progress
-from stages.store.base import Store
-from tests.probe_requests import probe_request
+from stages.contract.request import Request
 
 
 def test_each_phase_of_a_stage_begins_with_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "_LINE_SECONDS", float("inf"))
-    request = probe_request(Store.open(str(tmp_path / "store"), create=True))
     written = io.StringIO()
     with ConsoleObserver(Console(file=written, width=100), 1) as observer:
-        observer.step_started(request)
+        observer.step_started(request_)
         for done, unit in ((1, "pairs"), (2, "pairs"), (0, "steps"), (1, "steps")):
-            observer.stage_event(request, Progress(done=done, total=2, unit=unit))
-        observer.step_started(request)
-        observer.stage_event(request, Progress(done=1, total=2, unit="pairs"))
+            observer.stage_event(request_, Progress(done=done, total=2, unit=unit))
+        observer.step_started(request_)
+        observer.stage_event(request_, Progress(done=1, total=2, unit="pairs"))
     lines = [line.split(": ", 1)[1] for line in written.getvalue().splitlines()]
     assert [" ".join(line.split()[:2]) for line in lines if "/2" in line] == [
         "1/2 pairs",

@@ -3,19 +3,18 @@
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flows.commands import cli
-from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.run_record import RunRecord
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.registry import ModelRegistry
 from tests.flows.loop import ROOT
+from tests.flows.records import recorded
 from tests.stage_calls import checkpoint_artifact
 
 COMMANDS = (
@@ -61,16 +60,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     record = RunRecord(store, "nightly")
     quickstart = ROOT / "configs/quickstart.yaml"
     record.save_config(load_config(quickstart, [f"store={root}", "name=nightly"]))
-    record.save_step(
-        StepRecord(
-            step="iteration-1/train",
-            stage=artifact.manifest.stage,
-            key=artifact.manifest.key,
-            key_fields={},
-            state="failed",
-            started=0.0,
-        )
-    )
+    recorded(record, "iteration-1/train", key=artifact.manifest.key, state="failed")
     attempt = record.path / "attempts/1.json"
     attempt.parent.mkdir(exist_ok=True)
     attempt.write_text("{}")
@@ -92,23 +82,9 @@ Geb = Callable[[str], tuple[int, str]]
 
 
 @pytest.fixture
-def geb(
-    store: Path,
-    healthy: tuple[Path, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Geb:
-    """Runs a command on the store, in this process: its exit code, and all that it says."""
-
-    def run(command: str) -> tuple[int, str]:
-        words = command.format(key=healthy[1]).split()
-        monkeypatch.setattr(sys, "argv", ["geb", *words, "--store", str(store)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), " ".join((said.out + said.err).split())
-
-    return run
+def geb(store: Path, healthy: tuple[Path, str], geb_here: Callable[..., tuple[int, str]]) -> Geb:
+    """Runs a command on the store."""
+    return lambda words: geb_here(*words.format(key=healthy[1]).split(), "--store", store)
 
 
 def test_every_command_is_content_with_the_whole_store(geb: Geb) -> None:

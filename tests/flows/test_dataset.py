@@ -11,12 +11,12 @@ from stages.contract.errors import UserError
 from stages.store.opening import open_store
 from stages.tables.schemas import PAIRS, num_rows, read_rows
 from tests.flows.loop import ROOT, geb, geb_ok, inputs, steps, write_config
+from tests.stage_calls import write_jsonl
 
 
 @pytest.fixture
 def preferences(tmp_path: Path) -> Path:
     """160 preferences for the quickstart's prompts, in TRL's conversational format."""
-    path = tmp_path / "preferences.jsonl"
     lines = (ROOT / "data/quickstart/prompts.jsonl").read_text().splitlines()[:160]
     rows = (
         {
@@ -26,8 +26,7 @@ def preferences(tmp_path: Path) -> Path:
         }
         for row in map(json.loads, lines)
     )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_jsonl(tmp_path / "preferences.jsonl", rows)
 
 
 def test_preferences_take_the_place_of_samples_and_name_the_prompts(

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import subprocess
 import sys
 from typing import Any
 from uuid import uuid4
@@ -25,6 +24,7 @@ from flows.pipeline.presets import configured
 from flows.standing.deployments import AUTOMATIONS
 from flows.sweep import sweep
 from tests.flows.loop import ROOT
+from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -59,16 +59,8 @@ def deploy(server: str, kind: str) -> dict[str, DeploymentResponse]:
         client.create_work_pool(
             WorkPoolCreate(name="geb", type=kind, base_job_template=template(kind))
         )
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
-            *("--prefect-file", str(FILES[kind])),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    command = (sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all")
+    done = run_program(*command, "--prefect-file", FILES[kind], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     with SyncPrefectClient(server) as client:
         return {name: client.read_deployment_by_name(name) for name in sorted(DEPLOYED)}

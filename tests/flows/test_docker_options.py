@@ -22,7 +22,7 @@ from flows.runners.docker.options import (
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
 from stages.contract.params import StageParams
-from stages.contract.request import FileInput, HubInput, Request, Resources, make_request
+from stages.contract.request import FileInput, HubInput, Request, Resources
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
@@ -30,22 +30,10 @@ from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
 from stages.store.base import Store
 from stages.train.params import TrainParams
-from tests.probe_requests import probe_request
-from tests.stage_calls import stand_ins
+from tests.stage_calls import request_of
 
 HUB = HubInput(repo="owner/model", revision="0" * 40)
 HUB_PROMPTS = HUB.model_copy(update={"repo_type": "dataset"})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-def request_for(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
-    params = params or PairParams()
-    inputs = stand_ins(params) | fields.pop("inputs", {})
-    return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
 
 
 @pytest.mark.parametrize(
@@ -65,25 +53,28 @@ def request_for(store: Store, params: StageParams | None = None, **fields: Any) 
 def test_each_stage_has_its_image(
     store: Store, params: StageParams, inputs: Any, gpus: int, titles: list[str]
 ) -> None:
-    request = request_for(store, params, inputs=inputs, resources=Resources(gpus=gpus))
+    request = request_of(store, params, inputs=inputs, resources=Resources(gpus=gpus))
     assert [image.title for image in images_for(request)] == titles
 
 
 def test_gpus_are_asked_for_by_name(store: Store) -> None:
-    [wanted] = host_options(request_for(store), DockerSettings(), ["0", "3"])["device_requests"]
+    [wanted] = host_options(request_of(store), DockerSettings(), ["0", "3"])["device_requests"]
     assert wanted["DeviceIDs"] == ["0", "3"]
     assert wanted["Capabilities"] == [["gpu"]]
-    assert host_options(request_for(store), DockerSettings())["device_requests"] is None
+    assert host_options(request_of(store), DockerSettings())["device_requests"] is None
 
 
 def test_a_container_has_no_more_than_it_needs_and_is_found_by_its_labels(store: Store) -> None:
     wanted = Resources(memory_gib=2, cpus=1.5)
-    request = request_for(store, resources=wanted, run="small", step="iteration-1/pair")
-    found = host_options(request, DockerSettings())
+    request = request_of(store, resources=wanted, run="small", step="iteration-1/pair")
+    settings = DockerSettings(shm_gib=0.125, ulimits={"core": 0})
+    found = host_options(request, settings)
     assert (found["cap_drop"], found["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
     assert (found["read_only"], found["ipc_mode"]) == (True, "private")
     assert found["mem_limit"] == found["memswap_limit"] == 2 << 30, "nothing is swapped out"
     assert (found["nano_cpus"], found["pids_limit"]) == (1_500_000_000, 4096)
+    assert found["shm_size"] == 2**27
+    assert found["ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
     assert modes(request, DockerSettings())[str(store.root)] == "ro"
     assert labels_for(request, ["0", "3"]) == {
         "geb.run": "small",
@@ -97,19 +88,19 @@ def test_a_container_has_no_more_than_it_needs_and_is_found_by_its_labels(store:
 
 def test_a_network_only_where_it_is_declared(store: Store) -> None:
     settings = DockerSettings(network={"score": "bridge"})
-    assert host_options(request_for(store), settings)["network_mode"] == "none"
-    scoring = request_for(store, ScoreParams())
+    assert host_options(request_of(store), settings)["network_mode"] == "none"
+    scoring = request_of(store, ScoreParams())
     assert host_options(scoring, settings)["network_mode"] == "bridge"
-    assert "HF_HUB_OFFLINE" in environment_for(request_for(store), settings)
+    assert "HF_HUB_OFFLINE" in environment_for(request_of(store), settings)
     assert "HF_HUB_OFFLINE" not in environment_for(scoring, settings)
 
 
 def test_something_of_the_hub_needs_a_network_or_a_cache(store: Store) -> None:
-    request = request_for(store, TrainParams(), inputs={"policy": [HUB]})
+    request = request_of(store, TrainParams(), inputs={"policy": [HUB]})
     assert needs_network(request, DockerSettings())
     assert not needs_network(request, DockerSettings(network={"train": "bridge"}))
     assert not needs_network(request, DockerSettings(model_cache="/models"))
-    assert not needs_network(request_for(store), DockerSettings())
+    assert not needs_network(request_of(store), DockerSettings())
 
 
 def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
@@ -120,8 +111,8 @@ def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
 
 def test_only_promote_writes_into_the_registry(store: Store) -> None:
     models = str(store.root / "models")
-    assert models not in modes(request_for(store), DockerSettings())
-    assert modes(request_for(store, PromoteParams()), DockerSettings())[models] == "rw"
+    assert models not in modes(request_of(store), DockerSettings())
+    assert modes(request_of(store, PromoteParams()), DockerSettings())[models] == "rw"
 
 
 def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
@@ -138,7 +129,7 @@ def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
         "policy": [FileInput(location=str(snapshot), digest="1")],
         "reference": [FileInput(location=str(inside), digest="2")],
     }
-    found = modes(request_for(store, TrainParams(), inputs=inputs), DockerSettings())
+    found = modes(request_of(store, TrainParams(), inputs=inputs), DockerSettings())
     assert found[str(snapshot)] == "ro"
     assert found[str(blobs / "abc")] == "ro"
     # The store is there as a whole.
@@ -151,7 +142,7 @@ def test_the_settings_add_mounts_and_variables(store: Store) -> None:
         model_cache="/cache",
         environment={"pair": {"TZ": "UTC"}, "train": {"OTHER": "1"}},
     )
-    request = request_for(store, resources=Resources(cpus=2.5))
+    request = request_of(store, resources=Resources(cpus=2.5))
     found = modes(request, settings)
     assert (found["/data"], found["/scratch"], found["/models"]) == ("ro", "rw", "rw")
     environment = environment_for(request, settings)
@@ -163,7 +154,7 @@ def test_the_settings_add_mounts_and_variables(store: Store) -> None:
 
 def test_stdin_ends_with_the_orchestrator(store: Store) -> None:
     made = container_options(
-        request_for(store),
+        request_of(store),
         DockerSettings(),
         image="geb-core:0.1.0@sha256:1",
         user="1:1",
@@ -195,11 +186,6 @@ def image(digest: str, *of_registries: str, **labels: str) -> Any:
     labels = {CODE_LABEL: stages_digest(), VERSION_LABEL: geb_version()} | labels
     digests = [f"registry.example/geb-probe@{each}" for each in of_registries]
     return SimpleNamespace(id=digest, attrs={"Config": {"Labels": labels}, "RepoDigests": digests})
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    return probe_request(Store.open(str(tmp_path / "store"), create=True))
 
 
 def images(name: str) -> Images:
@@ -240,9 +226,7 @@ def test_an_image_of_other_code_is_refused(request_: Request, label: str, said: 
         images(NAME).find(Engine(**{NAME: image(TRUSTED, **{label: "other"})}), request_)
 
 
-def test_a_progress_bar_is_a_line_each_time_it_is_drawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_progress_bar_is_a_line_each_time_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = [b"loading\r\n 10%\r", b" 20%\r 3", b"0%\nCUDA out of memory"]
     api = SimpleNamespace(logs=lambda *_, **__: iter(chunks))
     engine = SimpleNamespace(api=api, close=lambda: None)

@@ -1,9 +1,7 @@
 """Suites of a judge and of lm-eval, with AlpacaEval's length control, through a real flow."""
 
-import json
 import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +9,23 @@ import pytest
 
 from tests.eval_environment import PYTHON, need_eval_environment, write_punkt
 from tests.flows.loop import geb_json, warm_started, write_config
-from tests.scripted_server import ScriptedServer
+from tests.scripted_server import Reply, ScriptedServer, completion
+from tests.stage_calls import write_jsonl
 
 pytestmark = pytest.mark.slow
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>", re.DOTALL)
 
 
-def prefer_longer(number: int, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def prefer_longer(number: int, request: dict[str, Any]) -> Reply:
     shown = _SHOWN.search(request["messages"][0]["content"])
     assert shown is not None
     first, second = map(len, shown.groups())
     verdict = "tie" if first == second else "A" if first > second else "B"
-    message = {"role": "assistant", "content": f"Verdict: {verdict}"}
-    usage = {"prompt_tokens": 10, "completion_tokens": 3}
-    return 200, {"choices": [{"index": 0, "message": message}], "usage": usage}
-
-
-@pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = ScriptedServer(prefer_longer)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return completion(f"Verdict: {verdict}")
 
 
 def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
-    finished: Path, tmp_path: Path, judge: ScriptedServer
+    finished: Path, tmp_path: Path, serve: Callable[..., ScriptedServer]
 ) -> None:
     need_eval_environment()
     items = ["two towels", "four pillows", "five cups", "three keys", "two maps", "four lamps"]
@@ -61,11 +42,11 @@ def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
     suites = {
         "compared": {
             **sampling,
-            "prompts": write_rows(tmp_path / "compared.jsonl", compared),
+            "prompts": str(write_jsonl(tmp_path / "compared.jsonl", compared)),
             "score": {
                 "oracle": "judge",
                 "judge": {
-                    "url": judge.url,
+                    "url": serve(prefer_longer).url,
                     "model": "scripted",
                     "mode": "pairwise",
                     "against": "reference",
@@ -80,7 +61,7 @@ def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
         },
         "instructed": {
             **sampling,
-            "prompts": write_rows(tmp_path / "instructed.jsonl", instructed),
+            "prompts": str(write_jsonl(tmp_path / "instructed.jsonl", instructed)),
             "prepare": {"reference_columns": ["instruction_id_list", "kwargs"]},
             "score": {"oracle": "ifeval"},
             "correct_from": 1,

@@ -14,15 +14,10 @@ from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.at_work import AtWork, at_work, said
+from tests.at_work import AtWork, at_work
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
 
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    install(tmp_path / "code", monkeypatch)
-    return Store.open(str(tmp_path / "store"), create=True)
+pytestmark = pytest.mark.usefixtures("probe_stage")
 
 
 def hanging(store: Store, message: str) -> Request:
@@ -30,7 +25,7 @@ def hanging(store: Store, message: str) -> Request:
 
 
 def stage_of(work: AtWork) -> psutil.Process:
-    return psutil.Process(int(said(work.heard)[-1].removeprefix("pids ")))
+    return psutil.Process(work.pids[0])
 
 
 def server_of(work: AtWork) -> psutil.Process:

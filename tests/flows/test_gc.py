@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from flows.commands.cli import app
 from flows.commands.store import collect, remove
-from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.run_record import RunRecord
 from stages.contract.errors import UserError
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
 from stages.store.base import Artifact, Store
 from stages.store.local_usage import Held
+from tests.flows.records import recorded
 from tests.stage_calls import call
 
 
@@ -32,37 +33,21 @@ class NoteParams(StageParams):
 NOTE = Stage(NoteParams, lambda ctx: (ctx.out / "note.txt").write_text(ctx.params.text))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def made(store: Store, text: str) -> Artifact:
     return call(NOTE, NoteParams(text=text), {}, store)
 
 
 def needs(store: Store, artifact: Artifact, run: str = "nightly") -> None:
     """Writes down that a run uses an artifact."""
-    RunRecord(store, run).save_step(
-        StepRecord(
-            step=artifact.manifest.key[:8],
-            stage="note",
-            key=artifact.manifest.key,
-            key_fields={},
-            state="reused",
-            started=0.0,
-        )
-    )
+    key = artifact.manifest.key
+    recorded(RunRecord(store, run), key[:8], stage="note", key=key, state="reused")
 
 
 def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
     garbage = collect(store)
-    assert {each.held.key for each in garbage} == {
-        second.manifest.key,
-        third.manifest.key,
-    }
+    assert {each.held.key for each in garbage} == {second.manifest.key, third.manifest.key}
     needs(store, second)
     assert [each.held.key for each in remove(store, garbage)] == [third.manifest.key]
     assert set(store.artifacts()) == {("note", each.manifest.key) for each in (first, second)}

@@ -1,6 +1,5 @@
 """Slots of a Prefect limit around the launch of stages with GPUs, against a real server."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,18 +11,19 @@ from prefect.context import refresh_global_settings_context
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
+from flows.runners.base import Runner
 from flows.runners.choose import make_runner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from stages.store.base import Store
+from tests.at_work import AtWork, at_work
 from tests.flows.prefect_server import Server
 from tests.flows.probe_flow import ProbeConfig, ProbeResources
-from tests.flows.probes import hanging_pids, wait_until
-from tests.flows.test_process_runner import gone
+from tests.flows.probes import gone, wait_until
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
-from tests.probe_stage import ProbeParams, install
+from tests.probe_stage import ProbeParams
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    install(tmp_path / "code", monkeypatch)
+def store(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe_stage: None
+) -> Iterator[Store]:
     # The host has more than the limit allows: what is tested is the limit.
     monkeypatch.setenv("GEB_GPUS", "0,1,2,3")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
@@ -66,32 +67,12 @@ def taken(server: Server) -> int:
         return client.read_global_concurrency_limit_by_name(LIMIT).active_slots
 
 
-class Running:
-    """A stage under a runner of its own, in a thread."""
+def runner() -> Runner:
+    return make_runner(Execution(grace_seconds=1))
 
-    def __init__(self, request: Request) -> None:
-        self.runner = make_runner(Execution(grace_seconds=1))
-        self.waits = threading.Event()
-        self.ended: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(request,))
-        self._thread.start()
 
-    def _run(self, request: Request) -> None:
-        def hear(event: Event) -> None:
-            if isinstance(event, Log) and "slots of limit 'gpu'" in event.message:
-                self.waits.set()
-
-        try:
-            self.runner.run(request, hear)
-        except BaseException as error:
-            self.ended = error
-
-    def stop(self) -> None:
-        self.runner.stop_all()
-        self._thread.join()
-
-    def join(self) -> None:
-        self._thread.join()
+def waits(event: Event) -> bool:
+    return isinstance(event, Log) and "slots of limit 'gpu'" in event.message
 
 
 def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
@@ -102,30 +83,24 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
     executor = StepExecutor(config)
     assert not executor.execute(step, {}).reused
     assert taken(server) == 0
-    holder = Running(probe_request(store, Resources(gpus=2), behaviour="hang"))
-    hanging_pids(store.root)
-    assert taken(server) == 2
     waiting = probe_request(store, Resources(gpus=1), message="waits")
-    waiter = Running(waiting)
-    assert waiter.waits.wait(60)
-    # While both slots are held:
-    assert executor.execute(step, {}).reused
-    assert store.load("probe", waiting.key) is None
-    holder.stop()
-    waiter.join()
-    assert waiter.ended is None
+    with at_work(probe_request(store, Resources(gpus=2), behaviour="hang"), runner()):
+        assert taken(server) == 2
+        waiter = AtWork(waiting, runner(), waits)
+        waiter.wait()
+        # While both slots are held:
+        assert executor.execute(step, {}).reused
+        assert store.load("probe", waiting.key) is None
+    assert waiter.join() is None
     assert store.load("probe", waiting.key) is not None
     assert taken(server) == 0
 
 
 def test_a_wait_for_slots_can_be_ended(server: Server, store: Store) -> None:
-    holder = Running(probe_request(store, Resources(gpus=2), behaviour="hang"))
-    hanging_pids(store.root)
-    waiter = Running(probe_request(store, Resources(gpus=1)))
-    assert waiter.waits.wait(60)
-    waiter.stop()
-    assert isinstance(waiter.ended, StoppedError)
-    holder.stop()
+    with at_work(probe_request(store, Resources(gpus=2), behaviour="hang"), runner()):
+        with at_work(probe_request(store, Resources(gpus=1)), runner(), waits) as waiter:
+            pass
+        assert isinstance(waiter.error, StoppedError)
     assert taken(server) == 0
 
 

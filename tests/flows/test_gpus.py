@@ -1,24 +1,20 @@
 """The locks on a host's GPUs, with GPUs that are there by name alone."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from flows.pipeline.placement import Execution
 from flows.runners.local.gpus import HeldGpus, gpus_of_this_host, hold_gpus
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Resources
 from stages.store.base import Store
-from tests.flows.probes import hanging_pids
-from tests.flows.test_process_runner import gone
+from tests.flows.probes import gone
+from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +100,7 @@ def test_a_wait_can_be_ended() -> None:
 
 
 def test_more_than_there_are_is_refused_with_the_numbers() -> None:
-    with (
-        pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught,
-        hold_gpus(3),
-    ):
+    with pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught, hold_gpus(3):
         pass
     assert "resources" in caught.value.remedy
 
@@ -127,10 +120,8 @@ def test_devices_that_the_environment_hides_are_not_given_out(
 
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
 def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, seen: str
+    store: Store, probe_stage: None, gpus: int, seen: str
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
     heard: list[Event] = []
     request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
     ProcessRunner().run(request, heard.append)
@@ -138,22 +129,11 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
 
 
 def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, probe_stage: None
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
-    path = tmp_path / "request.json"
-    probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm").write(path)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from flows.runners.local.process import ProcessRunner\n"
-        "from stages.contract.request import Request\n"
-        "ProcessRunner(grace_seconds=3).run(Request.read(Path(sys.argv[1])), print)\n"
-    )
-    orchestrator = subprocess.Popen([sys.executable, "-c", code, str(path)])
-    pids = hanging_pids(store.root)
-    os.kill(orchestrator.pid, signal.SIGKILL)
-    orchestrator.wait()
+    request = probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm")
+    with orchestrator(request, Execution(grace_seconds=3)) as (_, pids):
+        pass
     # The stage ignores SIGTERM: it holds its GPUs until it is killed.
     waiter = Holder(1)
     assert waiter.got.wait(60)

@@ -5,9 +5,8 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -22,6 +21,7 @@ from flows.report.pages import SERVED_RUNS, Pages, page_address
 from flows.standing.guarded_server import Guarded, create_app
 from flows.standing.server import free_port, start_server
 from tests.flows.browser import browser_page
+from tests.scripted_server import served
 
 
 async def _served(scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,10 +77,7 @@ def test_a_transaction_that_reads_first_may_write_whatever_others_do_meanwhile(
     async def read_and_write() -> None:
         config = AioSqliteConfiguration(f"sqlite+aiosqlite:///{path}")
         engine = await config.engine()
-        async with (
-            await config.session(engine) as session,
-            config.begin_transaction(session),
-        ):
+        async with await config.session(engine) as session, config.begin_transaction(session):
             await session.execute(text("SELECT * FROM runs"))
             with (
                 contextlib.closing(sqlite3.connect(path, timeout=0)) as other,
@@ -158,18 +155,16 @@ def test_a_page_of_another_origin_makes_nothing(api: str) -> None:
 @pytest.mark.browser
 def test_a_browser_s_page_of_another_origin_makes_nothing(api: str, tmp_path: Path) -> None:
     pages = partial(SimpleHTTPRequestHandler, directory=tmp_path)
-    with ThreadingHTTPServer(("127.0.0.1", 0), pages) as other, browser_page() as page:
-        Thread(target=other.serve_forever, daemon=True).start()
+    with served(pages) as other, browser_page() as page:
         post = """([url, mode, headers]) => fetch(url, {
             method: 'POST', mode, headers, body: new Blob(['{"name": "evil"}'])
         }).then(answer => answer.status, () => 'refused')"""
         as_json = [f"{api}/flows/", "cors", {"Content-Type": "application/json"}]
-        page.goto(f"http://127.0.0.1:{other.server_port}/")
+        page.goto(f"{other}/")
         assert page.evaluate(post, as_json) == "refused"
         # A simple request is sent without asking; its answer is hidden from the page.
         assert page.evaluate(post, [f"{api}/flows/", "no-cors", {}]) == 0
         assert httpx.post(f"{api}/flows/count", json={}).json() == 0
         page.goto(f"{api}/docs")
         assert page.evaluate(post, as_json) == 201
-        other.shutdown()
     assert httpx.post(f"{api}/flows/count", json={}).json() == 1

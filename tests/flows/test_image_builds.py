@@ -1,6 +1,6 @@
 """Builds of images that fail, and an engine that does: a program stands for Docker's own."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,6 @@ import pytest
 from docker.errors import APIError, ImageNotFound
 from requests.models import Response
 
-from flows.commands import cli
 from flows.images import build as building
 from flows.images.table import IMAGES
 from flows.runners.docker import container as engines
@@ -56,7 +55,7 @@ def test_a_build_that_fails_says_at_what(
 
 
 def test_an_engine_that_fails_ends_the_list_with_a_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, geb_here: Callable[..., tuple[int, str]]
 ) -> None:
     def fail(name: str) -> None:
         answer = Response()
@@ -66,8 +65,6 @@ def test_an_engine_that_fails_ends_the_list_with_a_message(
     engine = Engine()
     monkeypatch.setattr(engine, "get", fail)
     monkeypatch.setattr(engines, "connect", lambda: engine)
-    monkeypatch.setattr(sys, "argv", ["geb", "images", "list"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    assert "the storage driver is broken" in capsys.readouterr().err
+    code, said = geb_here("images", "list")
+    assert code == 1
+    assert "the storage driver is broken" in said

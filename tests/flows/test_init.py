@@ -1,6 +1,5 @@
 """`geb init`: folders that run as they are."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from flows.commands.init import Kind, write_task
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from tests.flows.loop import geb, geb_ok, geb_refused
+from tests.programs import run_program
 
 KINDS = {
     "function": ("python", []),
@@ -73,20 +73,12 @@ def test_a_folder_with_a_name_longer_than_a_run_s(tmp_path: Path) -> None:
     assert load_config(tmp_path / name / "geb.yaml").name == name[:100]
 
 
-def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
-    tmp_path: Path,
-) -> None:
+def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(tmp_path: Path) -> None:
     folder = tmp_path / "desk"
     assert geb("init", folder).returncode == 0, "without a terminal, a reward function"
     planned = geb_ok("plan", folder / "geb.yaml")
     assert planned.stderr == ""
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tested = run_program(*(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"), cwd=folder)
     assert tested.returncode == 0, tested.stdout
 
 

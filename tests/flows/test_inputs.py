@@ -1,15 +1,15 @@
 """Inputs from outside: hashed once in a block, again where a file has changed."""
 
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from flows.pipeline.external import inputs_resolved_once, resolve
 from stages.contract.errors import UserError
+from tests.scripted_server import served
 
 
 def rewrite(path: Path, text: str, modified: int) -> None:
@@ -52,13 +52,10 @@ class Refusing(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with served(Refusing) as url:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         yield
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

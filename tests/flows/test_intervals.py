@@ -51,9 +51,7 @@ def test_intervals_are_bootstraps_over_prompts_and_wilson_s(evaluated: Path) -> 
     assert found["win_rate"] == proportion(1, 3)
 
 
-def test_components_of_the_oracle_have_intervals_where_all_shards_are_there(
-    tmp_path: Path,
-) -> None:
+def test_components_of_the_oracle_have_intervals_where_all_shards_are_there(tmp_path: Path) -> None:
     run = {
         "evaluate": write_evaluation(tmp_path / "evaluate", POLICY, BASE),
         "own/score/0": write_scores(tmp_path / "0", {"a": [{"style": 1.0}, {"style": 0.0}]}),
@@ -72,9 +70,7 @@ def test_components_of_the_oracle_have_intervals_where_all_shards_are_there(
 def summary(folder: Path, policy: Any, **evaluation: Any) -> Summary:
     """A run of one iteration whose evaluation is written by hand."""
     metrics = {"mean_reward": 0.5, "win_rate": 1 / 3, "tied_prompts": 1, "base_mean_reward": 0.5}
-    artifacts = {
-        "iteration-1/evaluate": write_evaluation(folder, policy, BASE, metrics),
-    }
+    artifacts = {"iteration-1/evaluate": write_evaluation(folder, policy, BASE, metrics)}
     config = RunConfig.model_validate({"iterations": 1, "evaluation": evaluation})
     found = Summary(folder.name, config, "store", artifacts=artifacts)
     found.rows += [iteration_row(found, 0), iteration_row(found, 1)]

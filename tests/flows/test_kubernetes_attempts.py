@@ -26,8 +26,7 @@ from tests.probe_requests import probe_request
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    store = Store.open(str(tmp_path / "store"), create=True)
+def request_(store: Store) -> Request:
     return probe_request(store, Resources(nodes=2))
 
 

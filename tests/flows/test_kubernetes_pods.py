@@ -13,29 +13,16 @@ from flows.runners.kubernetes.attempt import tell_image
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.manifest import software_versions
-from stages.contract.params import StageParams
-from stages.contract.request import FileInput, Request, Resources, make_request
-from stages.pair.params import PairParams
+from stages.contract.request import FileInput, Request, Resources
 from stages.promote.params import PromoteParams
 from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT, write_config
-from tests.stage_calls import stand_ins
+from tests.stage_calls import request_of
 
 # Volumes that Pod Security "restricted" allows; a path of the host is none of them.
 ALLOWED_VOLUMES = {"persistentVolumeClaim", "emptyDir"}
 CLUSTER = ROOT / "configs/cluster/kubernetes"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-def request_for(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
-    params = params or PairParams()
-    inputs = stand_ins(params) | fields.pop("inputs", {})
-    return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
 
 
 def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any) -> list[Any]:
@@ -43,8 +30,7 @@ def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: 
     # Where the inputs of these requests are, which are nobody's.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
     execution = Execution(
-        kubernetes=KubernetesSettings.model_validate(values),
-        on_orchestrator_death=death,
+        kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
     )
     path = f"{request.store}/request.json"
     name = attempt_name(request)
@@ -114,7 +100,7 @@ def is_restricted(spec: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["defaults", "everything set"])
 def test_every_pod_holds_to_restricted(store: Store, settings: dict[str, Any]) -> None:
     resources = Resources(gpus=1, cpus=2, memory_gib=4, timeout_seconds=60)
-    for made in pods(request_for(store, resources=resources), **settings):
+    for made in pods(request_of(store, resources=resources), **settings):
         assert is_restricted(made["spec"])
         assert made["spec"]["automountServiceAccountToken"] is False
 
@@ -142,7 +128,7 @@ def test_no_setting_makes_a_pod_run_as_root(user: str) -> None:
 
 def test_resources_are_limits_and_requests(store: Store) -> None:
     resources = Resources(gpus=2, cpus=1.5, memory_gib=3, timeout_seconds=90.5)
-    request = request_for(store, resources=resources)
+    request = request_of(store, resources=resources)
     expected = {"cpu": "1500m", "memory": "3072Mi", "nvidia.com/gpu": "2"}
     assert container(request)["resources"] == {"limits": expected, "requests": expected}
     assert pod(request)["spec"]["activeDeadlineSeconds"] == 91
@@ -152,8 +138,8 @@ def test_resources_are_limits_and_requests(store: Store) -> None:
 def test_a_stage_has_its_own_settings_over_those_of_all(store: Store) -> None:
     own = {"node_selector": {"pool": "big"}, "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     settings = EVERYTHING | {"stages": {"train": own}}
-    train = pod(request_for(store, TrainParams()), **settings)
-    pair = pod(request_for(store), **settings)
+    train = pod(request_of(store, TrainParams()), **settings)
+    pair = pod(request_of(store), **settings)
     assert train["spec"]["nodeSelector"] == {"pool": "big"}
     assert pair["spec"]["nodeSelector"] == {"pool": "a100"}
     assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
@@ -178,7 +164,7 @@ def started_pod(request: Request, image_id: str) -> dict[str, Any]:
 def test_a_stage_names_its_image_with_the_digest_that_its_node_tells(
     store: Store, monkeypatch: pytest.MonkeyPatch, image_id: str
 ) -> None:
-    request = request_for(store)
+    request = request_of(store)
     tell_image(started_pod(request, image_id))
     for name in ("GEB_IMAGE", "GEB_IMAGE_FILE"):
         monkeypatch.setenv(name, environment(request)[name]["value"])
@@ -189,9 +175,9 @@ def test_secrets_are_named_and_their_values_nowhere(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "hidden-value")
-    made = environment(request_for(store), secrets={"TOKEN": {"name": "hub", "key": "token"}})
+    made = environment(request_of(store), secrets={"TOKEN": {"name": "hub", "key": "token"}})
     assert made["TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-    assert "hidden-value" not in json.dumps(pods(request_for(store)))
+    assert "hidden-value" not in json.dumps(pods(request_of(store)))
 
 
 def mounts(request: Request, **settings: Any) -> dict[str, Any]:
@@ -199,17 +185,17 @@ def mounts(request: Request, **settings: Any) -> dict[str, Any]:
 
 
 def test_a_stage_writes_its_own_folders_of_the_store_and_nothing_else(store: Store) -> None:
-    request = request_for(store)
+    request = request_of(store)
     found = mounts(request)
     assert found[request.store]["readOnly"] is True
     artifacts = found[f"{request.store}/artifacts/pair"]
     assert (artifacts["readOnly"], artifacts["subPath"]) == (False, "artifacts/pair")
     assert f"{request.store}/models" not in found
-    assert f"{request.store}/models" in mounts(request_for(store, PromoteParams()))
+    assert f"{request.store}/models" in mounts(request_of(store, PromoteParams()))
 
 
 def test_a_claim_may_hold_the_store_in_a_folder(store: Store) -> None:
-    request = request_for(store)
+    request = request_of(store)
     parent = str(store.root.parent)
     found = mounts(request, volumes={parent: {"claim": "shared", "sub_path": "team/geb"}})
     assert found[parent]["subPath"] == "team/geb"
@@ -218,7 +204,7 @@ def test_a_claim_may_hold_the_store_in_a_folder(store: Store) -> None:
 
 
 def test_a_volume_inside_another_comes_after_it(store: Store) -> None:
-    request = request_for(store)
+    request = request_of(store)
     outer, inner = str(store.root.parent), request.store
     found = list(mounts(request, volumes={inner: {"claim": "b"}, outer: {"claim": "a"}}))
     assert found.index(outer) < found.index(inner) < found.index(f"{inner}/artifacts/pair")
@@ -226,11 +212,11 @@ def test_a_volume_inside_another_comes_after_it(store: Store) -> None:
 
 def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
     with pytest.raises(UserError, match="the store is at") as caught:
-        pods(request_for(store), volumes={"/elsewhere": {"claim": "store"}})
+        pods(request_of(store), volumes={"/elsewhere": {"claim": "store"}})
     assert "execution.kubernetes.volumes" in caught.value.remedy
     policy = {"policy": [FileInput(location="/models/a", digest="1")]}
     with pytest.raises(UserError, match="an input is at /models/a"):
-        pods(request_for(store, TrainParams(), inputs=policy))
+        pods(request_of(store, TrainParams(), inputs=policy))
 
 
 def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_path: Path) -> None:
@@ -255,7 +241,7 @@ def test_with_a_store_in_a_bucket_pods_that_do_not_see_its_cache_fetch_by_themse
 
 
 def test_a_pod_that_fetches_has_room_of_its_own_and_no_folder_of_the_store(store: Store) -> None:
-    request = request_for(store)
+    request = request_of(store)
     execution = Execution(kubernetes=KubernetesSettings(image="geb-core:1"), sync_seconds=7)
     url = "s3://bucket/prefix/logs/pair/key/request-1.json"
     [made] = pods_for(Attempt(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here"))
@@ -273,7 +259,7 @@ def test_a_pod_that_fetches_has_room_of_its_own_and_no_folder_of_the_store(store
 
 
 def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
-    request = request_for(store, TrainParams(), resources=Resources(nodes=2))
+    request = request_of(store, TrainParams(), resources=Resources(nodes=2))
     first, second = pods(request)
     command = second["spec"]["containers"][0]["command"]
     work = str(store.work_path("train", request.key))
@@ -290,12 +276,12 @@ def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
 def test_the_supervisor_watches_for_a_sign_or_does_not(
     store: Store, death: str, watches: bool
 ) -> None:
-    command = container(request_for(store), death=death)["command"]
+    command = container(request_of(store), death=death)["command"]
     assert ("--sign" in command) is watches
 
 
 def test_names_and_labels_are_what_the_api_takes(store: Store) -> None:
-    request = request_for(store, run="A run_with.all" * 7, step="iteration-2/generate/0")
+    request = request_of(store, run="A run_with.all" * 7, step="iteration-2/generate/0")
     made = pod(request)["metadata"]
     assert len(made["name"]) <= 63
     assert made["name"] == made["name"].lower()

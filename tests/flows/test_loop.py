@@ -1,16 +1,16 @@
 """The loop at small size against a real Prefect server: results, caching, keys, two at once."""
 
-import asyncio
 import html
 import json
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
-from prefect.client.orchestration import PrefectClient
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.sorting import FlowRunSort
 
 from tests.flows.loop import geb_ok, plan, started, steps, wait_for_line, write_config
+from tests.programs import run_program
 
 
 def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
@@ -54,16 +54,11 @@ def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
     after = steps(finished.parent / "store")
     assert {each["state"] for each in after.values()} == {"reused"}
     assert {name: each["key"] for name, each in after.items()} == before
-
-    async def last_states() -> list[str]:
-        async with PrefectClient(prefect_server) as client:
-            [flow_run, *_] = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)
-            runs = await client.read_task_runs()
-            assert flow_run.state is not None
-            assert flow_run.state.is_completed()
-            return [str(each.state_name) for each in runs if each.flow_run_id == flow_run.id]
-
-    assert set(asyncio.run(last_states())) == {"Cached"}
+    with SyncPrefectClient(prefect_server) as client:
+        [flow_run] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+        runs = client.read_task_runs()
+    assert flow_run.state is not None and flow_run.state.is_completed()
+    assert {each.state_name for each in runs if each.flow_run_id == flow_run.id} == {"Cached"}
 
 
 @pytest.mark.parametrize(
@@ -149,24 +144,6 @@ def test_compute_again_on_purpose(copied: Path) -> None:
     assert states["iteration-1/train"] == "done"
 
 
-@pytest.mark.slow
-def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
-    prefect_server: str, tmp_path: Path
-) -> None:
-    config = write_config(tmp_path)
-    with started("run", config) as process:
-        wait_for_line(process, "sft:", "started")
-        process.terminate()
-        output, _ = process.communicate()
-    assert process.returncode == 130
-    assert "geb resume" in output
-    assert steps(tmp_path / "store")["sft"]["state"] == "stopped"
-    left = subprocess.run(
-        ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert left.stdout == ""
-
-
 # A signal whose exception is raised in a destructor or a callback, where Python only prints it.
 LOSES_INTERRUPTS = """
 import signal
@@ -188,14 +165,17 @@ main()
 
 
 @pytest.mark.slow
-def test_an_interrupt_whose_exception_is_lost_stops_the_run_all_the_same(
-    prefect_server: str, tmp_path: Path
+@pytest.mark.parametrize(
+    "program", [("-m", "flows.commands.cli"), ("-c", LOSES_INTERRUPTS)], ids=["plain", "lossy"]
+)
+def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
+    prefect_server: str, tmp_path: Path, program: tuple[str, str]
 ) -> None:
-    config = write_config(tmp_path)
-    with started("run", config, program=("-c", LOSES_INTERRUPTS)) as process:
+    with started("run", write_config(tmp_path), program=program) as process:
         wait_for_line(process, "sft:", "started")
         process.terminate()
         output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "geb resume" in output
     assert steps(tmp_path / "store")["sft"]["state"] == "stopped"
+    assert run_program("pgrep", "-f", tmp_path).stdout == ""

@@ -3,9 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,8 @@ from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config
+from tests.programs import run_program
+from tests.tiny_models import make_tiny_llama
 
 
 @pytest.mark.parametrize(
@@ -129,43 +129,11 @@ def test_a_place_that_takes_no_folder_is_not_called_full(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "..", "a/b", "", "-x"])
-def test_a_run_s_name_never_leads_out_of_the_store(tmp_path: Path, name: str) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
+def test_a_run_s_name_never_leads_out_of_the_store(store: Store, tmp_path: Path, name: str) -> None:
     (tmp_path / "store/elsewhere").mkdir()
     (tmp_path / "store/elsewhere/config.json").write_text("{}")
     with pytest.raises(UserError, match="is not the name of a run"):
         RunRecord.existing(store, name)
-
-
-def _oracle(body: str) -> Callable[[Path], dict[str, Any]]:
-    def change(folder: Path) -> dict[str, Any]:
-        path = folder / "oracle.py"
-        path.write_text(f"def score(prompts, responses, references):\n    return {body}\n")
-        return {"inputs": {"oracle_code": str(path)}}
-
-    return change
-
-
-def _prompts(text: str) -> Callable[[Path], dict[str, Any]]:
-    def change(folder: Path) -> dict[str, Any]:
-        path = folder / "prompts.jsonl"
-        path.write_text(text)
-        return {"inputs": {"prompts": [str(path)]}}
-
-    return change
-
-
-def _checkpoint_without(*names: str) -> Callable[[Path], dict[str, Any]]:
-    def change(folder: Path) -> dict[str, Any]:
-        from tests.tiny_models import make_tiny_llama
-
-        make_tiny_llama(folder / "checkpoint")
-        for name in names:
-            for path in (folder / "checkpoint").glob(name):
-                path.unlink()
-        return {"inputs": {"policy": str(folder / "checkpoint"), "warm_start": None}}
-
-    return change
 
 
 @pytest.mark.parametrize(
@@ -180,34 +148,40 @@ def _checkpoint_without(*names: str) -> Callable[[Path], dict[str, Any]]:
 def test_a_policy_that_lacks_files_is_refused_before_anything_starts(
     tmp_path: Path, name: str, said: str
 ) -> None:
-    config = write_config(tmp_path, **_checkpoint_without(name)(tmp_path))
-    told = geb_refused("run", config)
+    policy = make_tiny_llama(tmp_path / "checkpoint")
+    for path in policy.glob(name):
+        path.unlink()
+    inputs = {"policy": str(policy), "warm_start": None}
+    told = geb_refused("run", write_config(tmp_path, inputs=inputs))
     assert "inputs.policy: " in told
     assert said in told
     assert not (tmp_path / "store" / "artifacts").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "parts"),
+    ("name", "content", "parts"),
     [
-        (_prompts(""), ["prompts.jsonl", "holds no prompts"]),
+        ("prompts", "", ["wrong.jsonl", "holds no prompts"]),
         (
-            _prompts('{"messages": [{"role": "system", "content": "hi"}]}\n'),
-            ["prompts.jsonl", "line 1", "user"],
+            "prompts",
+            '{"messages": [{"role": "system", "content": "hi"}]}\n',
+            ["wrong.jsonl", "line 1", "user"],
         ),
-        (_oracle("[1.0] * len(responses)"), ["are ties"]),
+        (
+            "oracle_code",
+            "def score(prompts, responses, references):\n    return [1.0] * len(responses)\n",
+            ["are ties"],
+        ),
     ],
     ids=["empty", "no-user-turn", "all-tied"],
 )
 def test_wrong_data_is_refused_by_its_stage(
-    finished: Path,
-    tmp_path: Path,
-    change: Callable[[Path], dict[str, Any]],
-    parts: list[str],
+    finished: Path, tmp_path: Path, name: str, content: str, parts: list[str]
 ) -> None:
-    changes = change(tmp_path)
-    changes["inputs"] = warm_started(finished) | changes["inputs"]
-    config = write_config(tmp_path, pair={"ties": "drop"}, **changes)
+    wrong = tmp_path / ("wrong.jsonl" if name == "prompts" else "wrong.py")
+    wrong.write_text(content)
+    inputs = warm_started(finished) | {name: str(wrong)}
+    config = write_config(tmp_path, pair={"ties": "drop"}, inputs=inputs)
     # To resume reads the same settings again: it helps where a file was wrong.
     hint = "if a setting is wrong, correct it and run it again; if a file is, go on with"
     done = geb("run", config)
@@ -243,13 +217,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(
 
 def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.pair", str(tmp_path / "request.json")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    done = run_program(sys.executable, "-m", "stages.pair", tmp_path / "request.json", cwd=ROOT)
     assert done.returncode == 64
     assert "is not a request" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -13,7 +13,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 from tests.flows.probe_flow import ProbeConfig
-from tests.probe_stage import ProbeParams, install
+from tests.probe_stage import ProbeParams
 
 
 class Recorder(Observer):
@@ -34,8 +34,7 @@ class Recorder(Observer):
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeConfig:
-    install(tmp_path / "code", monkeypatch)
+def config(tmp_path: Path, probe_stage: None) -> ProbeConfig:
     return ProbeConfig(store=str(tmp_path / "store"))
 
 

@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -77,7 +78,7 @@ def test_the_start_of_a_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
-    is_wrapped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_wrapped: bool, monkeypatch: pytest.MonkeyPatch, geb_here: Callable[..., tuple[int, str]]
 ) -> None:
     app = typer.Typer()
 
@@ -89,11 +90,8 @@ def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
         raise error
 
     monkeypatch.setattr(cli, "app", app)
-    monkeypatch.setattr("sys.argv", ["geb"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    said = capsys.readouterr().err
+    code, said = geb_here()
+    assert code == 1
     assert "the Prefect server does not answer: " in said
     assert "All connection attempts failed" in said
     assert "PREFECT_API_URL" in said
@@ -101,7 +99,7 @@ def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
 
 
 def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, geb_here: Callable[..., tuple[int, str]]
 ) -> None:
     """SIGTERM while Prefect is being loaded, which serialises its settings."""
 
@@ -113,8 +111,6 @@ def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
     app = typer.Typer()
     app.command()(lambda: Settings().model_dump() and None)
     monkeypatch.setattr(cli, "app", app)
-    monkeypatch.setattr("sys.argv", ["geb"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 130
-    assert "Traceback" not in capsys.readouterr().err
+    code, said = geb_here()
+    assert code == 130
+    assert "Traceback" not in said

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import yaml
 
 from benchmarks import orchestrated
 from tests.flows.loop import started, steps, wait_for_line, write_config
+from tests.flows.probes import gone
 
 pytestmark = pytest.mark.slow
 
@@ -36,27 +35,19 @@ def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured: None, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.commands.cli", "run", str(write_config(tmp_path))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # A process group like that of a terminal's foreground job.
-        start_new_session=True,
-    )
-    address = wait_for_line(process, "Prefect UI while it runs:").split()[-1]
-    with urllib.request.urlopen(f"{address}/api/health") as answer:
-        assert answer.status == 200
-    wait_for_line(process, "sft:", "steps")
-    below = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate()
+    with started("run", write_config(tmp_path), in_foreground=True) as process:
+        address = wait_for_line(process, "Prefect UI while it runs:").split()[-1]
+        with urllib.request.urlopen(f"{address}/api/health") as answer:
+            assert answer.status == 200
+        wait_for_line(process, "sft:", "steps")
+        below = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "geb resume small" in output
     assert "Traceback" not in output
     assert "connection" not in output.lower(), "it spoke to a server that was gone"
-    for pid in below:
-        subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], check=True)
+    assert all(gone(pid) for pid in below)
 
 
 def server_of(process: psutil.Process) -> psutil.Process:

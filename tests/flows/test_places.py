@@ -1,6 +1,5 @@
 """One store and the same paths for every command, whatever folder it is called from."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb_json, geb_ok, write_config
+from tests.programs import run_program
 
 
 def written(folder: Path, values: dict[str, Any]) -> Path:
@@ -114,12 +114,6 @@ def test_a_list_takes_one_value_or_yaml(
 
 def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
     config = write_config(tmp_path, inputs={"prompts": "data/none.jsonl"})
-    done = subprocess.run(
-        [ROOT / ".venv/bin/geb", "plan", config.name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(ROOT / ".venv/bin/geb", "plan", config.name, cwd=tmp_path)
     assert done.returncode == 64
     assert f"no such file or folder: {tmp_path}/data/none.jsonl" in done.stderr

@@ -4,7 +4,6 @@ import getpass
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from stages.contract.errors import UserError
 from tests.flows.loop import geb, geb_refused
 from tests.flows.standing import geb_up
 from tests.lacking import lacking
+from tests.programs import run_program
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,9 @@ class Postgres:
         return int(self._run("psql", *psql, "-c", f"select count(*) from {table}"))
 
     def _run(self, program: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [self._bin / program, *arguments],
-            user=self._user if os.getuid() == 0 else None,
-            cwd=self._folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
+        user = self._user if os.getuid() == 0 else None
+        done = run_program(self._bin / program, *arguments, input="", user=user, cwd=self._folder)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 

@@ -19,16 +19,12 @@ from flows.pipeline.step import Step
 from flows.runners import choose
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.process import ProcessRunner
-from stages.contract.errors import (
-    DamagedArtifactError,
-    PreemptedError,
-    StoppedError,
-)
+from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import wait_until, write_probes
-from tests.probe_stage import ProbeParams, install
+from tests.probe_stage import ProbeParams
 
 STEP = Step("probe/0", ProbeParams(), {})
 
@@ -91,8 +87,7 @@ def run(path: str) -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeConfig:
-    install(tmp_path / "code", monkeypatch)
+def config(tmp_path: Path, probe_stage: None) -> ProbeConfig:
     return ProbeConfig(
         store=str(tmp_path / "store"),
         probes=(ProbeParams(),),

@@ -15,16 +15,12 @@ from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
-from tests.flows.probes import wait_until
+from tests.at_work import at_work
+from tests.flows.probes import alive, gone, wait_until
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
 
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    install(tmp_path / "code", monkeypatch)
-    return Store.open(str(tmp_path / "store"), create=True)
+pytestmark = pytest.mark.usefixtures("probe_stage")
 
 
 @pytest.fixture(params=[True, False], ids=["forked", "started"], autouse=True)
@@ -52,11 +48,7 @@ def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Eve
     ],
 )
 def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    own: dict[str, str],
-    name: str,
-    value: str,
+    store: Store, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], name: str, value: str
 ) -> None:
     for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(each, raising=False)
@@ -64,29 +56,6 @@ def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
         monkeypatch.setenv(each, wanted)
     heard = run(store, probe_request(store, behaviour="tell_environment", message=name))
     assert f"{name} is {value}" in [each.message for each in heard if isinstance(each, Log)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def gone(pid: int) -> bool:
-    """Waits until a process is gone; a test's time limit bounds the wait."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    import select
-
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    ended = bool(poll.poll(60_000))
-    os.close(descriptor)
-    return ended
 
 
 def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
@@ -138,29 +107,11 @@ def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
 def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None:
-    request = probe_request(store, behaviour=behaviour)
     runner = ProcessRunner(grace_seconds=1.0)
-    ready, pids = threading.Event(), []
-    errors: list[BaseException] = []
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Log) and event.message.startswith("pids "):
-            pids.extend(int(each) for each in event.message.split()[1:])
-            ready.set()
-
-    def work() -> None:
-        try:
-            runner.run(request, hear)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert ready.wait(60)
-    runner.stop_all()
-    thread.join(60)
-    assert not any(alive(pid) for pid in pids)
-    assert isinstance(errors[0], StoppedError)
+    with at_work(probe_request(store, behaviour=behaviour), runner) as work:
+        runner.stop_all()
+        assert isinstance(work.join(), StoppedError)
+        assert not any(alive(pid) for pid in work.pids)
     assert list(store.artifacts()) == []
 
 

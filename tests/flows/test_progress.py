@@ -1,7 +1,6 @@
 """Progress in Prefect never makes a stage wait for the server."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from prefect.logging import disable_run_logger
@@ -9,12 +8,11 @@ from prefect.logging import disable_run_logger
 from flows.execution import prefect_progress
 from flows.execution.prefect_progress import PrefectProgress
 from stages.contract.events import Progress
-from stages.store.base import Store
-from tests.probe_requests import probe_request
+from stages.contract.request import Request
 
 
 def test_a_stage_goes_on_while_the_server_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gets the latest alone of what it says meanwhile."""
     asked, answered, last = threading.Event(), threading.Event(), threading.Event()
@@ -34,12 +32,11 @@ def test_a_stage_goes_on_while_the_server_does_not_answer(
     monkeypatch.setattr(prefect_progress, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(prefect_progress, "create_progress_artifact", create)
     monkeypatch.setattr(prefect_progress, "update_progress_artifact", update)
-    request = probe_request(Store.open(str(tmp_path / "store"), create=True))
     with disable_run_logger(), PrefectProgress("run", "step") as progress:
-        progress.stage_event(request, Progress(done=1, total=9, unit="steps"))
+        progress.stage_event(request_, Progress(done=1, total=9, unit="steps"))
         asked.wait()
         for done in range(2, 10):
-            progress.stage_event(request, Progress(done=done, total=9, unit="steps"))
+            progress.stage_event(request_, Progress(done=done, total=9, unit="steps"))
     # The stage is over, and the server has not answered yet.
     assert sent == []
     answered.set()

@@ -21,6 +21,7 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
+from tests.flows.probes import gone
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +45,7 @@ def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) ->
     pids = [each.pid for each in stage_processes(process)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    for pid in pids:
-        # Returns when a process that is not our child is gone; the test's time limit bounds it.
-        subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], check=True)
+    assert all(gone(pid) for pid in pids)
     assert steps(store)[step]["state"] == "crashed", "the strike came too late"
 
 

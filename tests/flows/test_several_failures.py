@@ -1,10 +1,7 @@
 """The message of a run of which several steps failed."""
 
-import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from flows.execution.prefect_tasks import with_others
 from flows.execution.run_record import RunRecord
@@ -23,7 +20,8 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, write_probes
-from tests.probe_stage import ProbeParams, install
+from tests.probe_stage import ProbeParams
+from tests.programs import run_program
 
 
 def test_the_first_failure_names_the_others_and_keeps_its_lines() -> None:
@@ -72,17 +70,15 @@ def run(path: str) -> None:
 
 
 def test_a_stage_that_its_place_refuses_ends_the_run_at_once(
-    prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefect_server: str, tmp_path: Path, probe_stage: None
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
     config = ProbeConfig(
         store=str(tmp_path / "store"),
         probes=(ProbeParams(behaviour="hang"), ProbeParams(message="refused")),
         execution=Execution(parallel=2),
     )
     code = "import sys; from tests.flows import test_several_failures as it; it.run(sys.argv[1])"
-    command = [sys.executable, "-c", code, str(write_probes(tmp_path, config))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "-c", code, write_probes(tmp_path, config))
     assert done.stderr.endswith("refused: probe/1: the quota does not allow the pod\n")
     states = {
         each.step: each.state for each in RunRecord(Store.open(config.store), "probes").steps()

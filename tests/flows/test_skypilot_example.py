@@ -18,7 +18,6 @@ from stages.contract.request import Request, Resources
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +49,17 @@ match sys.argv[1:4]:
 
 
 @pytest.fixture
-def runner(url: str, aws: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def runner(
+    url: str,
+    aws: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    probe_stage: None,
+) -> Any:
     """Makes a runner with these settings, whose stages are probes."""
     monkeypatch.syspath_prepend(ROOT / "examples/runners/skypilot")
     from geb_skypilot.place import SkyPlace
 
-    install(tmp_path / "code", monkeypatch)
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "sky").write_text(SKY)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,13 @@ from stages.contract.request import FileInput, Request, Resources
 from stages.store.base import Store
 from tests.flows.loop import ROOT
 from tests.probe_requests import probe_request
+from tests.programs import run_program
 
 End = tuple[Status | None, dict[str, str]]
 
 
 def request_for(store: Path, **resources: Any) -> Request:
     return probe_request(Store.open(str(store), create=True), Resources(**resources))
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    return request_for(tmp_path / "store")
 
 
 def test_settings_of_a_stage_lie_over_those_of_all() -> None:
@@ -82,12 +77,12 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
         container="apptainer exec 'my image.sif'",
         srun_options=("--container-name=a b",),
     )
-    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    done = run_program("bash", "-n", input=text)
     assert done.returncode == 0, done.stderr
     head = text[: text.index("# Batch program")]
     shown = 'printf "%s|" "$folder" "$NAME" "$GOMP_SPINCOUNT" "${first[@]}" "${srun_options[@]}"'
     script = head + f"module() {{ :; }}\nset_up\n{shown}\n"
-    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True)
+    done = run_program("bash", input=script)
     words = done.stdout.split("|")
     assert words[:3] == ["/store/it's here", "it's $HOME", "7"], "the settings before the runner's"
     assert words[3:8] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
@@ -106,7 +101,7 @@ def test_an_image_sees_the_store_the_inputs_the_code_and_the_caches(
     text = program_of(request, store / "job", image="geb.sif", image_by=by, **hub)
     arrays = text[text.index("first=") : text.index("set_up() {")]
     script = arrays + 'printf "%s\\n" "${first[@]}" -- "${srun_options[@]}"'
-    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True)
+    done = run_program("bash", input=script)
     lines = done.stdout.splitlines()
     end = len(lines) - lines[::-1].index("--") - 1
     words, chosen = lines[:end], lines[end + 1 :]
@@ -129,9 +124,7 @@ def ended_gang(folder: Path, request: Request, first: str, other: str, grace_sec
     # Slurm starts the steps; here this shell does.
     steps = f'srun() {{ case "$*" in *--relative=0*) {first};; *) {other};; esac; }}\n'
     environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        ["bash"], input=steps + text, env=environment, text=True, capture_output=True, check=False
-    )
+    done = run_program("bash", input=steps + text, env=environment)
     status = JobFolder(folder).status()
     assert status is not None, done.stderr
     return status, {"JobState": "FAILED"}

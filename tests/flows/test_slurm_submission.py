@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,15 +25,10 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probes import wait_until
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
+from tests.programs import run_program
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 OTHERS_JOB = client.QueuedJob("1", "RUNNING", "None", "node1", "another")
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    return probe_request(Store.open(str(tmp_path / "store"), create=True))
 
 
 class Scheduler:
@@ -66,6 +60,11 @@ class Scheduler:
             raise said
         self.calls.append("refused" if said else "taken")
         return subprocess.CompletedProcess([], bool(said), f"{len(self.calls)}\n", said)
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    return Scheduler(monkeypatch)
 
 
 def runner() -> PlaceRunner[Any]:
@@ -107,9 +106,8 @@ def submit_together(request: Request, number: int) -> list[str]:
 
 
 def test_jobs_that_ask_for_the_same_at_once_are_one_array(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, scheduler: Scheduler
 ) -> None:
-    scheduler = Scheduler(monkeypatch)
     jobs = submit_together(request_, 20)
     assert sorted(jobs) == sorted(f"1_{task}" for task in range(20))
     assert scheduler.calls == ["taken"]
@@ -125,9 +123,8 @@ def test_a_full_queue_gets_fewer_jobs_at_a_time_and_is_asked_for_room_by_one(
 
 
 def test_a_full_partition_holds_up_no_job_for_another_one(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Scheduler(monkeypatch)
     taken, full = threading.Event(), threading.Event()
 
     def answer(options: list[str], program: str) -> subprocess.CompletedProcess[str]:
@@ -150,11 +147,9 @@ def test_a_full_partition_holds_up_no_job_for_another_one(
 
 
 def test_jobs_that_are_taken_over_are_found_by_one_call_of_squeue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, scheduler: Scheduler
 ) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
     requests = [probe_request(store, message=str(number)) for number in range(20)]
-    scheduler = Scheduler(monkeypatch)
     an_hour_ago = time.time() - 3600
     for number, request in enumerate(requests):
         folder = JobFolder.create(store, work_name(request), request)
@@ -213,9 +208,8 @@ def interrupt(event: Event) -> None:
 
 
 def test_a_key_that_another_orchestrator_looks_after_is_waited_for(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, scheduler: Scheduler
 ) -> None:
-    scheduler = Scheduler(monkeypatch)
     chosen = runner()
     with orchestrator_lease(request_.store, request_.stage, request_.key) as lease:
         lease.acquire()
@@ -225,9 +219,8 @@ def test_a_key_that_another_orchestrator_looks_after_is_waited_for(
 
 
 def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
-    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: Request, probe_stage: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
     Scheduler(monkeypatch, AssertionError("it is made again"))
     with contextlib.ExitStack() as other:
         lease = other.enter_context(
@@ -243,10 +236,8 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
 
 
 def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    store = Store.open(request_.store)
-    scheduler = Scheduler(monkeypatch)
     chosen = runner()
     for key in ("1", "2"):
         request = request_.model_copy(update={"key": key * 64})
@@ -258,10 +249,9 @@ def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
 
 
 def test_a_task_of_an_array_is_found_by_its_number(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    scheduler = Scheduler(monkeypatch)
-    folder = JobFolder.create(Store.open(request_.store), work_name(request_), request_)
+    folder = JobFolder.create(store, work_name(request_), request_)
     folder.set_work("array_3")
     scheduler.queue.append(client.QueuedJob("7_2", "RUNNING", "None", "n1", "array"))
     assert not runner().has_running(request_), "another one's"
@@ -270,10 +260,8 @@ def test_a_task_of_an_array_is_found_by_its_number(
 
 
 def test_a_job_that_was_told_to_end_is_not_taken_over(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    store = Store.open(request_.store)
-    scheduler = Scheduler(monkeypatch)
     folder = JobFolder.create(store, work_name(request_), request_)
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", folder.name))
     assert runner().has_running(request_)
@@ -282,10 +270,8 @@ def test_a_job_that_was_told_to_end_is_not_taken_over(
 
 
 def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    store = Store.open(request_.store)
-    Scheduler(monkeypatch)
     chosen = runner()
     with pytest.raises(KeyboardInterrupt):
         chosen.run(request_.model_copy(update={"key": "0" * 64}), interrupt)
@@ -299,19 +285,18 @@ def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
         folder=late.path,
         interpreter=sys.executable,
     )
-    done = subprocess.run(["bash"], input=program, text=True, capture_output=True, check=False)
+    done = run_program("bash", input=program)
     status = late.status()
     assert status is not None
     assert (done.returncode, status.code) == (143, 143)
 
 
 def test_a_run_that_stops_submits_none_of_the_jobs_that_wait_their_turn(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    scheduler = Scheduler(monkeypatch)
     stopping = threading.Event()
     stopping.set()
     with pytest.raises(StoppedError):
-        folder = JobFolder.create(Store.open(request_.store), "late", request_)
+        folder = JobFolder.create(store, "late", request_)
         Submitter(SlurmSettings(), 5).submit(request_, folder, "", lambda event: None, stopping)
     assert scheduler.calls == []

@@ -32,6 +32,7 @@ from stages.contract.errors import GebError, RunCancelledError, StoppedError, St
 from stages.contract.manifest import Manifest
 from stages.store.base import Store
 from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, plan, steps, write_config
+from tests.flows.records import recorded
 
 OLD = time.time() - 3600
 
@@ -56,18 +57,11 @@ def told(record: RunRecord) -> dict[str, Any]:
 
 
 def note(record: RunRecord, step: str, state: State, message: str = "") -> StepRecord:
-    saved = StepRecord(
-        step=step,
-        stage=step.split("/")[1 if "/" in step else 0],
-        key="0" * 64,
-        key_fields={},
-        state=state,
-        started=time.time(),
-        ended=None if state == "running" else time.time() + 2,
-        message=message,
-    )
-    record.save_step(saved)
-    return saved
+    now = time.time()
+    ended = None if state == "running" else now + 2
+    stage = step.split("/")[1 if "/" in step else 0]
+    values = {"state": state, "message": message, "started": now, "ended": ended}
+    return recorded(record, step, stage=stage, **values)
 
 
 def test_a_store_that_fails_hides_no_error_of_the_run(
@@ -109,9 +103,7 @@ def test_a_run_s_state_is_how_its_last_attempt_ended(
     assert state in shown(record, "status")
 
 
-def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(
-    record: RunRecord,
-) -> None:
+def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(record: RunRecord) -> None:
     dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())

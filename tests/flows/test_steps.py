@@ -112,10 +112,6 @@ def test_every_training_has_a_seed_of_its_own():
     assert len({made[place].seed for made in runs for place in places}) == 6
 
 
-def test_without_screening_there_are_no_such_steps():
-    assert not [name for name in steps_of() if name.startswith("screen")]
-
-
 def test_a_comparing_judge_sets_evaluation_samples_against_the_bases():
     made = steps_of(JUDGE, "iterations=1", "evaluation.num_shards=2")
     for shard in (0, 1):
@@ -123,10 +119,6 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases():
         assert sources(made[f"base/score/{shard}"], "opponents") == [base]
         assert sources(made[f"iteration-1/evaluate/score/{shard}"], "opponents") == [base]
     assert sources(made["iteration-1/score/0"], "opponents") == []
-
-
-def test_other_oracles_get_no_opponents():
-    assert not any("opponents" in step.inputs for step in steps_of().values())
 
 
 @pytest.mark.parametrize(

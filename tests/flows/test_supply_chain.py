@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from packaging.utils import canonicalize_name
 from flows.images import build
 from flows.images.table import ROOT, Image
 from stages.contract.errors import UserError
+from tests.programs import run_program
 
 CONSTRAINTS = ROOT / "constraints"
 
@@ -98,22 +98,14 @@ def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(
     ids=["clean", "vulnerable", "unknown", "unreachable"],
 )
 def test_an_audit_without_data_is_not_a_clean_one(
-    tmp_path: Path,
-    dependencies: list[dict[str, object]] | None,
-    code: int,
-    said: str,
+    tmp_path: Path, dependencies: list[dict[str, object]] | None, code: int, said: str
 ) -> None:
     answer = "" if dependencies is None else json.dumps({"dependencies": dependencies})
     (tmp_path / "pip_audit.py").write_text(
         f"import sys\nprint({answer!r}, end='')\nprint('no connection', file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/audit.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = run_program(sys.executable, ROOT / "scripts/audit.py", env=environment)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
 

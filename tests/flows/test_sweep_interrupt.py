@@ -2,13 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.flows.loop import geb_json, wait_for_line, write_config
+from tests.flows.loop import geb_json, started, wait_for_line, write_config
 
 # Else the command starts a server of its own, on the database of the user who runs the tests.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -18,22 +16,14 @@ RUNS = {"two-s0", "two-s1"}
 
 def test_ctrl_c_stops_all_runs_of_a_sweep(tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "flows.commands.cli", "sweep", str(config)),
-            *("--seeds", "0,1", "--parallel-runs", "2", "--name", "two"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    started: set[str] = set()
-    while started < RUNS:
-        line = wait_for_line(process, "prepare")
-        started |= {run for run in RUNS if run in line}
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate()
+    two = ("--seeds", "0,1", "--parallel-runs", "2", "--name", "two")
+    with started("sweep", config, *two, in_foreground=True) as process:
+        begun: set[str] = set()
+        while begun < RUNS:
+            line = wait_for_line(process, "prepare")
+            begun |= {run for run in RUNS if run in line}
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "Traceback" not in output
     done = geb_json("status", "--store", tmp_path / "store")

@@ -45,8 +45,7 @@ def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_
         assert client.read_flow(run.flow_id).name == iterate.name
     assert run.name == telling_name(config)
     assert configured(run.parameters["preset"], run.parameters["config"]) == config
-    assert run.state is not None
-    assert run.state.is_failed()
+    assert run.state is not None and run.state.is_failed()
     message = str(run.state.message)
     assert f"geb resume terminal --store {tmp_path / 'store'}" in message
     assert "Retry" not in message, "Prefect has no deployment to start it with"

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.flows.loop import (
     write_config,
 )
 from tests.forking import forked_python
+from tests.programs import run_program
 
 SMALLER: dict[str, Any] = {
     "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
@@ -130,16 +130,10 @@ def test_adapters_go_on_over_their_base_and_are_used_with_it(
 
     geb_ok("evaluate", config, "small:2", "--base", "small:1", "--json")
     assert geb_json("gc", "--store", store) == []
-    said = subprocess.run(
-        [
-            *(forked_python(), "-m", "flows.commands.cli", "chat", "small:2"),
-            *("--store", store, "--max-new-tokens", "2"),
-        ],
+    said = run_program(
+        *(forked_python(), "-m", "flows.commands.cli", "chat", "small:2"),
+        *("--store", store, "--max-new-tokens", "2"),
         input="We need two maps.\n",
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        check=False,
     )
     assert said.returncode == 0, said.stderr
     assert [line.partition(":")[0] for line in said.stdout.splitlines()] == ["small", "base"]

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.flows.loop import ROOT
+from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -26,14 +26,7 @@ def test_the_tutorial_ends_with_a_promoted_model_and_holds_back_one_that_is_no_b
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     script = "set -eux\n" + "".join(blocks("console"))
     environment = os.environ | {"PATH": path}
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program("bash", "-c", script, cwd=tmp_path, env=environment)
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 0, said[-4000:]
     assert "desk@production is version 2" in said
@@ -41,20 +34,9 @@ def test_the_tutorial_ends_with_a_promoted_model_and_holds_back_one_that_is_no_b
     assert "timid:1 is not promoted: better_than_base_confidence" in said
     assert "desk:2: Certainly, two cups for room 12." in said
     desk = tmp_path / "desk"
-    models = json.loads(
-        subprocess.run(
-            ["geb", "models", "--json"],
-            cwd=desk,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
+    models = json.loads(run_program("geb", "models", "--json", cwd=desk, env=environment).stdout)
     assert models["desk"]["aliases"] == {"production": 2}
     assert models["timid"]["aliases"] == {}
     [code] = blocks("python")
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=desk, capture_output=True, text=True, check=True
-    )
+    loaded = run_program(sys.executable, "-c", code, cwd=desk)
     assert loaded.stdout.startswith("Certainly, four maps for room 3.")

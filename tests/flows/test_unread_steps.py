@@ -36,11 +36,7 @@ def test_they_are_those_of_the_run(tmp_path: Path) -> None:
     }
     suites = {
         "own": {"prompts": str(PROMPTS), "num_shards": 2, "after": "each"},
-        "coded": {
-            "prompts": str(PROMPTS),
-            "score": {"oracle": "python"},
-            "oracle_code": str(code),
-        },
+        "coded": {"prompts": str(PROMPTS), "score": {"oracle": "python"}, "oracle_code": str(code)},
         "long": {
             "prompts": str(PROMPTS),
             "score": judged,

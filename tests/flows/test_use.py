@@ -1,8 +1,6 @@
 """`geb export` and `geb chat`: a registered model, used."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from stages.store.registry import ModelRegistry
 from tests.flows.loop import geb, geb_ok, geb_refused, started, steps
 from tests.forking import forked_python
 from tests.local_hub import serve_models
+from tests.programs import run_program
 from tests.small_disk import no_room
 
 
@@ -41,22 +40,11 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
     assert "is there and not empty" in again
 
 
-def run_module(*command: object, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [forked_python(), "-m", *map(str, command)],
-        input=given,
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        check=False,
-    )
-
-
 def test_a_chat_shows_the_base_beside_the_policy(finished: Path) -> None:
-    done = run_module(
-        *("flows.commands.cli", "chat", "small@production"),
+    done = run_program(
+        *(forked_python(), "-m", "flows.commands.cli", "chat", "small@production"),
         *("--store", finished.parent / "store", "--max-new-tokens", "4"),
-        given="Please bring two cups to room 12.\n\nWe need two maps.\n",
+        input="Please bring two cups to room 12.\n\nWe need two maps.\n",
     )
     assert done.returncode == 0, done.stderr
     names = [line.partition(":")[0] for line in done.stdout.splitlines()]
@@ -65,7 +53,8 @@ def test_a_chat_shows_the_base_beside_the_policy(finished: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (tmp_path / "me@home").mkdir()
-    done = run_module("stages.generate.dialogue", f"base={tmp_path / 'me@home'}")
+    module = (forked_python(), "-m", "stages.generate.dialogue")
+    done = run_program(*module, f"base={tmp_path / 'me@home'}", input="")
     assert done.returncode == 64
     assert f"{tmp_path}/me@home" in done.stderr, "an @ in a folder's name begins no revision"
     assert "remedy" in done.stderr
@@ -104,9 +93,8 @@ def trained(
 
 
 def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
-    tmp_path: Path,
+    store: Store, tmp_path: Path
 ) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
     files = ("checkpoint/config.json", "adapter/adapter_config.json")
     first = trained(store, "1" * 64, HUB, *files)
     second = trained(store, "2" * 64, first.ref("checkpoint"), *files)
@@ -132,8 +120,9 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
         assert named == (number == 1), "only the first one's base is a model of the hub"
 
 
-def test_an_export_for_which_there_is_no_room_leaves_no_folder(tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
+def test_an_export_for_which_there_is_no_room_leaves_no_folder(
+    store: Store, tmp_path: Path
+) -> None:
     made = trained(store, "1" * 64, HUB, "checkpoint/config.json", "checkpoint/more.json")
     ModelRegistry(store).register("tiny", made.ref("checkpoint"), metrics={})
     new, empty = tmp_path / "new", tmp_path / "empty"
@@ -149,9 +138,8 @@ def test_an_export_for_which_there_is_no_room_leaves_no_folder(tmp_path: Path) -
 
 
 def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
-    tmp_path: Path,
+    store: Store, tmp_path: Path
 ) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)
     ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
@@ -167,8 +155,9 @@ def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
     assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
 
 
-def test_an_adapter_whose_base_is_gone_or_an_empty_folder_is_damaged(tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
+def test_an_adapter_whose_base_is_gone_or_an_empty_folder_is_damaged(
+    store: Store, tmp_path: Path
+) -> None:
     made = trained(store, "1" * 64, HUB, "checkpoint/config.json")
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     trained(store, "2" * 64, made.ref("checkpoint"), *files)
@@ -194,9 +183,8 @@ TOKEN = "hf_of_a_test"
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Path:
+def large(store: Store, tmp_path: Path) -> Path:
     """A store with the model `big`, of two large files and two small ones."""
-    store = Store.open(str(tmp_path / "store"), create=True)
     files = ("config.json", "a.safetensors", "b.safetensors", "tokenizer.json")
     made = trained(store, "4" * 64, HUB, *(f"checkpoint/{name}" for name in files))
     ModelRegistry(store).register("big", made.ref("checkpoint"), metrics={})
@@ -230,8 +218,7 @@ def test_a_push_that_is_cut_off_goes_on_with_what_the_hub_lacks(
         assert hub.branches["me/big"] == {"main": {}, "trial": {}}, "no part of a model is there"
         hub.holds.clear()
         hub.released.set()
-        done = geb(*arguments, **hub_environment(hub.url))
-        assert done.returncode == 0, done.stderr
+        done = geb_ok(*arguments, **hub_environment(hub.url))
         assert f"pushed {hub.url}/me/big/commit/" in done.stdout.replace("\n", "")
         assert hub.branches["me/big"] == {"main": {}, "trial": content_of(folder)}
         assert hub.private == {"me/big": True}
@@ -246,17 +233,13 @@ def test_a_push_without_a_token_or_with_a_wrong_one_is_the_user_s_mistake(
         none = geb(*push_arguments(large, tmp_path / "a"), **hub_environment(hub.url, ""))
         assert (none.returncode, (tmp_path / "a").exists()) == (64, False)
         assert "HF_TOKEN is not set" in none.stderr
-        wrong = geb(*push_arguments(large, tmp_path / "b"), **hub_environment(hub.url, "hf_other"))
-        assert wrong.returncode == 64
-        assert "the hub refuses a push to me/big" in " ".join(wrong.stderr.split())
+        wrong = push_arguments(large, tmp_path / "b")
+        said = geb_refused(*wrong, **hub_environment(hub.url, "hf_other"))
+        assert "the hub refuses a push to me/big" in said
         hub.private["me/big"] = False
         hub.branches["me/big"] = {"main": {}}
-        public = push_arguments(large, tmp_path / "b", "--private")
-        refused = geb(*public, **hub_environment(hub.url))
-        assert refused.returncode == 64
-        assert "is there and public, and --private was asked for" in " ".join(
-            refused.stderr.split()
-        )
+        said = geb_refused(*wrong, "--private", **hub_environment(hub.url))
+        assert "is there and public, and --private was asked for" in said
         assert hub.branches["me/big"] == {"main": {}}
 
 
@@ -264,13 +247,11 @@ def test_a_dry_run_lists_the_files_and_neither_copies_nor_sends(
     large: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    done = geb(*push_arguments(large, folder, "--dry-run", "--revision", "trial"), HF_TOKEN="")
-    assert done.returncode == 0, done.stderr
+    done = geb_ok(*push_arguments(large, folder, "--dry-run", "--revision", "trial"), HF_TOKEN="")
     size = len("checkpoint/config.json" + "4" * 64)
     assert f"{size}  config.json" in done.stdout
     assert "4 files of" in done.stdout
     assert "would go to me/big@trial" in " ".join(done.stdout.split())
     assert not folder.exists()
-    alone = geb("export", "big", folder, "--store", large, "--dry-run")
-    assert alone.returncode == 64
-    assert "--push is not given" in alone.stderr
+    said = geb_refused("export", "big", folder, "--store", large, "--dry-run")
+    assert "--push is not given" in said

@@ -2,16 +2,15 @@
 
 import json
 import socket
-import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from flows.commands import cli
-from flows.execution.run_record import DamagedRecordWarning, RunRecord, State, StepRecord
+from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
 from flows.report.html import facts, verdict, write
@@ -21,6 +20,7 @@ from flows.report.table import SuiteFigures
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in, write_evaluation
+from tests.flows.records import recorded
 from tests.stage_calls import checkpoint_artifact
 
 
@@ -115,37 +115,19 @@ def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
+def record(store: Store, tmp_path: Path) -> RunRecord:
     """A run of one iteration with all its steps but the suite's, which failed, and what follows."""
-    store = Store.open(str(tmp_path / "store"), create=True)
     record = RunRecord(store, "small")
     folder = tmp_path / "suite"
     suite = {"prompts": str(folder / "prompts.jsonl")}
     record.save_config(RunConfig(name="small", iterations=1, suites={"right": suite}))
     for name in step_names(record.config()):
-        save(record, name)
+        recorded(record, name)
     failed = "iteration-1/evaluate/suite-right/score/0"
     cause = f"{failed} (train {'0' * 12}): the oracle raised KeyError: 'x'"
-    save(record, failed, state="failed", message=f"{cause}\nremedy")
+    recorded(record, failed, state="failed", message=f"{cause}\nremedy")
     (record.path / "steps" / "iteration-1~evaluate~suite-right.json").unlink()
     return record
-
-
-def save(
-    record: RunRecord, name: str, *, key: str = "", state: State = "done", message: str = ""
-) -> None:
-    record.save_step(
-        StepRecord(
-            step=name,
-            stage="train",
-            key=key or "0" * 64,
-            key_fields={},
-            state=state,
-            started=1.0,
-            ended=2.0,
-            message=message,
-        )
-    )
 
 
 def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
@@ -183,33 +165,27 @@ def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord)
 
 
 def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    record: RunRecord, geb_here: Callable[..., tuple[int, str]]
 ) -> None:
     for name in step_names(record.config()):
-        save(record, name)
+        recorded(record, name)
     artifact = checkpoint_artifact(record.store, "one")
-    save(record, "iteration-1/train", key=artifact.manifest.key)
+    recorded(record, "iteration-1/train", key=artifact.manifest.key)
     (artifact.path / "manifest.json").write_text("{}")
     with pytest.warns(DamagedRecordWarning, match=r"iteration-1/train: damaged artifact"):
         found = verdict(summarise(record))
     assert found.tone == "bad"
     assert found.sentence.startswith("1 artifact is damaged, and figures are missing here. ")
     assert found.reasons[0].startswith("iteration-1/train: damaged artifact")
-    monkeypatch.setattr(
-        sys, "argv", ["geb", "report", "small", "--store", str(record.store.location)]
-    )
-    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
-        cli.main()
-    said = capsys.readouterr()
-    assert ended.value.code == 1
-    assert "iteration-1/train: damaged artifact" in " ".join(said.out.split())
+        code, said = geb_here("report", "small", "--store", record.store.location)
+    assert code == 1
+    assert "iteration-1/train: damaged artifact" in said
     assert "1 artifact is damaged" in (record.path / "report.html").read_text()
 
 
-def test_the_page_lists_the_settings_that_differ_and_needs_no_network(
-    tmp_path: Path,
-) -> None:
+def test_the_page_lists_the_settings_that_differ_and_needs_no_network(tmp_path: Path) -> None:
     found = summary(tmp_path, promoted=None)
     for row in found.rows:
         row |= {"solved": {}}

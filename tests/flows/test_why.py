@@ -14,11 +14,12 @@ from flows.report.why import Why, explain
 from stages.contract.errors import UserError
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact
-from stages.tables.schemas import PAIRS, RESPONSES, TABLES, write_table
+from stages.tables.schemas import PAIRS, RESPONSES, write_table
 from stages.train.reference import REFERENCE_LOGPROBS
 from stages.training.batches import Plan
 from tests.flows.evaluations import write_evaluation, write_scores
 from tests.flows.loop import geb_ok, geb_refused
+from tests.stage_calls import response
 
 SCORES = {"Yes.": 1.0, "No.": 0.25, "Never.": 0.0}
 SEED = 7
@@ -43,19 +44,9 @@ def samples(folder: Path, place: str, answers: Answers) -> dict[str, Artifact]:
     """Responses and scores of a sampling, by the names of their steps."""
     made = folder / place / "generate"
     made.mkdir(parents=True)
+    own = {"response_token_ids": [2, 3], "response_logprobs": [-0.5, -1.0]}
     rows = [
-        dict.fromkeys(TABLES["responses"], None)
-        | {
-            "prompt_id": prompt,
-            "sample_index": index,
-            "messages": [{"role": "user", "content": f"Question {prompt}?"}],
-            "prompt_token_ids": [1],
-            "response_token_ids": [2, 3],
-            "response_logprobs": [-0.5, -1.0],
-            "response": text,
-            "finish_reason": "stop",
-            "seed": 0,
-        }
+        response(f"Question {prompt}?", index, text, prompt_id=prompt, **own)
         for prompt, given in answers.items()
         for index, text in enumerate(given)
     ]

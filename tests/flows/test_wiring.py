@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flows.commands.cli import main
 from flows.pipeline.steps import Steps
 from stages.contract.errors import GebError
 from stages.contract.events import Emitter
@@ -74,7 +73,7 @@ def test_a_wrong_wiring_is_refused_by_the_plan(
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    geb_here: Callable[..., tuple[int, str]],
 ) -> None:
     right = getattr(Steps, builder)
 
@@ -83,11 +82,8 @@ def test_a_wrong_wiring_is_refused_by_the_plan(
         return dataclasses.replace(step, inputs=change(dict(step.inputs)))
 
     monkeypatch.setattr(Steps, builder, wrong)
-    monkeypatch.setattr("sys.argv", ["geb", "plan", str(write_config(tmp_path))])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr().err
-    assert ended.value.code == 64, told
+    code, told = geb_here("plan", write_config(tmp_path))
+    assert code == 64, told
     assert said in told
     assert KNOWN[builder] in told
 
@@ -99,10 +95,7 @@ class LazyParams(StageParams):
 
 
 @pytest.mark.parametrize("written", ["checkpoints/model", "checkpoint"])
-def test_an_artifact_without_a_declared_output_is_not_published(
-    tmp_path: Path, written: str
-) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
+def test_an_artifact_without_a_declared_output_is_not_published(store: Store, written: str) -> None:
     request = make_request(LazyParams(), inputs={}, seed=0, store=str(store.root))
 
     def run(ctx: Any) -> None:

@@ -20,11 +20,11 @@ NAMES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_A
 
 
 @pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_(store: Store, monkeypatch: pytest.MonkeyPatch) -> Request:
     """A request for two nodes, made by an orchestrator that knows the password."""
     for name in NAMES:
         monkeypatch.setenv(name, f"admin:{PASSWORD}")
-    return probe_request(Store.open(str(tmp_path / "store"), create=True), Resources(nodes=2))
+    return probe_request(store, Resources(nodes=2))
 
 
 def is_clean(text: str) -> bool:

@@ -15,9 +15,8 @@ from prefect.states import Cancelling
 
 from flows.pipeline.placement import Execution
 from tests.flows.probe_flow import ProbeConfig, probes
-from tests.flows.probes import hanging_pids, wait_until
-from tests.flows.test_process_runner import gone
-from tests.probe_stage import ProbeParams, install
+from tests.flows.probes import gone, hanging_pids, wait_until
+from tests.probe_stage import ProbeParams
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +30,8 @@ def is_online(client: SyncPrefectClient) -> bool:
 
 
 def test_cancelling_a_run_on_a_worker_ends_its_stages(
-    prefect_server: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    prefect_server: str, tmp_path: Path, probe_stage: None
 ) -> None:
-    install(tmp_path / "code", monkeypatch)
     client = SyncPrefectClient(prefect_server)
     client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     client.create_work_queue(name=QUEUE, work_pool_name=POOL)

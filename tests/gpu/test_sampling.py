@@ -10,11 +10,10 @@ from stages.modeling.load import load_causal_lm
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.gpu.programs import run_stage
 from tests.stage_calls import request_for, write_prompts
-from tests.tiny_models import WORDS
+from tests.stages.generate.small_runs import TEXTS, assert_logprobs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
 PARAMS = {"num_samples": 3, "max_new_tokens": 12}
 VLLM = {"gpu_memory_utilization": 0.3, "max_num_seqs": 16}
 # Tolerance of a log-probability, in 16 bits and in float32.
@@ -52,12 +51,7 @@ def tokens_of(rows):
 def test_logprobs_are_those_of_the_cpu(sampled, policy, backend, dtype, temperature):
     rows = sampled("store", backend=backend, dtype=dtype, temperature=temperature, vllm=VLLM)
     model = load_causal_lm(ModelSource(str(policy)), dtype="float32", device=torch.device("cpu"))
-    for row in rows:
-        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
-        assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING[dtype])
+    assert_logprobs(rows, model, ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])

@@ -22,6 +22,7 @@ from flows.pipeline.placement import KubernetesSettings
 from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
+from tests.programs import run_program
 
 TOOLS = ROOT.parent / "shared/cluster/k8s"
 IMAGE = "localhost/geb-root:1"
@@ -35,9 +36,7 @@ THIS_MACHINE = "10.243.0.254"
 
 def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str:
     """Runs kubectl with a manifest as its input, and returns what it printed."""
-    done = subprocess.run(
-        ["kubectl", *arguments], input=text, capture_output=True, text=True, check=False
-    )
+    done = run_program("kubectl", *arguments, input=text)
     assert done.returncode == 0 or not check, done.stderr
     return done.stdout
 
@@ -84,26 +83,14 @@ def _answers() -> bool:
 
 
 @contextlib.contextmanager
-def cut_off(node: str) -> Iterator[None]:
-    """A node without its network within the block."""
+def without(node: str, take: str, give: str) -> Iterator[None]:
+    """A node after `take` within the block, after `give` at the end: cut, mend; kill, start."""
     number = node.removeprefix("node")
-    subprocess.run([_tool_of_nodes(), number, "cut"], check=True)
+    subprocess.run([_tool_of_nodes(), number, take], check=True)
     try:
         yield
     finally:
-        subprocess.run([_tool_of_nodes(), number, "mend"], check=True)
-        _await_ready(node)
-
-
-@contextlib.contextmanager
-def powered_off(node: str) -> Iterator[None]:
-    """A node without power within the block; it starts anew at the end."""
-    number = node.removeprefix("node")
-    subprocess.run([_tool_of_nodes(), number, "kill"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run([_tool_of_nodes(), number, "start"], check=True)
+        subprocess.run([_tool_of_nodes(), number, give], check=True)
         _await_ready(node)
 
 

@@ -10,7 +10,6 @@ import pytest
 from stages.store.base import Store
 from stages.store.locks import exclusive_lock
 from tests.kubernetes.cluster import Namespace, load_image, namespace, reachable_cluster
-from tests.probe_stage import install
 
 
 @pytest.fixture(scope="package")
@@ -41,9 +40,8 @@ def nodes(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def store(cluster: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(cluster: Namespace, tmp_path: Path, probe_stage: None) -> Iterator[Store]:
     """A store, for probes in pods; none of its pods may be left after the test."""
-    install(tmp_path / "code", monkeypatch)
     made = Store.open(str(tmp_path / "store"), create=True)
     yield made
     assert cluster.pods() == []

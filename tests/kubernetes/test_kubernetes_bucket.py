@@ -14,9 +14,8 @@ from stages.contract.errors import PreemptedError
 from stages.contract.request import Request, Resources
 from stages.store.opening import open_store
 from tests.at_work import at_work
-from tests.flows.loop import ROOT, geb, plan, result_digests, write_config
+from tests.flows.loop import ROOT, geb, geb_ok, plan, result_digests, write_config
 from tests.flows.probes import wait_until
-from tests.flows.test_bucket_store import bucket_digests
 from tests.kubernetes.cluster import CPUS, THIS_MACHINE, Namespace, kubectl
 from tests.kubernetes.pods import execution
 from tests.kubernetes.test_kubernetes_loop import RESOURCES, section
@@ -24,7 +23,6 @@ from tests.lacking import lacking
 from tests.object_storage import BUCKET, aws_environment, make_bucket, objects, s3_server
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -79,11 +77,8 @@ def settings(cluster: Namespace, *folders: Path) -> KubernetesSettings:
 
 
 @pytest.fixture
-def probes(
-    cluster: Namespace, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Execution:
+def probes(cluster: Namespace, url: str, tmp_path: Path, probe_stage: None) -> Execution:
     """Execution of probes in pods, and an empty store."""
-    install(tmp_path / "code", monkeypatch)
     open_store(url, create=True)
     return execution(settings(cluster, tmp_path / "code"), 5, sync_seconds=0.5)
 
@@ -107,9 +102,8 @@ def test_the_loop_runs_without_a_shared_volume(
         resources=RESOURCES,
         inputs={"prompts": str(tmp_path / "data/prompts.jsonl")},
     )
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert bucket_digests(url) == result_digests(finished.parent / "store")
+    geb_ok("run", config)
+    assert result_digests(url) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
     done = geb("doctor", "--runner", "kubernetes", "--config", config)

@@ -81,7 +81,7 @@ def _kubeconfig(namespace: str) -> dict[str, Any]:
 def test_the_shipped_files_install(cluster: Namespace) -> None:
     found = objects()
     assert set(found) == {
-        *("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim"),
+        *("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim")
     }
     assert found["Namespace"]["metadata"]["labels"] == {
         "pod-security.kubernetes.io/enforce": "restricted"

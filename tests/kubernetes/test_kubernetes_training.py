@@ -1,20 +1,17 @@
 """Training on two nodes of a real cluster: undisturbed, and with a node disturbed."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric
-from tests.at_work import AtWork
-from tests.kubernetes.cluster import CPUS, Namespace, cut_off, frozen, powered_off
+from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
 from tests.kubernetes.pods import runner
-from tests.two_nodes import Fault, make_inputs, outlives, train, training
+from tests.two_nodes import Fault, killed, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -51,22 +48,14 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
         [node] = [node for pod, node in hosts(cluster).items() if pod.endswith(f"-{number}")]
         return node
 
-    @contextlib.contextmanager
-    def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
-        for each in processes:
-            # The kernel ends the others with the first process of a container.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        yield
-
     def node_frozen(*_: object) -> contextlib.AbstractContextManager[None]:
         return frozen(node_of(1))
 
     def node_cut_off(*_: object) -> contextlib.AbstractContextManager[None]:
-        return cut_off(node_of(1))
+        return without(node_of(1), "cut", "mend")
 
     def first_node_powered_off(*_: object) -> contextlib.AbstractContextManager[None]:
-        return powered_off(node_of(0))
+        return without(node_of(0), "kill", "start")
 
     lost = "its node does not answer"
     faults = [

@@ -1,7 +1,6 @@
 """The runner of examples/runners/ray on a real Ray of two nodes."""
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from stages.store.base import Store
 from tests.at_work import AtWork, at_work, said
 from tests.flows.loop import plan, result_digests, write_config
 from tests.probe_requests import probe_request
-from tests.probe_stage import install
+from tests.programs import run_program
 from tests.ray.conftest import RayCluster
 from tests.two_nodes import Fault, make_inputs, outlives, train, training
 
@@ -33,8 +32,7 @@ def runner(cluster: RayCluster, grace_seconds: float = 5, **changes: Any) -> Run
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    install(tmp_path / "code", monkeypatch)
+def store(tmp_path: Path, probe_stage: None) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
 
 
@@ -59,10 +57,9 @@ def test_a_stopped_run_lets_its_stage_end_and_leaves_no_process(
 ) -> None:
     chosen = runner(cluster)
     with at_work(probe_request(store, behaviour="leave_child"), chosen) as work:
-        [line] = [each for each in said(work.heard) if each.startswith("pids ")]
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
-    assert not any(psutil.pid_exists(int(each)) for each in line.split()[1:])
+    assert not any(psutil.pid_exists(each) for each in work.pids)
 
 
 def test_what_the_cluster_never_has_is_refused(store: Store, cluster: RayCluster) -> None:
@@ -77,8 +74,7 @@ def test_the_loop_gives_the_artifacts_of_the_process_runner(
     execution = {"runner": "ray", "parallel": 2, "runner_settings": cluster.settings()}
     config = write_config(tmp_path, execution=execution)
     # A new process: what is installed is read as Python starts.
-    command = [sys.executable, "-m", "flows.commands.cli", "run", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "-m", "flows.commands.cli", "run", config)
     assert done.returncode == 0, done.stdout + done.stderr
     assert result_digests(tmp_path / "store") == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")

@@ -8,7 +8,6 @@ of a sentence are read by `test_commands.py`.
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from tests.flows.loop import SMALL, geb_ok, steps
 from tests.forking import forked_python
+from tests.programs import run_program
 from tests.site.test_commands import PAGES, ROOT
 
 # Words before or after a block, or in a command's comment.
@@ -186,13 +186,7 @@ def test_the_commands_of_a_page_work(folder: Path, page: str) -> None:
             ("/srv/geb", str(folder)),
         ):
             text = re.sub(pattern, here, text)
-        done = subprocess.run(
-            ["bash", "-ec", f'geb() {{ {forked_python()} -m flows.commands.cli "$@"; }}\n{text}'],
-            cwd=folder,
-            env=environment,
-            input="Please bring two cups to room 12.\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        script = f'geb() {{ {forked_python()} -m flows.commands.cli "$@"; }}\n{text}'
+        said = "Please bring two cups to room 12.\n"
+        done = run_program("bash", "-ec", script, cwd=folder, env=environment, input=said)
         assert done.returncode == 0, f"{page}: {command}\n{text}\n{done.stdout}{done.stderr}"

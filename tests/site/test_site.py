@@ -11,6 +11,7 @@ import pytest
 
 from flows.pipeline.fields import run_rows
 from stages.tables.schemas import SCHEMAS
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,15 +19,11 @@ ROOT = Path(__file__).parents[2]
 def build(
     site: Path, configuration: Path = ROOT / "mkdocs.yml"
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "mkdocs", "build", "--strict"),
-            *("--site-dir", str(site), "--config-file", str(configuration)),
-        ],
+    return run_program(
+        *(sys.executable, "-m", "mkdocs", "build", "--strict"),
+        *("--site-dir", site, "--config-file", configuration),
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
     )
 
 

@@ -15,7 +15,7 @@ from stages.store.base import Store
 from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
-from tests.probe_stage import install
+from tests.programs import run_program
 
 SCRIPTS = ROOT.parent / "shared/cluster/slurm"
 
@@ -42,9 +42,7 @@ def _own_cluster() -> Iterator[None]:
     top = Path(tempfile.mkdtemp(prefix="geb-slurm-"))
     # Each node in a network of its own, which a test may cut.
     environment = os.environ | {"SLURM_TOP": str(top), "NETNS": "1"}
-    started = subprocess.run(
-        [SCRIPTS / "up"], env=environment, capture_output=True, text=True, check=False
-    )
+    started = run_program(SCRIPTS / "up", env=environment)
     try:
         if started.returncode:
             lacking(f"no Slurm cluster could be started: {started.stderr}")
@@ -65,10 +63,8 @@ def _notice_late(config: Path) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: None) -> Iterator[Store]:
+def store(store: Store, probe_stage: None, cluster: None) -> Iterator[Store]:
     """A store, for probes as jobs; none of its jobs may be left after the test."""
-    install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
     yield store
     assert jobs_of(store) == []
 

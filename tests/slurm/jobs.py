@@ -75,12 +75,6 @@ def work_key(store: Store) -> str:
     return folder.name
 
 
-def pids_of(heard: list[Event]) -> list[int]:
-    """Processes of a probe that hangs."""
-    [line] = [each for each in said(heard) if each.startswith("pids ")]
-    return [int(each) for each in line.split()[1:]]
-
-
 @contextlib.contextmanager
 def paused(processes: set[psutil.Process]) -> Iterator[None]:
     """No step is made until Slurm tells the stage to end, however long it takes for that."""

@@ -11,25 +11,17 @@ from flows.execution.observer import Observer, observing
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Step
 from stages.contract.errors import PreemptedError
-from stages.contract.events import Event, Log
+from stages.contract.events import Event
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.at_work import at_work, said
+from tests.at_work import at_work, hangs, said
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import wait_until
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
-from tests.slurm.jobs import (
-    execution,
-    paused,
-    pids_of,
-    run,
-    runner,
-    take_all_nodes,
-    work_key,
-)
+from tests.slurm.jobs import execution, paused, run, runner, take_all_nodes, work_key
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
@@ -47,36 +39,30 @@ class Preemptions(Observer):
         self.heard.append("started")
 
     def stage_event(self, request: Request, event: Event) -> None:
-        if isinstance(event, Log) and event.message.startswith("pids "):
+        if hangs(event):
             self._disturb()
 
     def step_preempted(self, request: Request, message: str) -> None:
         self.heard.append(message.split(": ")[1].split("; ")[0])
 
 
-def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
-    store: Store,
+def set_down(store: Store) -> None:
+    [job] = jobs_of(store)
+    command = ["scontrol", "update", f"NodeName={job.nodes}", "State=DOWN", "Reason=test"]
+    subprocess.run(command, check=True)
+
+
+@pytest.mark.parametrize(
+    ("disturb", "said"),
+    [(lambda store: take_all_nodes(), "was preempted"), (set_down, "lost a node (NODE_FAIL)")],
+    ids=["preempted", "set down"],
+)
+def test_a_stage_that_is_preempted_or_loses_its_node_goes_on_in_another_job_without_a_retry(
+    store: Store, disturb: Callable[[Store], None], said: str
 ) -> None:
     chosen = execution().model_copy(update={"retries": 0, "retry_delay_seconds": 0})
     executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
-    observer = Preemptions(take_all_nodes)
-    with observing(observer):
-        executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {})
-    executor.stop()
-    assert observer.heard[::2] == ["started", "started"]
-    assert observer.heard[1].endswith("was preempted")
-
-
-def test_a_node_that_is_set_down_takes_no_retry_of_its_stage(store: Store) -> None:
-    chosen = execution().model_copy(update={"retries": 0, "retry_delay_seconds": 0})
-    executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
-
-    def set_down() -> None:
-        [job] = jobs_of(store)
-        command = ["scontrol", "update", f"NodeName={job.nodes}", "State=DOWN", "Reason=test"]
-        subprocess.run(command, check=True)
-
-    observer = Preemptions(set_down)
+    observer = Preemptions(lambda: disturb(store))
     try:
         with observing(observer):
             executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {})
@@ -85,7 +71,7 @@ def test_a_node_that_is_set_down_takes_no_retry_of_its_stage(store: Store) -> No
         for node in ("node1", "node2"):
             subprocess.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
     assert observer.heard[::2] == ["started", "started"]
-    assert "lost a node (NODE_FAIL)" in observer.heard[1]
+    assert said in observer.heard[1]
 
 
 def test_a_stage_is_told_of_its_time_limit_ahead_of_it(store: Store) -> None:
@@ -106,7 +92,7 @@ def test_a_job_outlives_its_orchestrator_until_another_one_takes_it_over(
     assert chosen.has_running(request)
     with at_work(request, chosen) as work:
         assert said(work.heard)[0].startswith("taking over job ")
-        assert pids_of(work.heard) == pids, "what it has said before is heard again"
+        assert work.pids == pids, "what it has said before is heard again"
         assert not runner().has_running(request), "it has an orchestrator now"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 

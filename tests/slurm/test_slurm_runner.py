@@ -18,15 +18,7 @@ from stages.store.base import Store
 from tests.at_work import AtWork, at_work, hangs, said
 from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
 from tests.probe_requests import probe_request
-from tests.slurm.jobs import (
-    is_over,
-    job_of,
-    pids_of,
-    run,
-    runner,
-    settings,
-    work_key,
-)
+from tests.slurm.jobs import is_over, job_of, run, runner, settings, work_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -196,7 +188,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
 def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: Store) -> None:
     chosen = runner()
     with at_work(probe_request(store, behaviour="leave_child"), chosen) as work:
-        pids = pids_of(work.heard)
+        pids = work.pids
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
         assert is_over(job_of(work))

@@ -14,17 +14,9 @@ from stages.contract.events import Event
 from stages.store.base import Store
 from tests.at_work import AtWork, said
 from tests.slurm.jobs import job_of, paused, runner, take_all_nodes
-from tests.two_nodes import Fault, end, make_inputs, outlives, train, training
+from tests.two_nodes import Fault, end, killed, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
-
-
-@contextlib.contextmanager
-def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
-    """A fault: all processes of the second node get SIGKILL."""
-    for each in processes:
-        each.kill()
-    yield
 
 
 @contextlib.contextmanager

@@ -11,21 +11,12 @@ from pydantic import BaseModel
 
 from stages.contract.params import Settings, StageParams
 from stages.harness.program import Stage
+from tests.programs import run_program
+from tests.stages.contract.test_key import all_params
 
 ROOT = Path(__file__).parents[2]
 STAGES = sorted(path.parent.name for path in (ROOT / "stages").glob("*/__main__.py"))
-
-
-def params_of(stage: str) -> type[StageParams]:
-    module = importlib.import_module(f"stages.{stage}.params")
-    [found] = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and issubclass(each, StageParams)
-        and each.__module__ == module.__name__
-    ]
-    return found
+PARAMS = {each.stage: each for each in all_params()}
 
 
 def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
@@ -48,7 +39,7 @@ def groups_of(model: type[BaseModel]) -> list[type]:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_is_named_after_its_folder_and_has_a_version_and_outputs(name: str) -> None:
-    params = params_of(name)
+    params = PARAMS[name]
     assert params.stage == name
     assert params.version
     assert params.outputs
@@ -59,7 +50,7 @@ def test_a_stage_is_named_after_its_folder_and_has_a_version_and_outputs(name: s
 
 @pytest.mark.parametrize("name", STAGES)
 def test_every_field_is_described(name: str) -> None:
-    bare = [field for field, description in fields_of(params_of(name)) if not description]
+    bare = [field for field, description in fields_of(PARAMS[name]) if not description]
     assert bare == []
 
 
@@ -80,7 +71,7 @@ def read_as_a_whole(params: type[StageParams], source: str) -> set[str]:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_every_field_is_read(name: str) -> None:
-    params = params_of(name)
+    params = PARAMS[name]
     # Those that declare its fields: its own, and for some the engine's.
     declaring = [*params.__mro__, *groups_of(params)]
     rooms = {each.__module__.split(".")[1] for each in declaring if "stages." in each.__module__}
@@ -106,7 +97,6 @@ def test_parameters_load_without_a_machine_learning_library(name: str) -> None:
 
 
 def test_a_stage_tells_how_it_is_called() -> None:
-    command = [sys.executable, "-m", "stages.pair", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(sys.executable, "-m", "stages.pair", "--help")
     assert done.returncode == 0
     assert "usage: python -m stages.pair REQUEST.json" in done.stderr

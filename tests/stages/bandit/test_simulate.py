@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from stages.bandit.params import BanditParams, LandscapeParams
-from stages.bandit.simulate import (
-    Cell,
-    cells,
-    logits_gradient,
-    make_landscape,
-    sample,
-    simulate,
-)
+from stages.bandit.simulate import Cell, cells, logits_gradient, make_landscape, sample, simulate
 from stages.contract.errors import UserError
 
 SMALL = LandscapeParams(

@@ -39,8 +39,7 @@ KEPT = (
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store.open(str(tmp_path / "store"), create=True)
+def store(store: Store) -> Store:
     for place in (*KEPT, *(file for _, _, _, file, _ in LEFT)):
         write(store.root / place)
     (store.root / "runs/.folder.01234567").mkdir()

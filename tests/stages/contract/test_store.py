@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.errors import (
-    DamagedArtifactError,
-    StoreError,
-)
+from stages.contract.errors import DamagedArtifactError, StoreError
 from stages.harness.program import Stage
 from stages.store.base import Artifact, Store
 from tests.stage_calls import EventLog

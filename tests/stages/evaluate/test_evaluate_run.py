@@ -14,7 +14,7 @@ from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import DISTRIBUTIONS, SCORES, read_rows, write_table
-from tests.stage_calls import EventLog, call, response, write_scored
+from tests.stage_calls import EventLog, call, metrics, response, write_scored
 from tests.tiny_models import make_tiny_llama
 
 Tables = tuple[Path, Path]
@@ -59,10 +59,6 @@ def evaluate(
         **({"reference": [reference]} if reference else {}),
     }
     return call(STAGE, settings, inputs, store, events=events, resources=resources)
-
-
-def metrics(artifact: Artifact) -> dict[str, object]:
-    return json.loads((artifact.path / "metrics.json").read_text())
 
 
 @pytest.fixture
@@ -231,8 +227,6 @@ def reference(tmp_path: Path) -> Path:
 
 def by_definition(reference: Path, row: dict[str, object]) -> float:
     """log π_ref of one response, token after token, from the model's full logits."""
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(reference)
     prompt, tokens = row["prompt_token_ids"], row["response_token_ids"]
     with torch.no_grad():

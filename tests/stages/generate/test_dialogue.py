@@ -1,13 +1,12 @@
 """A dialogue: what a model says in it is what the generate stage samples from it."""
 
 import json
-import os
-import subprocess
 
 from tokenizers.processors import TemplateProcessing
 
 from stages.modeling.chat import render_prompt
 from tests.forking import forked_python
+from tests.programs import run_program
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_llama, make_tiny_tokenizer
 
 QUESTION = "two red birds ?"
@@ -32,16 +31,10 @@ def test_an_answer_is_the_stage_s_likeliest_response(generate, tmp_path):
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ids[-3]}))
     expected = sampled()
     assert expected["finish_reason"] == "stop"
-    done = subprocess.run(
-        [
-            *(forked_python(), "-m", "stages.generate.dialogue", f"model={model}"),
-            *("--max-new-tokens", "12"),
-        ],
+    done = run_program(
+        *(forked_python(), "-m", "stages.generate.dialogue", f"model={model}"),
+        *("--max-new-tokens", "12"),
         input=f"{QUESTION}\n",
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"model: {expected['response'].strip()}\n"

@@ -13,7 +13,7 @@ from stages.contract.events import Log, parse_event
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.program import execute
-from tests.stage_calls import EventLog, call_request, request_for, write_prompts
+from tests.stage_calls import EventLog, call_request, metrics, request_for, write_prompts
 from tests.stages.generate.small_runs import PARAMS, TEXTS
 
 
@@ -25,7 +25,7 @@ def test_a_retry_after_some_chunks_gives_the_same_bytes(policy, tmp_path):
     params = GenerateParams(**{**PARAMS, **settings})
     inputs = {"policy": policy, "prompts": prompts}
     whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
-    assert json.loads((whole.path / "metrics.json").read_text())["prompts_dropped_too_long"] == 8
+    assert metrics(whole)["prompts_dropped_too_long"] == 8
 
     request = request_for(params, inputs, tmp_path / "killed")
     log = StoppingLog("wrote the responses to prompts 4 to 7")

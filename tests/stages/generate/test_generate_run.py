@@ -18,12 +18,13 @@ from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, request_for, user_turn
-from tests.stages.generate.small_runs import PARAMS, TEXTS
+from tests.stages.generate.small_runs import PARAMS, TEXTS, assert_logprobs
 from tests.tiny_adapters import save_tiny_adapters
 from tests.tiny_models import (
     BOS_ID,
     CHAT_TEMPLATE,
     EOS_ID,
+    SIZES,
     SPECIAL,
     WORDS,
     make_tiny_llama,
@@ -67,15 +68,9 @@ def test_a_row_says_what_was_sampled(generate):
 
 
 def assert_raw_logprobs(rows, policy, adapter=None):
-    """Checks log-probabilities against a forward pass of each row alone, without padding."""
     model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
     model = model if adapter is None else PeftModel.from_pretrained(model, str(adapter)).eval()
-    for row in rows:
-        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
-        assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING)
+    assert_logprobs(rows, model, ROUNDING)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.7}])
@@ -90,16 +85,7 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
         # Absolute positions: an error that rotary ones cancel shows.
         GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.4),
         # A window shorter than prompt and response.
-        MistralConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            sliding_window=6,
-            initializer_range=0.4,
-        ),
+        MistralConfig(**SIZES, sliding_window=6, initializer_range=0.4),
     ],
     ids=["gpt2", "mistral"],
 )
@@ -186,11 +172,8 @@ def test_a_mixture_needs_a_reference(generate):
 def test_responses_do_not_depend_on_batches(generate, policy, tmp_path, layout):
     rows, _, _ = generate()
     prompts = tmp_path / "prompts.parquet"
-    request = request_for(
-        GenerateParams(**{**PARAMS, **layout}),
-        {"policy": policy, "prompts": prompts},
-        tmp_path / "other",
-    )
+    params = GenerateParams(**{**PARAMS, **layout})
+    request = request_for(params, {"policy": policy, "prompts": prompts}, tmp_path / "other")
     artifact, _ = call_request(STAGE, request)
     assert_same_responses(list(read_rows(artifact.path / "responses.parquet", RESPONSES)), rows)
 

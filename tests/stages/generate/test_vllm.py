@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from stages.contract.adapters import write_base
 from stages.contract.digests import derive_seed, prompt_id
@@ -24,6 +23,7 @@ from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, file_input, request_for, user_turn, write_prompts
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
+from tests.stages.generate.small_runs import assert_logprobs
 from tests.tiny_adapters import save_tiny_adapters
 from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama, make_tiny_tokenizer
 from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
@@ -121,16 +121,7 @@ def test_rows_are_those_of_the_contract(artifact):
 
 def test_logprobs_are_those_of_transformers(artifact, inputs):
     model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
-    assert_logprobs(rows_of(artifact), model)
-
-
-def assert_logprobs(rows, model):
-    for row in rows:
-        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
-        assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING)
+    assert_logprobs(rows_of(artifact), model, ROUNDING)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 7])
@@ -176,8 +167,8 @@ def test_an_adapter_is_worn_by_the_policy(session, inputs, tmp_path):
     rows = rows_of(session.finish(request, tmp_path / "request.json"))
     bare = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
     with pytest.raises(AssertionError):
-        assert_logprobs(rows, bare)
-    assert_logprobs(rows, merge_adapter(bare, adapter))
+        assert_logprobs(rows, bare, ROUNDING)
+    assert_logprobs(rows, merge_adapter(bare, adapter), ROUNDING)
 
 
 class TestBatchInvariance:

@@ -2,7 +2,7 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_conversation, render_prompt, with_one_bos
-from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_tiny_tokenizer
+from tests.tiny_models import BOS_ID, EOS_ID, make_tiny_tokenizer
 
 ASSISTANT = "<assistant>"
 
@@ -47,12 +47,6 @@ def test_a_prompt_without_user_turn_is_refused(tokenizer, messages):
         render_prompt(tokenizer, messages)
 
 
-def test_a_doubled_bos_is_refused():
-    tokenizer = make_tiny_tokenizer(chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
-    with pytest.raises(UserError, match="doubled BOS"):
-        render_prompt(tokenizer, [{"role": "user", "content": "red"}])
-
-
 def test_a_template_without_bos_gets_one_only_if_the_tokenizer_uses_it(tokenizer):
     assert with_one_bos(tokenizer, [5, 7]) == [5, 7]
 
@@ -70,6 +64,5 @@ def test_what_the_template_raises_is_a_users_error():
     tokenizer = make_tiny_tokenizer(chat_template="{{ raise_exception('no system turn') }}")
     with pytest.raises(UserError, match="roles system, user: no system turn"):
         render_prompt(
-            tokenizer,
-            [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}],
+            tokenizer, [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}]
         )

@@ -21,23 +21,18 @@ from stages.modeling.load import load_causal_lm, load_config, load_sequence_clas
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
 def content(name: str, data: str | bytes) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-
-    return damage
+    data = data if isinstance(data, bytes) else data.encode()
+    return lambda folder: (folder / name).write_bytes(data)
 
 
 def bytes_of(name: str, change: Callable[[bytes], bytes]) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).write_bytes(change((folder / name).read_bytes()))
-
-    return damage
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
 def settings(name: str, **changes: Any) -> Damage:
@@ -62,19 +57,11 @@ def filled(name: str, value: float) -> Damage:
 
 
 def replaced_by_folder(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink()
-        (folder / name).mkdir()
-
-    return damage
+    return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
 
 
 def replaced_by_pipe(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return damage
+    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
 
 
 OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {

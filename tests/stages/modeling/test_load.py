@@ -3,9 +3,9 @@ import torch
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.load import context_tokens, load_causal_lm, load_sequence_classifier
+from stages.modeling.load import context_tokens, load_causal_lm
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
-from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, tiny_config
+from tests.tiny_models import WORDS, make_tiny_llama, tiny_config
 
 
 @pytest.fixture
@@ -30,16 +30,6 @@ def test_a_model_comes_in_the_type_asked_for_and_in_evaluation_mode(checkpoint, 
 def test_a_missing_folder_is_named(tmp_path, load):
     with pytest.raises(UserError, match=r"no such checkpoint: .*absent"):
         load(source(tmp_path / "absent"))
-
-
-def test_a_causal_lm_is_no_reward_model(checkpoint):
-    with pytest.raises(UserError, match=r"lacks 1 weights .*score\.weight"):
-        load_sequence_classifier(source(checkpoint), dtype="float32")
-
-
-def test_a_reward_model_loads(tmp_path):
-    path = make_tiny_reward_model(tmp_path / "reward")
-    assert load_sequence_classifier(source(path), dtype="float32").config.num_labels == 1
 
 
 def test_the_context_is_the_models_unless_less_is_wanted(checkpoint):

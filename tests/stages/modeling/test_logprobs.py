@@ -20,18 +20,9 @@ from transformers import (
 )
 
 from stages.modeling.logprobs import LogitMap, ResponseLogprobs, token_logprobs
+from tests import tiny_models
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-}
+SIZES = tiny_models.SIZES | {"initializer_range": 0.3}
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),

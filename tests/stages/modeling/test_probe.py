@@ -120,17 +120,17 @@ def test_a_model_whose_tokens_see_those_after_them_is_refused():
         check_logprobs(model)
 
 
-def test_routing_at_random_in_training_is_refused_unless_it_can_be_taken_out():
-    model = make(MixtralConfig(**SIZES, **EXPERTS, router_jitter_noise=0.01))
-    with pytest.raises(UnfitModelError, match="training mode"):
-        check_training_mode(model)
-    remove_dropout(model)
-    check_training_mode(model)
-
-
-def test_a_router_that_samples_experts_in_training_chooses_them_as_in_evaluation():
-    # The threshold below which an expert may be drawn is wide enough for all of them.
-    model = make(PhimoeConfig(**SIZES, **EXPERTS, router_jitter_noise=10.0))
+@pytest.mark.parametrize(
+    "config",
+    [
+        MixtralConfig(**SIZES, **EXPERTS, router_jitter_noise=0.01),
+        # It samples experts: the threshold below which one may be drawn is wide enough for all.
+        PhimoeConfig(**SIZES, **EXPERTS, router_jitter_noise=10.0),
+    ],
+    ids=lambda each: each.model_type,
+)
+def test_routing_at_random_in_training_is_refused_unless_it_can_be_taken_out(config):
+    model = make(config)
     with pytest.raises(UnfitModelError, match="training mode"):
         check_training_mode(model)
     remove_dropout(model)

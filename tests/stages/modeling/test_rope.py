@@ -20,23 +20,13 @@ from stages.modeling.probe import require_static_rope
 from stages.modeling.process_pool import DevicePool
 from stages.score import reward_model
 from stages.score.oracle import Verdict
+from tests import tiny_models
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.5,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LIMIT = 16
+SIZES = tiny_models.SIZES | {"num_hidden_layers": 1, "initializer_range": 0.5}
+SHORT = SIZES | {"max_position_embeddings": LIMIT}
 LONGROPE = Phi3Config(
     **SIZES,
-    max_position_embeddings=64,
     original_max_position_embeddings=LIMIT,
     rope_parameters={
         "rope_type": "longrope",
@@ -47,11 +37,9 @@ LONGROPE = Phi3Config(
     },
 )
 DYNAMIC = LlamaConfig(
-    **SIZES,
-    max_position_embeddings=LIMIT,
-    rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    **SHORT, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 )
-STATIC = LlamaConfig(**SIZES, max_position_embeddings=LIMIT)
+STATIC = LlamaConfig(**SHORT)
 
 
 def neighbour_moves(config: Any, width: int) -> bool:

@@ -47,11 +47,7 @@ def probability_grid(num_points: int = 40, *, smallest: float = 1e-6) -> tuple[T
 
 
 def expected_bonus(
-    policy_logits: Tensor,
-    ref_probs: Tensor,
-    *,
-    design: str,
-    divergence: str | float,
+    policy_logits: Tensor, ref_probs: Tensor, *, design: str, divergence: str | float
 ) -> Tensor:
     """E_{y ~ π_ref} b(π, π_ref) over all responses to one prompt, a scalar.
 

@@ -1,4 +1,3 @@
-import json
 import re
 import statistics
 from pathlib import Path
@@ -12,7 +11,7 @@ from stages.pair.run import STAGE
 from stages.pair.select import STRATEGIES
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
-from tests.stage_calls import EventLog, call, response, write_scored
+from tests.stage_calls import EventLog, call, metrics, response, write_scored
 
 SIDES = ("chosen", "rejected")
 
@@ -35,10 +34,6 @@ def pair(
 
 def pairs(artifact: Artifact) -> list[dict[str, object]]:
     return list(read_rows(artifact.path / "pairs.parquet", PAIRS))
-
-
-def metrics(artifact: Artifact) -> dict[str, object]:
-    return json.loads((artifact.path / "metrics.json").read_text())
 
 
 def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):

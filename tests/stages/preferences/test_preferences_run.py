@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,8 @@ from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, read_rows
-from tests.local_hub import COMMIT, serve_dataset
-from tests.stage_calls import call, file_input, user_turn, write_prompts
+from tests.local_hub import COMMIT, run_with_hub, serve_dataset
+from tests.stage_calls import call, file_input, metrics, user_turn, write_jsonl, write_prompts
 from tests.tiny_models import make_tiny_llama
 
 ASKED = "color red"
@@ -64,15 +61,13 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def paired(tmp_path: Path, policy: Path):
+def paired(store: Store, tmp_path: Path, policy: Path):
     """The artifact that rows, of one prompt that is wanted and others, make."""
 
     def run(rows: list[dict[str, Any]], prompts: Any = (ASKED,), **params: Any) -> Artifact:
-        data = tmp_path / "data.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = write_jsonl(tmp_path / "data.jsonl", rows)
         wanted = write_prompts(tmp_path / "prompts.parquet", list(prompts))
         inputs = {"data": [data], "prompts": [wanted], "policy": [policy]}
-        store = Store.open(str(tmp_path / "store"), create=True)
         return call(STAGE, PreferencesParams.model_validate(params), inputs, store)
 
     return run
@@ -101,12 +96,11 @@ def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layou
         assert len(row[f"{side}_logprobs"]) == len(row[f"{side}_token_ids"])
 
 
-def test_a_parquet_file_of_the_binarized_layout_is_read_as_it_is(paired, tmp_path, policy):
+def test_a_parquet_file_of_the_binarized_layout_is_read_as_it_is(paired, store, tmp_path, policy):
     data = tmp_path / "data"
     data.mkdir()
     pq.write_table(pa.Table.from_pylist([LAYOUTS["ultrafeedback_binarized"]]), data / "0.parquet")
     wanted = write_prompts(tmp_path / "prompts.parquet", [ASKED])
-    store = Store.open(str(tmp_path / "store"), create=True)
     inputs = {"data": [data], "prompts": [wanted], "policy": [policy]}
     [row] = pairs(call(STAGE, PreferencesParams(), inputs, store))
     assert row["chosen_score"] == 8.5
@@ -123,8 +117,7 @@ def test_other_prompts_ties_and_incomplete_rows_are_counted(paired):
             {"prompt": ASKED, "completions": [{"response": "one", "overall_score": 1.0}]},
         ]
     )
-    found = json.loads((made.path / "metrics.json").read_text())
-    assert found == {"rows": 5, "pairs": 1, "ties": 2, "other_prompts": 1, "incomplete": 1}
+    assert metrics(made) == {"rows": 5, "pairs": 1, "ties": 2, "other_prompts": 1, "incomplete": 1}
     with pytest.raises(UserError, match="none of 1 rows makes a pair: 0 are ties"):
         paired([row | {"prompt": "color blue"}])
 
@@ -158,10 +151,9 @@ def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
     assert refused.value.remedy
 
 
-def test_a_data_set_of_the_hub_is_read_through_the_real_client(tmp_path, policy):
+def test_a_data_set_of_the_hub_is_read_through_the_real_client(store, tmp_path, policy):
     content = (json.dumps(LAYOUTS["ultrafeedback_binarized"]) + "\n").encode()
     wanted = write_prompts(tmp_path / "prompts.parquet", [ASKED])
-    store = Store.open(str(tmp_path / "store"), create=True)
     request = make_request(
         PreferencesParams(),
         inputs={
@@ -172,21 +164,8 @@ def test_a_data_set_of_the_hub_is_read_through_the_real_client(tmp_path, policy)
         seed=0,
         store=str(store.root),
     )
-    request.write(tmp_path / "request.json")
-    # Neither a proxy nor the suite's offline mode stands between the client and the stand-in.
-    plain = {
-        name: value
-        for name, value in os.environ.items()
-        if not any(word in name.lower() for word in ("proxy", "offline"))
-    }
     with serve_dataset("owner/liked", {"data/train.jsonl": content}) as url:
-        done = subprocess.run(
-            [sys.executable, "-m", "stages.preferences", str(tmp_path / "request.json")],
-            env=plain | {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_with_hub(url, request, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     made = store.load("preferences", request.key)
     assert made is not None

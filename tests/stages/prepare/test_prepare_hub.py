@@ -1,9 +1,6 @@
 """Hub data sets, through the real client against a stand-in hub on this machine."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from stages.prepare.params import PrepareParams
 from stages.store.base import Store
 from stages.tables.schemas import PROMPTS, read_rows
 from tests.flows.loop import ROOT
-from tests.local_hub import COMMIT, serve_dataset
+from tests.local_hub import COMMIT, run_with_hub, serve_dataset
 
 REPO = "RLHFlow/ultrafeedback_iter1"
 ROWS = [
@@ -44,21 +41,7 @@ def prepare(tmp_path: Path, endpoint: str, repo: str, given: str = "train", **pa
         seed=0,
         store=str(store.root),
     )
-    request.write(tmp_path / "request.json")
-    # Neither a proxy nor the suite's offline mode stands between the client and the stand-in.
-    hidden = ("proxy", "offline")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not any(word in name.lower() for word in hidden)
-    } | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "stages.prepare", str(tmp_path / "request.json")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_with_hub(endpoint, request, tmp_path)
     events = [parse_event(line) for line in ended.stdout.splitlines()]
     return ended.returncode, store.artifact_path("prepare", request.key), events[-1]
 

@@ -1,4 +1,3 @@
-import json
 import math
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +13,7 @@ from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PROMPTS, read_rows
-from tests.stage_calls import call, file_input
-
-
-def jsonl(path: Path, rows: list[object]) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return path
+from tests.stage_calls import call, file_input, metrics, write_jsonl
 
 
 def chat(question: str, **more: object) -> dict[str, object]:
@@ -42,16 +36,12 @@ def table(artifact: Artifact, name: str) -> list[dict[str, object]]:
     return list(read_rows(artifact.path / f"{name}.parquet", PROMPTS))
 
 
-def metrics(artifact: Artifact) -> dict[str, object]:
-    return json.loads((artifact.path / "metrics.json").read_text())
-
-
 def text(row: dict[str, object]) -> str:
     return row["messages"][-1]["content"]
 
 
 def test_every_prompt_arrives_once_with_its_reference_answer(store, tmp_path):
-    artifact = prepare(store, jsonl(tmp_path / "p.jsonl", questions(20)))
+    artifact = prepare(store, write_jsonl(tmp_path / "p.jsonl", questions(20)))
     names = ["iteration-1", "iteration-2", "iteration-3", "test"]
     rows = [row for name in names for row in table(artifact, name)]
     assert sorted(text(row) for row in rows) == sorted(f"question {n}" for n in range(20))
@@ -63,11 +53,11 @@ def test_every_prompt_arrives_once_with_its_reference_answer(store, tmp_path):
 
 def test_metrics_count_what_was_left_out(store, tmp_path):
     answered = [{"role": "user", "content": "cut me"}, {"role": "assistant", "content": "gone"}]
-    train = jsonl(
+    train = write_jsonl(
         tmp_path / "train.jsonl",
         [*questions(10), *questions(4), {"messages": answered}, {"messages": []}],
     )
-    test = jsonl(tmp_path / "test.jsonl", questions(2))
+    test = write_jsonl(tmp_path / "test.jsonl", questions(2))
     artifact = prepare(
         store, train, test=test, iterations=2, invalid_rows="drop", prompts_per_iteration=3
     )
@@ -84,7 +74,7 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
     assert artifact.manifest.notes == metrics(artifact)
     other = prepare(
         *(store, train),
-        test=jsonl(tmp_path / "test.jsonl", questions(12)),
+        test=write_jsonl(tmp_path / "test.jsonl", questions(12)),
         iterations=2,
         invalid_rows="drop",
         overlap="drop_from_test",
@@ -97,7 +87,7 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
 def test_trailing_assistant_turns_are_cut_off(store, tmp_path):
     turns = [("user", "first"), ("assistant", "reply"), ("user", "second"), ("assistant", "end")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    source = jsonl(tmp_path / "p.jsonl", [{"messages": messages}, *questions(3)])
+    source = write_jsonl(tmp_path / "p.jsonl", [{"messages": messages}, *questions(3)])
     artifact = prepare(store, source, iterations=1, test_prompts=1)
     rows = table(artifact, "iteration-1") + table(artifact, "test")
     longest = max(rows, key=lambda row: len(row["messages"]))
@@ -106,7 +96,7 @@ def test_trailing_assistant_turns_are_cut_off(store, tmp_path):
 
 def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):
     own = [{"role": "system", "content": "own"}, {"role": "user", "content": "chat"}]
-    source = jsonl(tmp_path / "p.jsonl", [{"prompt": "plain"}, {"messages": own}])
+    source = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "plain"}, {"messages": own}])
     artifact = prepare(store, source, iterations=1, test_prompts=1, system_prompt="be brief")
     rows = table(artifact, "iteration-1") + table(artifact, "test")
     plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "plain"}]
@@ -120,7 +110,7 @@ def test_jsonl_and_parquet_of_the_same_rows_give_the_same_prompts(store, tmp_pat
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet", row_group_size=700)
     settings = {"messages_column": "context_messages", "reference_column": "answer"}
-    one = prepare(store, jsonl(tmp_path / "p.jsonl", rows), **settings)
+    one = prepare(store, write_jsonl(tmp_path / "p.jsonl", rows), **settings)
     other = prepare(store, tmp_path / "p.parquet", **settings)
     assert one.manifest.key != other.manifest.key
     for name in ("iteration-1", "iteration-2", "iteration-3", "test"):
@@ -131,7 +121,7 @@ def test_jsonl_and_parquet_of_the_same_rows_give_the_same_prompts(store, tmp_pat
 def test_a_reference_answer_may_be_inside_a_column_of_structs(store, tmp_path, kind):
     rows = [chat(f"q{n}", reward_model={"ground_truth": str(n), "style": "rule"}) for n in range(9)]
     if kind == "jsonl":
-        source = jsonl(tmp_path / "p.jsonl", [*rows, chat("none", reward_model=None)])
+        source = write_jsonl(tmp_path / "p.jsonl", [*rows, chat("none", reward_model=None)])
     else:
         source = tmp_path / "p.parquet"
         pq.write_table(pa.Table.from_pylist(rows), source)
@@ -145,12 +135,12 @@ def test_a_reference_answer_may_be_inside_a_column_of_structs(store, tmp_path, k
 def test_a_folder_of_files_is_one_source(store, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
-    jsonl(folder / "a.jsonl", questions(12)[:5])
-    jsonl(folder / "b.jsonl", questions(12)[5:])
+    write_jsonl(folder / "a.jsonl", questions(12)[:5])
+    write_jsonl(folder / "b.jsonl", questions(12)[5:])
     (folder / "README.md").write_text("not prompts")
     before = file_input(folder)
     # Not in the folder's digest, so not in the artifact's key: beside it, macOS writes such files.
-    jsonl(folder / ".c.jsonl", [chat("hidden")])
+    write_jsonl(folder / ".c.jsonl", [chat("hidden")])
     (folder / "._a.jsonl").write_bytes(b"\x00\x05\x16\x07")
     assert file_input(folder) == before
     artifact = prepare(store, folder)
@@ -211,8 +201,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize("case", BAD_ROWS)
 def test_a_bad_row_is_refused_with_its_place(store, tmp_path, case):
     row, message, remedy = BAD_ROWS[case]
-    source = tmp_path / "p.jsonl"
-    source.write_text("".join(json.dumps(each) + "\n" for each in [*questions(1), row]))
+    source = write_jsonl(tmp_path / "p.jsonl", [*questions(1), row])
     with pytest.raises(UserError) as caught:
         prepare(store, source, iterations=1, test_prompts=1)
     assert message in caught.value.message
@@ -222,10 +211,9 @@ def test_a_bad_row_is_refused_with_its_place(store, tmp_path, case):
 
 
 def test_bad_rows_can_be_dropped(store, tmp_path):
-    source = tmp_path / "p.jsonl"
     bad = [row for row, _, _ in BAD_ROWS.values()]
     rows = [*questions(2), *bad, *questions(4)]
-    source.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    source = write_jsonl(tmp_path / "p.jsonl", rows)
     artifact = prepare(store, source, iterations=1, test_prompts=1, invalid_rows="drop")
     counts = metrics(artifact)
     assert (counts["invalid_rows"], counts["duplicates"]) == (len(bad), 2)
@@ -254,7 +242,7 @@ def no_text(path: Path) -> Path:
 
 
 def test_bad_files_are_refused(store, tmp_path):
-    good = jsonl(tmp_path / "good.jsonl", questions(9))
+    good = write_jsonl(tmp_path / "good.jsonl", questions(9))
     other_folder = tmp_path / "other"
     other_folder.mkdir()
     (other_folder / "README.md").write_text("no prompts")
@@ -274,7 +262,7 @@ def test_bad_files_are_refused(store, tmp_path):
         ([pages(tmp_path / "j.parquet")], "j.parquet is not a Parquet file, or a damaged"),
         ([no_text(tmp_path / "k.parquet")], "k.parquet is not a Parquet file, or a damaged"),
         (
-            [jsonl(tmp_path / "l.jsonl", [{f"column{each}": 1 for each in range(9000)}])],
+            [write_jsonl(tmp_path / "l.jsonl", [{f"column{each}": 1 for each in range(9000)}])],
             "line 1: no prompt in column 'messages' or 'prompt' (columns: column0, column1",
         ),
         ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
@@ -322,7 +310,7 @@ def test_columns_that_cannot_be_read_are_told_with_those_there_are(
 
 def test_training_prompts_without_iterations_are_refused(store, tmp_path):
     """They went to the test set, or nowhere."""
-    train = jsonl(tmp_path / "train.jsonl", questions(6))
-    test = jsonl(tmp_path / "test.jsonl", [chat("held out")])
+    train = write_jsonl(tmp_path / "train.jsonl", questions(6))
+    test = write_jsonl(tmp_path / "test.jsonl", [chat("held out")])
     with pytest.raises(UserError, match="1 training sources for 0 iterations"):
         prepare(store, train, test=test, iterations=0, prompts_per_iteration=2)

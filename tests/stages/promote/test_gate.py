@@ -146,11 +146,7 @@ def test_wrong_parameters_are_refused(params):
 def test_by_default_a_model_must_be_better_than_the_base_with_confidence(
     wins: int, ties: int, compared: int, passes: bool
 ) -> None:
-    metrics = {
-        "win_rate": wins / compared,
-        "tied_prompts": ties,
-        "compared_prompts": compared,
-    }
+    metrics = {"win_rate": wins / compared, "tied_prompts": ties, "compared_prompts": compared}
     [gate] = decide(PromoteParams(), metrics, {})
     assert gate.passed is passes
     losses = compared - ties - wins

@@ -2,19 +2,13 @@ import pytest
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
+from tests.scripted_server import completion
 from tests.stage_calls import response, score_params
 
 ROWS = [
     response("What is 6 · 7?", 0, "It is 42.", reference_answer="42"),
     response("What is 6 · 7?", 1, "It is 41."),
 ]
-
-
-def completion(text, prompt_tokens=100, completion_tokens=7):
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-    message = {"role": "assistant", "content": text}
-    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-    return 200, {"id": "1", "model": "judge", "choices": choices, "usage": usage}
 
 
 @pytest.fixture

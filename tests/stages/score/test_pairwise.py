@@ -7,6 +7,7 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.tables.schemas import RESPONSES, write_table
+from tests.scripted_server import completion
 from tests.stage_calls import response, score_params
 
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>")
@@ -19,9 +20,7 @@ def shown(request):
 
 
 def verdict(text):
-    usage = {"prompt_tokens": 100, "completion_tokens": 7}
-    choices = [{"index": 0, "message": {"role": "assistant", "content": f"Hm.\nVerdict: {text}"}}]
-    return 200, {"choices": choices, "usage": usage}
+    return completion(f"Hm.\nVerdict: {text}")
 
 
 def prefer_longer(number, request):
@@ -75,12 +74,7 @@ def test_each_pair_is_asked_in_both_orders(serve, score):
 def test_scores_are_shares_of_the_comparisons_with_the_following_samples(serve, score):
     texts = ["a", "bbb", "cc", "dddd"]
     server = serve(prefer_longer)
-    assert points(score(server.url, samples("q", *texts), opponents=9)) == [
-        0,
-        2 / 3,
-        1 / 3,
-        1,
-    ]
+    assert points(score(server.url, samples("q", *texts), opponents=9)) == [0, 2 / 3, 1 / 3, 1]
     assert len(server.requests) == 2 * 6
     ring = serve(prefer_longer)
     # With the next only: a < bbb > cc < dddd > a.
@@ -185,13 +179,10 @@ def test_alpaca_eval_s_annotator_compares_by_the_probabilities_of_its_token(serv
 
 @pytest.mark.parametrize(("token", "expected"), [("m", 0.5), ("B", None)])
 def test_a_server_without_probabilities_is_taken_at_its_word(serve, score, token, expected):
-    def behave(number, request):
-        usage = {"prompt_tokens": 1, "completion_tokens": 1}
-        return 200, {"choices": [{"message": {"content": token}}], "usage": usage}
-
+    server = serve(lambda number, request: completion(token))
     annotator = {"template": "alpaca_eval", "max_tokens": 1}
     rows = samples("q", "aye", "no")
-    found = score(serve(behave).url, rows, judge=annotator, max_null_share=1)
+    found = score(server.url, rows, judge=annotator, max_null_share=1)
     # Always the first: so it does not survive the swap.
     assert points(found) == [expected, expected]
     assert expected is not None or "'B', not 'm' or 'M'" in found[0]["error"]

@@ -120,10 +120,6 @@ class TestCheckpoint:
         with pytest.raises(UserError, match=message):
             score(model)
 
-    def test_the_plain_reward_model_oracle_refuses_it(self, score, urm):
-        with pytest.raises(UserError, match="has 10 outputs, not one"):
-            score(urm, oracle="reward_model")
-
     def test_text_that_spells_it_out_has_no_score(self, score, urm):
         rows = [ROWS[0], response("one two", 1, "red <s> blue")]
         first, second = score(urm, rows, max_null_share=0.5)

@@ -10,6 +10,7 @@ from stages.score.params import ScoreParams
 from stages.score.remote import RemoteError
 from stages.score.run import STAGE
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
+from tests.scripted_server import completion
 from tests.stage_calls import call_request, request_for, response, score_params
 
 ROWS = [
@@ -100,14 +101,12 @@ def test_a_response_that_one_oracle_cannot_score_has_no_score(stage):
 
 
 def test_a_judge_beside_a_function_asks_by_its_own_template_and_counts_its_tokens(serve, stage):
-    def completion(number, request):
+    def behave(number, request):
         [message] = request["messages"]
         assert "def score" not in message["content"]
-        usage = {"prompt_tokens": 100, "completion_tokens": 7}
-        choices = [{"message": {"role": "assistant", "content": "Fine.\nScore: 9"}}]
-        return 200, {"choices": choices, "usage": usage}
+        return completion("Fine.\nScore: 9")
 
-    server = serve(completion)
+    server = serve(behave)
     judge = {"url": server.url, "model": "some-judge", "wait_seconds": 0.0}
     artifact = stage(weights={"python": 1, "judge": 1}, judge=judge)
     assert [row["score"] for row in scores_of(artifact)] == [12.0, 13.0, 12.0, 14.0]

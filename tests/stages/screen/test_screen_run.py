@@ -1,18 +1,15 @@
-import json
-
 import pytest
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.screen.params import ScreenParams
 from stages.screen.run import STAGE
-from stages.store.base import Store
 from stages.tables.schemas import PROMPTS, read_rows
-from tests.stage_calls import call, response, user_turn, write_prompts, write_scored
+from tests.stage_calls import call, metrics, response, user_turn, write_prompts, write_scored
 
 
 @pytest.fixture
-def screen(tmp_path):
+def screen(store, tmp_path):
     """Screens prompts whose samples have the scores given; in two shards."""
 
     def run(scores, **params):
@@ -35,10 +32,9 @@ def screen(tmp_path):
             "responses": [each[0] for each in tables],
             "scores": [each[1] for each in tables],
         }
-        store = Store.open(str(tmp_path / "store"), create=True)
         artifact = call(STAGE, ScreenParams(num_samples=2, **params), inputs, store)
         kept = [row["prompt_id"] for row in read_rows(artifact.path / "prompts.parquet", PROMPTS)]
-        return kept, json.loads((artifact.path / "metrics.json").read_text())
+        return kept, metrics(artifact)
 
     return run
 
@@ -48,11 +44,11 @@ def ids(*texts):
 
 
 def test_what_a_sample_solves_is_dropped_and_the_order_stays(screen):
-    kept, metrics = screen(
+    kept, found = screen(
         {"never": [0.0, 0.0], "once": [0.0, 1.0], "twice": [1.0, 1.0], "also never": [0.0, 0.0]}
     )
     assert kept == ids("never", "also never")
-    assert metrics == {"prompts": 4, "solved": 2, "kept": 2}
+    assert found == {"prompts": 4, "solved": 2, "kept": 2}
 
 
 def test_what_is_not_known_to_be_solved_stays(screen):

@@ -13,8 +13,8 @@ from stages.harness.program import execute
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
 from stages.store.base import Artifact
-from tests.stage_calls import request_for
-from tests.stages.sft.test_sft_run import ARCHITECTURE, ROWS, losses, write_jsonl
+from tests.stage_calls import request_for, write_jsonl
+from tests.stages.sft.test_sft_run import ARCHITECTURE, ROWS, losses
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from stages.modeling.load import load_causal_lm
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
-from tests.stage_calls import call_request, request_for
+from tests.stage_calls import call_request, request_for, write_jsonl
 from tests.stages.train.checkpoints import assert_same_logprobs
 from tests.tiny_models import make_tiny_llama
 
@@ -45,11 +45,6 @@ def params(**changes):
     )
 
 
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def data(tmp_path):
     return write_jsonl(tmp_path / "data.jsonl", ROWS)
@@ -68,20 +63,14 @@ def sft(data, tmp_path):
     return run
 
 
-def test_adapters_train_linear_layers_only_and_are_merged(sft, tmp_path):
+def test_adapters_train_linear_layers_only_and_are_saved_merged_and_beside(sft, tmp_path):
     policy = make_tiny_llama(tmp_path / "policy")
-    artifact, _ = sft(policy=policy, lora={"rank": 4, "alpha": 8.0})
+    artifact, _ = sft(policy=policy, lora={"rank": 4, "alpha": 8.0, "save": "both"})
     before, after = load_file(policy / "model.safetensors"), weights(artifact)
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "_proj" in name}
     assert losses(artifact)[-1] < losses(artifact)[0]
-
-
-def test_adapters_are_saved_beside_the_checkpoint(sft, tmp_path):
-    policy = make_tiny_llama(tmp_path / "policy")
-    lora = {"rank": 4, "alpha": 8.0, "save": "both"}
-    artifact, _ = sft(policy=policy, lora=lora)
     assert_same_logprobs(artifact / "adapter", policy, artifact / "checkpoint")
 
 

@@ -128,3 +128,14 @@ def test_a_checkpoint_with_other_names_or_shapes_is_not_saved(tmp_path, change, 
     change(weights)
     with pytest.raises(IncompleteCheckpointError, match=reason):
         save_checkpoint(model, weights, make_tiny_tokenizer(), torch.float32, tmp_path)
+
+
+def test_a_tied_model_of_16_bits_is_saved_tied(tmp_path):
+    adapted = adapted_model(TIED).to(torch.bfloat16)
+    weights = merge_adapters(adapted, adapted.state_dict())
+    save_checkpoint(
+        adapted.base_model.model, weights, make_tiny_tokenizer(), torch.float32, tmp_path
+    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    torch.testing.assert_close(loaded.lm_head.weight, weights["lm_head.weight"])

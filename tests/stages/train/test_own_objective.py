@@ -13,7 +13,8 @@ from stages.contract.request import make_request
 from stages.objectives.objective import ResponseLogps
 from stages.train.own_objective import load_file, made_up
 from stages.train.params import TrainParams
-from tests.stages.train.train_helpers import PARAMS, file_input, train
+from tests.stage_calls import file_input
+from tests.stages.train.train_helpers import PARAMS, train
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,9 +47,8 @@ def test_a_function_that_says_what_the_settings_say_trains_the_same_policy(
 
 def test_terms_that_are_left_out_are_as_the_settings_say(tmp_path, policy, pairs, trained):
     loss = "def objective(chosen, rejected):\n    return {'loss': 0.0 * chosen.logp + 2.0}\n"
-    own = train(
-        tmp_path / "store", policy, [pairs], objective="python", code=written(tmp_path, loss)
-    )
+    code = written(tmp_path, loss)
+    own = train(tmp_path / "store", policy, [pairs], objective="python", code=code)
     assert own.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-6)
     # Six of eight pairs of the first step, as two of all are ties.
     ties = sum(each["preference_loss"] * each["num_pairs"] for each in own.records)
@@ -61,14 +61,9 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
         gap = chosen.score - rejected.score
         return {"loss": (chosen.logratio - rejected.logratio - scale * gap) ** 2}
     """
-    mine = train(
-        tmp_path / "own",
-        policy,
-        [pairs],
-        objective="python",
-        code=written(tmp_path, textwrap.dedent(code)),
-        python={"settings": {"scale": 3}},
-    )
+    own = {"objective": "python", "python": {"settings": {"scale": 3}}}
+    written_code = written(tmp_path, textwrap.dedent(code))
+    mine = train(tmp_path / "own", policy, [pairs], code=written_code, **own)
     theirs = train(tmp_path / "rebel", policy, [pairs], loss="rebel", reward_scale=3.0)
     assert mine.losses == pytest.approx(theirs.losses, rel=1e-5)
     # At the start π is π_ref: the loss of a pair is 3², that of a tied one zero.

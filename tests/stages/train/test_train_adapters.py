@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 from stages.contract.errors import UserError
 from stages.tables.schemas import read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
+from tests.stage_calls import file_input
 from tests.stages.train.checkpoints import assert_same_logprobs
-from tests.stages.train.train_helpers import file_input, train
+from tests.stages.train.train_helpers import train
 
 LORA = {"rank": 4, "alpha": 8.0}
 KEPT = {"lora": LORA | {"save": "adapter"}}

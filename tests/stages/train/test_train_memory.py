@@ -7,15 +7,10 @@ import torch
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
-from tests.stages.train.train_helpers import make_pairs, train
+from tests.stages.train.train_helpers import train
 
 # What the tests' machine can hold: fewer tokens in a forward pass that is trained through.
 ROOM = 100
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet")
 
 
 def little_room(monkeypatch, room: int, *, from_call: int = 0) -> None:
@@ -36,16 +31,13 @@ def little_room(monkeypatch, room: int, *, from_call: int = 0) -> None:
 def test_training_goes_on_with_half_the_tokens(tmp_path, monkeypatch, policy, pairs, from_call):
     whole = train(tmp_path / "whole", policy, [pairs], micro_batch_tokens=1000)
     little_room(monkeypatch, ROOM, from_call=from_call)
-    found = train(
-        tmp_path / "store", policy, [pairs], micro_batch_tokens=320, checkpoint_every_steps=1
-    )
-    warnings = [event["message"] for event in found.events if event.get("level") == "warning"]
+    settings = {"micro_batch_tokens": 320, "checkpoint_every_steps": 1}
+    found = train(tmp_path / "store", policy, [pairs], **settings)
     # Half of what the largest step has, 320 tokens being more than that.
-    [warning] = warnings
+    [warning] = found.warnings
     assert "in place of 320" in warning
-    steps = [event["step"] for event in found.events if event["type"] == "metric"]
     # What was done is not done again.
-    assert steps == list(range(1, 9))
+    assert found.steps == list(range(1, 9))
     assert found.losses == pytest.approx(whole.losses, rel=1e-4, abs=1e-5)
     assert found.artifact.manifest.key == whole.artifact.manifest.key
 
@@ -76,7 +68,6 @@ def test_workers_go_on_with_half_the_tokens(tmp_path, monkeypatch, policy, pairs
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     settings = {"deepspeed": {"zero_stage": 2}, "processes": 2, "epochs": 1}
     found = train(tmp_path / "store", policy, [pairs], micro_batch_tokens=70, **settings)
-    warnings = [event["message"] for event in found.events if event.get("level") == "warning"]
-    assert len(warnings) == 1
-    assert "process 1 of 2: no room" in warnings[0]
+    [warning] = found.warnings
+    assert "process 1 of 2: no room" in warning
     assert len(found.losses) == 4

@@ -13,6 +13,7 @@ import pytest
 
 from stages.store.base import Store
 from tests.lacking import lacking
+from tests.programs import run_program
 from tests.stages.train.train_helpers import Trained, make_pairs, request_for, train
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ def pairs(tmp_path_factory):
 
 def ip(*arguments: str, check: bool = True) -> bool:
     """Runs iproute2; whether it succeeded."""
-    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+    done = run_program("ip", *arguments)
     assert not check or done.returncode == 0, done.stderr
     return done.returncode == 0
 
@@ -73,15 +74,8 @@ def started(namespace: str, module: str, argument: Path) -> Iterator[subprocess.
 
 def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, policy, pairs):
     one = train(tmp_path / "one", policy, [pairs], processes=4, **SETTINGS)
-    request = request_for(
-        tmp_path / "two",
-        policy,
-        [pairs],
-        processes=2,
-        nodes=2,
-        rendezvous=f"{ADDRESSES[0]}:{PORT}",
-        **SETTINGS,
-    )
+    nodes = {"processes": 2, "nodes": 2, "rendezvous": f"{ADDRESSES[0]}:{PORT}"}
+    request = request_for(tmp_path / "two", policy, [pairs], **nodes, **SETTINGS)
     path = tmp_path / "request.json"
     request.write(path)
     work = Store.open(request.store).work_path(request.stage, request.key)

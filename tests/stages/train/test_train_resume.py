@@ -11,23 +11,12 @@ import pytest
 from stages.contract.digests import seal_folder
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.stages.train.train_helpers import (
-    at_step,
-    make_pairs,
-    request_for,
-    run_until,
-    train,
-)
+from tests.stages.train.train_helpers import at_step, request_for, run_until, train
 
 pytestmark = pytest.mark.slow
 
 LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5, "calibration_batches": 2}
 EVERY = {"checkpoint_every_steps": 5}
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +43,9 @@ def test_after_sigkill_a_retry_ends_with_the_same_bytes(
 
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
 
-    steps = [event["step"] for event in resumed.events if event["type"] == "metric"]
-    assert steps[-1] == resumed.summary["steps"]
+    assert resumed.steps[-1] == resumed.summary["steps"]
     if step > EVERY["checkpoint_every_steps"]:
-        assert steps[0] > step - 2 * EVERY["checkpoint_every_steps"]
+        assert resumed.steps[0] > step - 2 * EVERY["checkpoint_every_steps"]
     assert resumed.weights == uninterrupted.weights
     assert resumed.artifact.manifest.digest("") == uninterrupted.artifact.manifest.digest("")
     assert [record["step"] for record in resumed.records] == list(range(1, len(resumed.losses) + 1))
@@ -67,12 +55,9 @@ def test_sigterm_saves_before_the_stage_ends(tmp_path, policy, pairs, uninterrup
     request = request_for(tmp_path / "store", policy, [pairs], **LONG)
     assert end_when(request, tmp_path, signal.SIGTERM, at_step(4)) == 143
     [checkpoint] = (work_of(request) / "checkpoints").iterdir()
-    saved = int(checkpoint.name.removeprefix("checkpoint-"))
-
     resumed = train(tmp_path / "store", policy, [pairs], **LONG)
 
-    first = next(event for event in resumed.events if event["type"] == "metric")
-    assert first["step"] == saved + 1
+    assert resumed.steps[0] == step_of(checkpoint) + 1
     assert resumed.weights == uninterrupted.weights
 
 
@@ -101,18 +86,16 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
     end_when(request, tmp_path, signal.SIGKILL, at_step(21))
     before, newest = sorted((work_of(request) / "checkpoints").glob("checkpoint-*"), key=step_of)
-    largest = max(
-        (each for each in newest.rglob("*") if each.is_file()), key=lambda p: p.stat().st_size
-    )
+    files = [each for each in newest.rglob("*") if each.is_file()]
+    largest = max(files, key=lambda each: each.stat().st_size)
     damage(largest, kind)
 
     resumed = train(tmp_path / "store", policy, [pairs], **settings)
 
-    [said] = [e["message"] for e in resumed.events if e.get("level") == "warning"]
+    [said] = resumed.warnings
     assert str(largest) in said
     assert "Set aside as damaged-" in said
-    first = next(event for event in resumed.events if event["type"] == "metric")
-    assert first["step"] == step_of(before) + 1
+    assert resumed.steps[0] == step_of(before) + 1
     assert resumed.weights == whole.weights
     assert resumed.losses == whole.losses
 
@@ -123,7 +106,7 @@ def test_a_damaged_part_of_the_reference_is_computed_again(tmp_path, policy, pai
     [part] = (work_of(request) / "reference").glob("part-*")
     damage(part, "flipped")
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
-    [said] = [e["message"] for e in resumed.events if e.get("level") == "warning"]
+    [said] = resumed.warnings
     assert str(part) in said
     assert resumed.artifact.manifest.digest("") == uninterrupted.artifact.manifest.digest("")
 
@@ -147,6 +130,5 @@ def test_a_checkpoint_of_another_layout_is_not_taken_up(tmp_path, policy, pairs,
     (checkpoint / "digests.json").unlink()
     seal_folder(checkpoint)
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
-    warnings = [event["message"] for event in resumed.events if event.get("level") == "warning"]
-    assert any("another layout" in message for message in warnings)
+    assert any("another layout" in message for message in resumed.warnings)
     assert resumed.weights == uninterrupted.weights

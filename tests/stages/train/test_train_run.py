@@ -138,14 +138,8 @@ def test_ties_learn_from_the_bonus_but_not_from_the_preference(tmp_path, policy)
 
 
 def test_a_target_ratio_sets_kappa(tmp_path, policy, pairs):
-    found = train(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        target_ratio=0.25,
-        calibration_batches=1,
-        nll_weight=0.0,
-    )
+    settings = {"target_ratio": 0.25, "calibration_batches": 1, "nll_weight": 0.0}
+    found = train(tmp_path / "store", policy, [pairs], **settings)
     assert found.records[0]["bonus_ratio"] == pytest.approx(0.25, rel=1e-3)
     assert {record["kappa"] for record in found.records} == {found.summary["kappa"]}
 
@@ -160,32 +154,24 @@ def test_a_published_bonus_that_underflows_everywhere_is_trained_on_and_told(
     found = train(tmp_path / "store", policy, [pairs], **settings, **long, numerics="paper")
     assert [record["bonus"] for record in found.records] == [0.0, 0.0]
     assert found.summary["kappa"] == 0.0
-    warnings = [event["message"] for event in found.events if event.get("level") == "warning"]
-    assert [each.startswith("the bonus of all pairs is exactly 0") for each in warnings] == [True]
+    [warning] = found.warnings
+    assert warning.startswith("the bonus of all pairs is exactly 0")
 
 
 def test_kappa_follows_its_schedule(tmp_path, policy, pairs):
     falling = train(tmp_path / "falling", policy, [pairs], kappa_schedule="linear", kappa=2.0)
     assert falling.records[0]["kappa"] == 2.0
     assert falling.records[-1]["kappa"] == 0.0
-    listed = train(
-        tmp_path / "listed",
-        policy,
-        [pairs],
-        kappa_schedule="per_iteration",
-        kappa_values=[1.0, 0.25],
-        iteration=2,
-    )
+    schedule = {"kappa_schedule": "per_iteration", "kappa_values": [1.0, 0.25], "iteration": 2}
+    listed = train(tmp_path / "listed", policy, [pairs], **schedule)
     assert listed.summary["kappa"] == 0.25
 
 
 def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
-    found = train(
-        tmp_path / "store", policy, [pairs], max_length_tokens=8, max_prompt_tokens=4, epochs=1
-    )
+    settings = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
+    found = train(tmp_path / "store", policy, [pairs], **settings)
     assert found.summary["pair_counts"]["truncated"] > 0
-    warnings = [event["message"] for event in found.events if event.get("level") == "warning"]
-    assert any("longer than 8 tokens" in message for message in warnings)
+    assert any("longer than 8 tokens" in message for message in found.warnings)
 
 
 def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):

@@ -28,12 +28,11 @@ def test_the_checkpoint_is_an_ordinary_one(trained, policy):
 
 
 def test_an_average_reference_is_written(tmp_path, policy, other, pairs):
-    found = train(
-        tmp_path / "store", policy, [pairs], reference=other, reference_kind="ema", ema_decay=0.75
-    )
+    average = {"reference_kind": "ema", "ema_decay": 0.75}
+    found = train(tmp_path / "store", policy, [pairs], reference=other, **average)
     old, new = load_file(other / "model.safetensors"), weights_of(found)
-    average = load_file(found.artifact.path / "ema" / "model.safetensors")
-    for name, weight in average.items():
+    written = load_file(found.artifact.path / "ema" / "model.safetensors")
+    for name, weight in written.items():
         torch.testing.assert_close(weight, 0.75 * old[name] + 0.25 * new[name])
     AutoTokenizer.from_pretrained(found.artifact.path / "ema")
 
@@ -46,14 +45,8 @@ def test_lora_saves_merged_weights(tmp_path, policy, pairs):
     assert changed == {name for name in end if "_proj" in name}
     assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
     # The merged checkpoint is what was trained: its log-ratios go on where training ended.
-    again = train(
-        tmp_path / "again",
-        found.artifact.path / "checkpoint",
-        [pairs],
-        reference=policy,
-        epochs=1,
-        learning_rate=1e-9,
-    )
+    on = {"reference": policy, "epochs": 1, "learning_rate": 1e-9}
+    again = train(tmp_path / "again", found.artifact.path / "checkpoint", [pairs], **on)
     assert again.records[0]["margin"] > 1.0
 
 

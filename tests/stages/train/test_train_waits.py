@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.training.loop import TrainingLoop
-from tests.stages.train.train_helpers import make_pairs, train
+from tests.stages.train.train_helpers import train
 
 # Their result, or its shape, is in the device's memory; the host has to wait for it.
 WAITING = {
@@ -32,11 +32,6 @@ class Waits(TorchDispatchMode):
         return operation(*arguments, **(options or {}))
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 8, ties=(3,))
-
-
 @pytest.mark.parametrize("probability", ["sequence", "token_mean", "token"])
 def test_a_micro_batch_waits_for_no_result(tmp_path, monkeypatch, policy, pairs, probability):
     # In packed rows; for padded ones transformers itself asks whether rows are packed.
@@ -50,13 +45,7 @@ def test_a_micro_batch_waits_for_no_result(tmp_path, monkeypatch, policy, pairs,
             return step(self, batch, last=last)
 
     monkeypatch.setattr(TrainingLoop, "micro_step", watched)
-    train(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        epochs=1,
-        micro_batch_tokens=48,
-        probability=probability,
-    )
+    settings = {"epochs": 1, "micro_batch_tokens": 48, "probability": probability}
+    train(tmp_path / "store", policy, [pairs], **settings)
     assert micro_batches >= 2
     assert waits.found == {}

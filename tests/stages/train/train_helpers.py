@@ -1,6 +1,5 @@
 """Pairs, requests and runs of the train stage for its tests."""
 
-import io
 import json
 import os
 import signal
@@ -15,14 +14,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from stages.contract.digests import digest_of, prompt_id
-from stages.contract.events import Emitter, Event, Metric, parse_event
-from stages.contract.request import FileInput, Request, Resources, make_request
+from stages.contract.digests import prompt_id
+from stages.contract.events import Event, Metric, parse_event
+from stages.contract.request import Request, Resources, make_request
 from stages.harness.program import execute
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, write_table
 from stages.train.params import TrainParams
 from stages.train.run import STAGE
+from tests.stage_calls import EventLog, file_input
 
 VOCABULARY = 19
 # Programs that are killed are real ones, also where workers are forks.
@@ -41,12 +41,7 @@ PARAMS: dict[str, Any] = {
 
 
 def make_pairs(
-    path: Path,
-    num_pairs: int = 32,
-    *,
-    ties: Sequence[int] = (),
-    seed: int = 0,
-    longer_by: int = 0,
+    path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), seed: int = 0, longer_by: int = 0
 ) -> Path:
     """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8."""
     random = np.random.default_rng(seed)
@@ -76,11 +71,6 @@ def make_pairs(
     return path
 
 
-def file_input(path: Path) -> FileInput:
-    """A file or folder as a request's input."""
-    return FileInput(location=str(path), digest=digest_of(path))
-
-
 @dataclass(frozen=True)
 class Trained:
     """An artifact of the train stage and what was said while it was made."""
@@ -104,6 +94,15 @@ class Trained:
     @property
     def losses(self) -> list[float]:
         return [record["loss"] for record in self.records]
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that were done here, without those before an interruption."""
+        return [event["step"] for event in self.events if event["type"] == "metric"]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event["message"] for event in self.events if event.get("level") == "warning"]
 
 
 def request_for(
@@ -169,10 +168,9 @@ def train(
     return Trained(artifact, [json.loads(line) for line in events.stream.getvalue().splitlines()])
 
 
-class _Watched(Emitter):
+class _Watched(EventLog):
     def __init__(self, on_event: Callable[[Event], None]) -> None:
-        self.stream = io.StringIO()
-        super().__init__(self.stream)
+        super().__init__()
         self._on_event = on_event
 
     def emit(self, event: Any) -> None:

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.training.checkpoints import (
-    Checkpoint,
-    make_room,
-    newest_whole,
-    publish_checkpoint,
-)
+from stages.training.checkpoints import Checkpoint, make_room, newest_whole, publish_checkpoint
 
 
 def publish(folder: Path, step: int) -> Path:

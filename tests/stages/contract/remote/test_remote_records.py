@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flows.commands.store import collect, remove
-from flows.execution.run_record import RunRecord, StepRecord, runs
+from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import ConflictError, UserError
 from stages.contract.request import ArtifactInput
@@ -13,6 +13,7 @@ from stages.store.registry import ModelRegistry
 from stages.store.remote import store as store_module
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
+from tests.flows.records import recorded
 from tests.object_storage import host, objects
 
 
@@ -79,20 +80,14 @@ def test_records_of_a_failed_change_do_not_stay(here: RemoteStore):
     assert ModelRegistry(here).names() == ["other"]
 
 
-def record(step: str, state: str, key: str = "k") -> StepRecord:
-    return StepRecord.model_validate(
-        {"step": step, "stage": "make", "key": key, "key_fields": {}, "state": state, "started": 0}
-    )
-
-
 def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
     view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly", seed=1))
-    view.save_step(record("iteration-1/train", "running"))
+    recorded(view, "iteration-1/train", state="running")
     far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 1
     assert [each.state for each in far.steps()] == ["running"]
-    view.save_step(record("iteration-1/train", "failed"))
+    recorded(view, "iteration-1/train", state="failed")
     view.save_config(RunConfig(name="nightly", seed=2))
     far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 2
@@ -151,7 +146,7 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, monkey
     bucket.put("quarantine/make-old/manifest.json", b"unreadable")
     view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly"))
-    view.save_step(record("make", "failed", "wanted"))
+    recorded(view, "make", stage="make", key="wanted", state="failed")
     with here.lease("make", "busy") as lease:
         lease.acquire()
         # Another host may be at work on what is young.

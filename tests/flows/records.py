@@ -1,0 +1,14 @@
+"""Records of runs that no stage has made."""
+
+from typing import Any
+
+from flows.execution.run_record import RunRecord, StepRecord
+
+
+def recorded(record: RunRecord, step: str, **changes: Any) -> StepRecord:
+    """Saves a step of a run, done but for what the changes say."""
+    values = {"step": step, "stage": "train", "key": "0" * 64, "key_fields": {}, "state": "done"}
+    times = {"started": 1.0, "ended": 2.0}
+    saved = StepRecord.model_validate(values | times | changes)
+    record.save_step(saved)
+    return saved
