@@ -31,33 +31,30 @@ KINDS = ("experiment", "setting", "method", "divergence")
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of a study.
-
-    Attributes:
-        experiment: The table or figure that it belongs to, such as ``main``.
-        setting: The model, or the task.
-        method: ``f-DPO``, ``GEB-π``, …
-        divergence: ``KL``, ``Hellinger`` or ``forward KL``.
-        configuration: Preset that its runs start from.
-        fields: Values by field that differ from the preset.
-        grid: One coefficient and the values among which it is chosen; empty if it is given.
-        tuning_seeds: Seeds of the runs by which it is chosen; they are not reported.
-        seeds: Seeds of the runs that are reported.
-        prefix: Name of the study, with which the names of its runs begin.
-        sections: Laid over the preset besides; the names of runs do not show them.
-    """
+    """One cell of a study."""
 
     experiment: str
+    """The table or figure that it belongs to, such as ``main``."""
     setting: str
+    """The model, or the task."""
     method: str
+    """``f-DPO``, ``GEB-π``, …"""
     divergence: str
+    """``KL``, ``Hellinger`` or ``forward KL``."""
     configuration: str
+    """Preset that its runs start from."""
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Values by field that differ from the preset."""
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
+    """One coefficient and the values among which it is chosen; empty if it is given."""
     tuning_seeds: tuple[int, ...] = ()
+    """Seeds of the runs by which it is chosen; they are not reported."""
     seeds: tuple[int, ...] = ()
+    """Seeds of the runs that are reported."""
     prefix: str = "study"
+    """Name of the study, with which the names of its runs begin."""
     sections: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Laid over the preset besides; the names of runs do not show them."""
 
     def names(self) -> tuple[str, str, str, str]:
         """Experiment, setting, method and divergence."""
@@ -70,21 +67,17 @@ class Row:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a cell.
-
-    Attributes:
-        row: The cell.
-        cell: Its configuration, under the run's name.
-        coefficient: The value of the row's grid that it has.
-        tunes: Whether it serves the choice of the coefficient, and is not reported.
-        summary: Its results once it is finished; see :func:`finished`.
-    """
+    """One run of a study's cell."""
 
     row: Row
     cell: Cell
+    """Its configuration, under the run's name."""
     coefficient: Mapping[str, Any] = field(hash=False)
+    """The value of the row's grid that it has."""
     tunes: bool = False
+    """Whether it serves the choice of the coefficient, and is not reported."""
     summary: Summary | None = field(default=None, hash=False)
+    """Its results once it is finished; see :func:`finished`."""
 
     @property
     def name(self) -> str:
@@ -231,12 +224,9 @@ def _runs(
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
-    Ties go to the value that stands first in the row. A row none of whose runs was measured has no
-    coefficient; a value whose runs were measured in part has the mean of that part.
-
-    Args:
-        runs: Tuning runs.
-        measured: What is to be high, by the run's name.
+    What is ``measured`` is by the run's name. Ties go to the value that stands first in the row. A
+    row none of whose runs was measured has no coefficient; a value whose runs were measured in part
+    has the mean of that part.
     """
     groups: dict[Row, dict[str, list[StudyRun]]] = {}
     for each in runs:

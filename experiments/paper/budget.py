@@ -27,18 +27,12 @@ def budget(
 ) -> dict[str, Any]:
     """Estimates the runs of cells; coefficients that are not chosen yet count as their first value.
 
-    Args:
-        rows: The cells.
-        overrides: Sections and fields laid over every configuration.
-        most_seeds: Seeds of each cell to keep, the first ones; all if None.
-        parallel_runs: Runs at the same time, which share the time evenly.
+    Arguments are those of :func:`experiments.study.tuning_runs`; parallel runs share the time
+    evenly.
 
     Returns:
         Values for a JSON document: tokens, time and GPU-hours of what the store lacks, and a
         record for each cell; cells with a grid once for each value, and once for the reported runs.
-
-    Raises:
-        UserError: A configuration is wrong.
     """
     runs: list[StudyRun] = []
     shown: list[dict[str, Any]] = []

@@ -47,10 +47,7 @@ _SECTIONS: Mapping[str, Any] = {
 
 @contextmanager
 def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
-    """Serves the hub and the judge to this process and its stages.
-
-    Args:
-        folder: Folder for the hub's repositories and its client's cache.
+    """Serves the hub and the judge to this process and its stages, from files in a folder.
 
     Yields:
         What makes the cells of some names, all if there are none.

@@ -27,13 +27,9 @@ _ANSWERS = {
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serves the repositories in a folder, each at any revision, and the judge.
+    """Serves the judge, and ``models/OWNER/NAME`` and ``datasets/OWNER/NAME`` of a folder.
 
-    Args:
-        folder: It holds ``models/OWNER/NAME`` and ``datasets/OWNER/NAME``.
-
-    Yields:
-        The server's address.
+    Each repository has any revision. Yields the server's address.
     """
     files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
     commit = hashlib.sha1("".join(_digest(each.read_bytes()) for each in files).encode())

@@ -23,17 +23,13 @@ _GEB = "GEB"
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The report, and the places of its files.
-
-    Attributes:
-        document: Values for a JSON document; ``page`` is the page, an address in a bucket.
-        markdown: The page as Markdown.
-        figures: The figures that the Markdown shows, PNG files beside it.
-    """
+    """The report, and the places of its files."""
 
     document: dict[str, Any]
+    """Values for a JSON document; ``page`` is the page, an address in a bucket."""
     markdown: Path
     figures: Sequence[Path]
+    """The figures that the Markdown shows, PNG files beside it."""
 
     def copy_to(self, folder: Path) -> None:
         """Copies the Markdown and its figures into a folder, which is made if it lacks."""
@@ -44,14 +40,7 @@ class WrittenReport:
 def write_report(
     store: Store, name: str, found: Findings, bandit: Artifact | None
 ) -> WrittenReport:
-    """Writes the report into the folder ``name`` of the store's runs.
-
-    Args:
-        store: The store.
-        name: Name of the folder; files of an earlier report are replaced.
-        found: What was computed.
-        bandit: Artifact of the bandit experiment; None if it was not run.
-    """
+    """Writes the report into the folder ``name`` of the store's runs, over an earlier one."""
     folder = store.run_path(name)
     drawn = _log_pi_ref(found) | kappa_figures(found)
     images = {f"{file}.png": png(figure) for file, figure in drawn.items()}

@@ -36,20 +36,17 @@ Published = dict[tuple[str, str], dict[tuple[str, str, str], str]]
 
 
 class Figure(NamedTuple):
-    """A figure of the paper among those of a run.
-
-    Attributes:
-        suite: Suite that it is measured on; None for held-out prompts, ``TRAINING`` for the
-            responses that the last iteration sampled for training.
-        name: Its name in ``metrics.json``.
-        whole: The largest share in the paper's unit, 1 or 100; None for any other figure.
-        form: Format with as many decimals as the paper gives.
-    """
+    """A figure of the paper among those of a run."""
 
     suite: str | None
+    """Suite that it is measured on; None for held-out prompts, ``TRAINING`` for the responses that
+    the last iteration sampled for training."""
     name: str
+    """Its name in ``metrics.json``."""
     whole: float | None = 100.0
+    """The largest share in the paper's unit, 1 or 100; None for any other figure."""
     form: str = ".2f"
+    """Format with as many decimals as the paper gives."""
 
 
 _FIGURES = {
@@ -78,13 +75,10 @@ class Judge(Settings):
 def paper_rows(
     scale: str, only: Sequence[str] = (), kappa: Kappa = "grid", judge: Judge | None = None
 ) -> list[Row]:
-    """The cells of a scale, ``small`` or ``full``.
+    """The cells of a scale; ``only`` as in :func:`experiments.study.read_rows`.
 
-    Args:
-        scale: The scale.
-        only: See :func:`experiments.study.read_rows`.
-        kappa: ``ratio`` leaves reported cells the κ or ``target_ratio`` of their presets.
-        judge: Judge of the suites in ``JUDGED``; without one they are not run.
+    The κ ``ratio`` leaves reported cells the κ or ``target_ratio`` of their presets. Without a
+    judge the suites in ``JUDGED`` are not run.
     """
     rows = read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
     if kappa == "ratio":
@@ -128,25 +122,19 @@ def published() -> Published:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that the report is made of.
-
-    Attributes:
-        scale: ``small`` or ``full``.
-        rows: All cells of the scale.
-        reported: Finished runs that are reported.
-        tuning: Finished runs by which coefficients were chosen, and those of the κ experiment.
-        chosen: Coefficients that were chosen.
-        failed: Errors by the names of runs that failed.
-        caution: What a reader has to know first; empty if there is nothing.
-    """
+    """Everything that the report is made of."""
 
     scale: str
     rows: Sequence[Row]
+    """All cells of the scale."""
     reported: Sequence[StudyRun]
     tuning: Sequence[StudyRun]
+    """Finished runs by which coefficients were chosen, and those of the κ experiment."""
     chosen: Mapping[Row, Mapping[str, Any]]
     failed: Mapping[str, str]
+    """Errors by the names of runs that failed."""
     caution: str = ""
+    """What a reader has to know first; empty if there is nothing."""
 
     def results(self, cell: Names) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed."""
@@ -173,13 +161,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class PaperFigure(Cell):
-    """One figure of a table: ours as in any cell, a dash if it is not computed.
-
-    Attributes:
-        paper: The paper's own figure; empty if it gives none.
-    """
+    """One figure of a table: ours as in any cell, a dash if it is not computed."""
 
     paper: str = ""
+    """The paper's own figure; empty if it gives none."""
 
     def __str__(self) -> str:
         return f"{super().__str__()} (paper: {self.paper})" if self.paper else super().__str__()

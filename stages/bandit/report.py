@@ -12,8 +12,6 @@ from scipy import stats
 
 from stages.bandit.simulate import Cell, Landscape, Outcome
 
-CONFIDENCE = 0.95
-
 LABELS = {
     "none": "f-DPO",
     "feb": "FEB",
@@ -52,25 +50,24 @@ def summarise(every: list[Cell], outcome: Outcome, landscape: Landscape) -> list
     records = []
     for index, cell in enumerate(every):
         policy, mass = outcome.policy[index], outcome.best_mass[index]
-        rewards = outcome.reward[index].tolist()
+        rewards, last = outcome.reward[index].tolist(), mass[:, -1].tolist()
         found = [_found_after(outcome.steps, seed.tolist()) for seed in mass]
         likeliest = policy.argmax(dim=-1).tolist()
         done = [steps for steps in found if steps is not None]
+        is_best = [arm == landscape.best_arm for arm in likeliest]
         records.append(
             {
                 "method": cell.method,
                 "divergence": cell.divergence,
                 "kappa": cell.kappa if cell.method != "none" else None,
-                "share_best_arm_likeliest": statistics.mean(
-                    arm == landscape.best_arm for arm in likeliest
-                ),
-                "share_in_best_region": statistics.mean(m > 0.5 for m in mass[:, -1].tolist()),
+                "share_best_arm_likeliest": statistics.mean(is_best),
+                "share_in_best_region": statistics.mean(each > 0.5 for each in last),
                 "expected_reward": statistics.mean(rewards),
                 "expected_reward_half_width": _half_width(rewards),
                 "median_found_after": statistics.median(done) if done else None,
                 "likeliest_arm_by_seed": likeliest,
                 "expected_reward_by_seed": rewards,
-                "best_region_mass_by_seed": mass[:, -1].tolist(),
+                "best_region_mass_by_seed": last,
                 "found_after_by_seed": found,
             }
         )
@@ -91,7 +88,7 @@ def _half_width(values: list[float]) -> float | None:
     """Half width of the 95 % confidence interval of the mean; None of a single value."""
     if len(values) < 2:
         return None
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    quantile = stats.t.ppf(0.975, len(values) - 1)
     return float(quantile) * statistics.stdev(values) / len(values) ** 0.5
 
 

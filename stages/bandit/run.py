@@ -10,11 +10,7 @@ from stages.harness.program import Stage
 
 
 def run(ctx: StageContext[BanditParams]) -> None:
-    """Runs every method, divergence, κ and seed, and writes what came of it.
-
-    Raises:
-        UserError: No method is defined under any of the divergences.
-    """
+    """Runs every method, divergence, κ and seed, and writes what came of it."""
     params = ctx.params
     every = cells(params)
     if not every:
@@ -32,18 +28,13 @@ def run(ctx: StageContext[BanditParams]) -> None:
         lambda done: ctx.events.progress(done, params.num_iterations, "iterations"),
     )
     records = summarise(every, outcome, landscape)
-    (ctx.out / "metrics.json").write_text(
-        dump_json(
-            {
-                "reference_reward": float(landscape.reference @ landscape.rewards),
-                "reference_best_region_mass": float(
-                    landscape.reference[landscape.best_region].sum()
-                ),
-                "num_seeds": params.num_seeds,
-                "cells": records,
-            }
-        )
-    )
+    metrics = {
+        "reference_reward": float(landscape.reference @ landscape.rewards),
+        "reference_best_region_mass": float(landscape.reference[landscape.best_region].sum()),
+        "num_seeds": params.num_seeds,
+        "cells": records,
+    }
+    (ctx.out / "metrics.json").write_text(dump_json(metrics))
     (ctx.out / "table.md").write_text(table(records))
     draw(ctx.out, every, outcome, landscape)
     ctx.notes["cells"] = len(every)

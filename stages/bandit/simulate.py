@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,21 +45,17 @@ def cells(params: BanditParams) -> list[Cell]:
     ]
 
 
-@dataclass(frozen=True)
-class Landscape:
-    """A bandit.
-
-    Attributes:
-        reference: probabilities of the initial policy, [N] in float64.
-        rewards: what each arm pays, [N].
-        best_region: booleans [N], arms that pay more than the local optimum.
-        best_arm: the arm that pays most.
-    """
+class Landscape(NamedTuple):
+    """A bandit."""
 
     reference: Tensor
+    """Probabilities of the initial policy, [N] in float64."""
     rewards: Tensor
+    """What each arm pays, [N]."""
     best_region: Tensor
+    """Booleans [N], arms that pay more than the local optimum."""
     best_arm: int
+    """The arm that pays most."""
 
 
 def make_landscape(params: LandscapeParams) -> Landscape:
@@ -74,29 +71,22 @@ def make_landscape(params: LandscapeParams) -> Landscape:
         params.local_reward * bump(params.reference_arm, params.reward_width),
         params.best_reward * bump(params.best_arm, params.reward_width),
     )
-    return Landscape(
-        reference=reference / reference.sum(),
-        rewards=rewards,
-        best_region=rewards > params.local_reward,
-        best_arm=params.best_arm,
-    )
+    reference = reference / reference.sum()
+    return Landscape(reference, rewards, rewards > params.local_reward, params.best_arm)
 
 
 @dataclass
 class Outcome:
-    """Results of every cell and seed.
-
-    Attributes:
-        steps: the recorded iterations, [K].
-        best_mass: probability of the best region after those, [C, S, K].
-        policy: the final policies, [C, S, N].
-        reward: their expected reward, [C, S].
-    """
+    """Results of every cell and seed."""
 
     steps: list[int]
+    """The recorded iterations, [K]."""
     best_mass: Tensor
+    """Probability of the best region after those, [C, S, K]."""
     policy: Tensor
+    """The final policies, [C, S, N]."""
     reward: Tensor
+    """Their expected reward, [C, S]."""
 
 
 def simulate(
@@ -109,12 +99,6 @@ def simulate(
 
     A cell's result depends neither on the other cells nor on the number of seeds: all cells of a
     seed get the same uniform random numbers, from that seed's own generator.
-
-    Args:
-        params: the experiment.
-        landscape: the bandit.
-        seed: from which each repetition's seed is derived.
-        progress: is told how many iterations are done.
 
     Raises:
         UserError: a cell's policy is no number any more.
@@ -159,18 +143,7 @@ def _require_finite(every: Sequence[Cell], policy: Tensor, iteration: int) -> No
 def rollouts_gradient(
     params: BanditParams, every: Sequence[Cell], logp: Tensor, ref_logp: Tensor, rewards: Tensor
 ) -> Tensor:
-    """Gradient of the mean loss with respect to the rollouts' log π.
-
-    Args:
-        params: the experiment.
-        every: its cells.
-        logp: log π of each rollout, [C, S, R].
-        ref_logp: log π_ref of each rollout, [C, S, R].
-        rewards: what each rollout was paid, [C, S, R].
-
-    Returns:
-        ∂loss/∂log π of each rollout, [C, S, R].
-    """
+    """∂(mean loss)/∂log π of each rollout, from its log π, log π_ref and reward: all [C, S, R]."""
     leaf = logp.detach().requires_grad_()
     swapped = rewards[..., 1::2] > rewards[..., 0::2]
     tie = rewards[..., 1::2] == rewards[..., 0::2]
@@ -223,7 +196,7 @@ def _sides(values: Tensor, swapped: Tensor) -> Tensor:
 
 
 def logits_gradient(pull: Tensor, arms: Tensor, policy: Tensor, *, max_norm: float) -> Tensor:
-    """Gradient with respect to softmax logits from that with respect to the rollouts' log π.
+    """Gradient with respect to softmax logits: Σ_r pull_r (onehot(arm_r) − π), [C, S, N].
 
     It is worked out in units of the largest pull: the square of 1/π under reverse KL, which a norm
     takes, may have no float.
@@ -233,9 +206,6 @@ def logits_gradient(pull: Tensor, arms: Tensor, policy: Tensor, *, max_norm: flo
         arms: the rollouts, [C, S, R].
         policy: probabilities [C, S, N].
         max_norm: norm that each policy's gradient is scaled down to; 0 never scales.
-
-    Returns:
-        Σ_r pull_r (onehot(arm_r) − π), [C, S, N].
     """
     tiny = torch.finfo(pull.dtype).tiny
     unit = pull.abs().amax(dim=-1, keepdim=True).clamp(min=tiny)
@@ -248,14 +218,9 @@ def logits_gradient(pull: Tensor, arms: Tensor, policy: Tensor, *, max_norm: flo
 
 
 def sample(policy: Tensor, uniform: Tensor) -> Tensor:
-    """Arms drawn by inverting the distribution function.
+    """Arms [C, S, R] drawn by inverting the distribution function of ``policy``, [C, S, N].
 
-    Args:
-        policy: probabilities [C, S, N].
-        uniform: random numbers in [0, 1), [S, R], shared by all cells.
-
-    Returns:
-        Arms [C, S, R].
+    ``uniform``, [S, R], are random numbers in [0, 1), shared by all cells.
     """
     cumulative = policy.cumsum(dim=-1)
     levels = uniform * cumulative[..., -1:]

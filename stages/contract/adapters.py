@@ -7,6 +7,7 @@ names its base by digest, and a request that puts it on another base is refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from stages.contract.errors import UserError
 from stages.contract.records import read_record
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Input
+from stages.contract.request import Input
 
 if TYPE_CHECKING:
     from stages.contract.manifest import Manifest
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 BASE = "base.json"
 """File beside the adapter's: the digest of its base, as requests give it."""
-_INPUT: TypeAdapter[ArtifactInput | FileInput | HubInput] = TypeAdapter(Input)
+_INPUT: TypeAdapter[Input] = TypeAdapter(Input)
 
 
 class _Base(BaseModel):
@@ -35,7 +36,7 @@ def adapter_input(model: str) -> str:
     return "adapter" if model == "policy" else f"{model}_adapter"
 
 
-def write_base(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None:
+def write_base(folder: Path, base: Input) -> None:
     """Writes into an adapter's folder which base it goes over.
 
     By its digest alone: the same training then gives the same bytes wherever the base lies.
@@ -43,7 +44,7 @@ def write_base(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None
     (folder / BASE).write_text(json.dumps({"digest": base.digest}, indent=2) + "\n")
 
 
-def check_adapter(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None:
+def check_adapter(folder: Path, base: Input) -> None:
     """Checks that a folder is an adapter, and for this base if it names one.
 
     Raises:
@@ -54,7 +55,10 @@ def check_adapter(folder: Path, base: ArtifactInput | FileInput | HubInput) -> N
             f"{folder} is no LoRA adapter: it has no {ADAPTER_CONFIG}",
             "name a folder written by peft's save_pretrained",
         )
-    wanted = _base_digest(folder / BASE)
+    remedy = "copy the adapter again, or pass another one"
+    wanted = None
+    with contextlib.suppress(FileNotFoundError):
+        wanted = read_record(folder / BASE, _Base, remedy).digest
     if wanted not in (None, base.digest):
         raise UserError(
             f"the adapter {folder} goes over the base with the digest {wanted}, and is given one "
@@ -63,7 +67,7 @@ def check_adapter(folder: Path, base: ArtifactInput | FileInput | HubInput) -> N
         )
 
 
-def base_of_adapter(manifest: Manifest, path: str) -> ArtifactInput | FileInput | HubInput | None:
+def base_of_adapter(manifest: Manifest, path: str) -> Input | None:
     """The base of the adapter that an artifact has at `path`; None if a whole model is there.
 
     An adapter's training reads the base as its `policy`, so that whatever needs an artifact's
@@ -75,10 +79,3 @@ def base_of_adapter(manifest: Manifest, path: str) -> ArtifactInput | FileInput 
     if given["kind"] == "hub":
         given = {name: value for name, value in given.items() if name != "digest"}
     return _INPUT.validate_python(given)
-
-
-def _base_digest(path: Path) -> str | None:
-    try:
-        return read_record(path, _Base, "copy the adapter again, or pass another one").digest
-    except FileNotFoundError:
-        return None

@@ -21,10 +21,7 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yields a temporary name beside ``path``, which is renamed to it when the block ends well.
 
     A reader sees the file before or the file after. On an error the temporary file is removed.
-
-    Args:
-        path: File to write; its folder is created.
-        durable: Whether the file outlives a loss of power: content and name are synced to disk.
+    A ``durable`` file outlives a loss of power: content and name are synced to disk.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written.

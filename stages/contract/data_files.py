@@ -1,7 +1,7 @@
 """Rows of a person's JSON-lines and Parquet files, streamed, each with its place for messages."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,9 @@ Row = tuple[str, dict[str, Any]]
 
 
 def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Yields the rows of a file in order.
+    """Yields the rows of a file in order; its name ends in one of :data:`FILE_SUFFIXES`.
 
-    Args:
-        path: File whose name ends in one of :data:`FILE_SUFFIXES`.
-        columns: Columns of interest, if the format allows to read some only; all if the file
-            has none of them.
+    Where the format allows it, only ``columns`` are read, or all if the file has none of them.
 
     Raises:
         UserError: The file is not what its name says, or a line or item is no JSON object.
@@ -84,6 +81,13 @@ def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iter
         for row in batch.to_pylist():
             number += 1
             yield f"{name}, row {number}", row
+
+
+def is_message(turn: Any) -> bool:
+    """True for a chat message with a role and a text."""
+    return isinstance(turn, Mapping) and all(
+        isinstance(turn.get(name), str) for name in ("role", "content")
+    )
 
 
 def _read_json(path: Path) -> Iterator[Row]:

@@ -92,9 +92,7 @@ class RunInterruptedError(RunCancelledError):
 class StageFailedError(GebError):
     """A stage ended with an exit code that a retry may cure.
 
-    Args:
-        message: What is known: stage, exit code, its own last words.
-        last_lines: The end of the stage's log, oldest first.
+    ``last_lines`` are the end of its log, oldest first.
     """
 
     def __init__(self, message: str, last_lines: tuple[str, ...] = ()) -> None:

@@ -92,11 +92,7 @@ def parse_event(line: str) -> Event | None:
 
 
 class Emitter:
-    """Writes events to a stream, progress at most every half second.
-
-    Args:
-        stream: Where the events go; the harness passes the stage's real stdout.
-    """
+    """Writes events to a stream, the stage's real stdout; progress at most every half second."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -33,13 +33,7 @@ code of lm-eval and AlpacaEval."""
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a stage.
-
-    Attributes:
-        kind: Kind of what is read.
-        optional: Whether a request may leave it out.
-        many: Whether a request may give several, read in their order.
-    """
+    """One input of a stage, which a request may leave out, or give several times in an order."""
 
     kind: Kind
     optional: bool = False
@@ -52,12 +46,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """One file or folder of a stage's artifact.
-
-    Attributes:
-        kind: Kind of what is written.
-        optional: Whether some artifacts of the stage are without it.
-    """
+    """One file or folder of a stage's artifact; an optional one is not in all of them."""
 
     kind: Kind
     optional: bool = False
@@ -68,10 +57,7 @@ def check_inputs(
 ) -> None:
     """Compares the inputs of a request with those that its stage declares.
 
-    Args:
-        stage: Name of the stage.
-        specs: Declared inputs by name.
-        given: Kinds of what is given by the inputs' names; None if a kind cannot be known.
+    ``given`` are the kinds of what is given; None if a kind cannot be known.
 
     Raises:
         UserError: An input is missing, unknown, given too often, or of another kind.
@@ -217,9 +203,8 @@ class StageParams(Settings):
     """True for a stage that writes into the model registry of its store."""
 
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Container image for these parameters; to be overridden if they decide.
+        """Container image for these parameters, and for inputs of the Hugging Face hub.
 
-        Args:
-            from_hub: Whether an input comes from the Hugging Face hub.
+        To be overridden if they decide.
         """
         return self.image

@@ -22,10 +22,6 @@ T = TypeVar("T")
 def read_content(path: Path, remedy: str = "") -> bytes:
     """Reads a small file.
 
-    Args:
-        path: The file.
-        remedy: What to do if it is damaged.
-
     Raises:
         FileNotFoundError: There is none.
         DamagedRecordError: The path exists but is not a regular file of a record's size.
@@ -48,17 +44,10 @@ def read_content(path: Path, remedy: str = "") -> bytes:
 
 
 def read_record(path: Path, kind: type[T], remedy: str = "") -> T:
-    """Reads a JSON record.
-
-    Args:
-        path: The file.
-        kind: Type of its content.
-        remedy: What to do if it is damaged.
+    """Reads a JSON record; errors are those of :func:`read_content`.
 
     Raises:
-        FileNotFoundError: There is none.
         DamagedRecordError: It is not a record of that kind.
-        OSError: It cannot be read.
     """
     content = read_content(path, remedy)
     try:

@@ -120,7 +120,7 @@ class Request(_Frozen):
     writes_registry: bool
     """True for a stage that writes into the model registry; not part of the key."""
 
-    def sources(self) -> Iterator[ArtifactInput | FileInput | HubInput]:
+    def sources(self) -> Iterator[Input]:
         """Inputs of the request."""
         return (each for group in self.inputs.values() for each in group)
 
@@ -139,7 +139,7 @@ class Request(_Frozen):
         return cls.model_validate_json(path.read_bytes())
 
 
-def kind_of(source: ArtifactInput | FileInput | HubInput) -> Kind | None:
+def kind_of(source: Input) -> Kind | None:
     """Kind of an input as far as its source alone tells it."""
     if isinstance(source, HubInput):
         return "model" if source.repo_type == "model" else "file"
@@ -147,11 +147,7 @@ def kind_of(source: ArtifactInput | FileInput | HubInput) -> Kind | None:
 
 
 def check_sources(params: StageParams, inputs: Mapping[str, Sequence[Any]]) -> None:
-    """Compares the inputs of a request with those that its stage declares.
-
-    Raises:
-        UserError: An input is missing, unknown, given too often, or of another kind.
-    """
+    """Compares inputs with those that a stage declares; see :func:`check_inputs`."""
     kinds = {name: [kind_of(each) for each in group] for name, group in inputs.items()}
     check_inputs(params.stage, params.inputs, kinds)
 
@@ -177,12 +173,7 @@ def make_request(
     step: str = "",
     resources: Resources | None = None,
 ) -> Request:
-    """Builds the request for one stage and computes its key.
-
-    Raises:
-        UserError: An input is missing, unknown, given too often, or of another kind than the stage
-            declares.
-    """
+    """Builds the request for one stage, computes its key and checks its inputs."""
     check_sources(params, inputs)
     from_hub = any(isinstance(each, HubInput) for group in inputs.values() for each in group)
     return Request(

@@ -39,7 +39,7 @@ class EvaluateParams(StageParams):
         "samples.jsonl": OutputSpec("file"),
     }
     image = "torch"
-    late_modules = ("stages.evaluate.perplexity",)
+    late_modules = ("stages.evaluate.reference",)
 
     distinct_n: int = Field(4, ge=1, le=8)
     """Longest n-grams, in words, of which distinct-n is computed."""

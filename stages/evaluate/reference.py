@@ -1,10 +1,14 @@
-"""log π_ref of given responses: one forward pass of the reference over prompt and response.
+"""log π_ref of given responses, and the perplexity of a text that training does not aim at.
+
+Its rise shows what a policy loses elsewhere while the reward rises.
 
 Shapes: ``R`` responses, ``B`` sequences of a pass, ``T`` their padded length, ``N`` response tokens
 of a pass.
 """
 
+import math
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -12,58 +16,47 @@ import numpy.typing as npt
 import torch
 
 from stages.contract.errors import UserError
-from stages.contract.request import Resources
-from stages.harness.context import ModelSource
+from stages.evaluate.params import EvaluateParams
+from stages.harness.context import ModelSource, StageContext
 from stages.modeling.load import Precision, load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import UnfitModelError, check_logprobs, require_static_rope
 from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
+from stages.modeling.tokenizers import load_tokenizer
+from stages.training.batches import Example, padded_rows
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
 Pass = tuple[TokenIds, TokenIds]
 """Prompts and responses of one forward pass."""
+_NO_TEXT = "leave inputs.perplexity_text out"
 
 
 class Reference:
-    """The reference model, one on each device of the stage.
+    """A model of the request, one on each device of the stage; by default its reference.
 
-    Args:
-        source: Folder or hub id.
-        dtype: Type of its weights.
-        batch_tokens: Most tokens in one pass, padding included.
-        resources: Those of the stage.
-        remedy: What a person does to do without these log-probabilities.
-
-    Raises:
-        UserError: There is no such model, or its log-probabilities cannot be computed.
+    The remedy is what a person does to do without its log-probabilities.
     """
 
     def __init__(
         self,
-        source: ModelSource,
-        dtype: Precision,
-        batch_tokens: int,
-        resources: Resources,
+        ctx: StageContext[EvaluateParams],
+        name: str = "reference",
         remedy: str = "set `evaluate.log_pi_ref: off`",
     ) -> None:
+        source = ctx.model(name)
         self._config = load_config(source)
         self._place = source.name_or_path
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = ctx.params.batch_tokens
         self._remedy = remedy
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
-            partial(_Model, source, dtype, remedy), resources
+            partial(_Model, source, ctx.params.dtype, remedy), ctx.request.resources
         )
 
     def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
-        """Sums log π_ref over the tokens of each response, at temperature 1.
+        """Sums log π_ref over the tokens of each response, at temperature 1: [R] float64.
 
-        Args:
-            prompts: Token ids of the R prompts, each at least one long.
-            responses: Token ids of the R responses; an empty one has log-probability 0.
-
-        Returns:
-            [R] float64.
+        A prompt has at least one token; an empty response has log-probability 0.
 
         Raises:
             UserError: A token is not in the reference's vocabulary, or a sequence is so long that
@@ -115,20 +108,51 @@ class _Model:
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
                 "use a reference with the policy's tokenizer",
             )
-        width = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-        ids = np.zeros((len(prompts), width), dtype=np.int64)
-        positions = []
-        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            end = len(prompt) + len(response)
-            ids[row, : len(prompt)] = prompt
-            ids[row, len(prompt) : end] = response
-            # The logits at a position predict the next one.
-            positions.append(row * width + np.arange(len(prompt) - 1, end - 1))
+        padded = padded_rows([Example(*each) for each in zip(prompts, responses, strict=True)])
+        logprobs = padded.to(self._device).logprobs(self._logprobs)
+        token_logprobs = logprobs.double().cpu().numpy()
         owners = np.repeat(np.arange(len(prompts)), [len(each) for each in responses])
-        input_ids = torch.from_numpy(ids).to(self._device)
-        source_index = torch.from_numpy(np.concatenate(positions)).to(self._device)
-        targets = torch.from_numpy(np.concatenate(responses).astype(np.int64)).to(self._device)
-        token_logprobs = self._logprobs(input_ids, source_index, targets).double().cpu().numpy()
         return np.bincount(owners, weights=token_logprobs, minlength=len(prompts)).astype(
             np.float64, copy=False
         )
+
+
+def perplexities(ctx: StageContext[EvaluateParams]) -> dict[str, float]:
+    """``perplexity`` and ``base_perplexity`` of the input ``text``.
+
+    The text's passages stand between blank lines. The perplexity is exp of the mean negative
+    log-probability of a token, over all tokens but the first of each passage.
+
+    Raises:
+        UserError: The text has no passage of two tokens, or a model cannot score it.
+    """
+    passages = _passages(ctx)
+    return {
+        name: _perplexity(ctx, model, passages)
+        for name, model in (("perplexity", "policy"), ("base_perplexity", "reference"))
+    }
+
+
+def _passages(ctx: StageContext[EvaluateParams]) -> TokenIds:
+    path = ctx.path("text")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise UserError(f"{path} is no text in UTF-8: {error}", _NO_TEXT) from error
+    tokenizer = load_tokenizer(ctx.model("reference"))
+    written = [each.strip() for each in text.split("\n\n")]
+    tokens = [np.array(tokenizer(each)["input_ids"], dtype=np.int32) for each in written if each]
+    found = [each for each in tokens if len(each) > 1]
+    if not found:
+        raise UserError(
+            f"{path} has no passage of two tokens", "write passages with blank lines between them"
+        )
+    return found
+
+
+def _perplexity(ctx: StageContext[EvaluateParams], model: str, passages: TokenIds) -> float:
+    with closing(Reference(ctx, model, _NO_TEXT)) as scorer:
+        sums = scorer.log_probabilities(
+            [each[:1] for each in passages], [each[1:] for each in passages]
+        )
+    return math.exp(-math.fsum(sums) / sum(len(each) - 1 for each in passages))

@@ -66,7 +66,7 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         metrics |= length_controlled(ctx)
     if ctx.has("text"):
         # Loads torch.
-        from stages.evaluate.perplexity import perplexities
+        from stages.evaluate.reference import perplexities
 
         metrics |= perplexities(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
@@ -116,15 +116,13 @@ def _sides(ctx: StageContext[EvaluateParams], reference: LogPiRef | None) -> lis
 @contextmanager
 def _reference(ctx: StageContext[EvaluateParams]) -> Iterator[LogPiRef | None]:
     """Log π_ref by the reference model, loaded for the block; None if it is not asked for."""
-    params = ctx.params
-    if params.log_pi_ref == "off":
+    if ctx.params.log_pi_ref == "off":
         yield None
         return
     # Loads torch: only if log π_ref is asked for.
     from stages.evaluate.reference import Reference
 
-    source = ctx.model("reference")
-    reference = Reference(source, params.dtype, params.batch_tokens, ctx.request.resources)
+    reference = Reference(ctx)
 
     def log_pi_ref(batch: ScoredBatch) -> npt.NDArray[np.float64]:
         return reference.log_probabilities(

@@ -13,32 +13,25 @@ LENGTH = "length"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt ready to be continued.
-
-    Attributes:
-        token_ids: The rendered prompt.
-        seeds: One seed for each of its K responses.
-        chunk: First prompt of the chunk that it belongs to, see :mod:`stages.generate.filling`.
-    """
+    """A prompt ready to be continued."""
 
     token_ids: list[int]
     seeds: list[int]
+    """One seed for each of its K responses."""
     chunk: int = 0
+    """First prompt of the chunk that it belongs to, see :mod:`stages.generate.filling`."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response.
-
-    Attributes:
-        token_ids: As drawn, the stop token included if one was drawn.
-        logprobs: log π of each of them at temperature 1, before top-p; NaN if not known.
-        finish_reason: ``stop`` or ``length``.
-    """
+    """One response."""
 
     token_ids: list[int]
+    """As drawn, the stop token included if one was drawn."""
     logprobs: list[float]
+    """log π of each of them at temperature 1, before top-p; NaN if not known."""
     finish_reason: str
+    """``stop`` or ``length``."""
 
 
 class Backend(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.generate.backend import Prompt, Sample
-from stages.tables.schemas import RESPONSES, publish_table
+from stages.tables.schemas import PROMPTS, RESPONSES, publish_table
 
 Row = Mapping[str, Any]
 Render = Callable[[Row], Prompt | None]
@@ -27,42 +27,31 @@ class _Open:
     is_read: bool = False
 
 
+@dataclass
 class ChunkFiller:
     """Feeds the prompts of some chunks to a backend and writes each chunk when it is complete.
 
     The backend sees one stream, so that it is not idle at the end of a chunk while the longest
     responses are finished. Memory holds the chunks in work only.
-
-    Args:
-        chunks: What is to be done, in order.
-        rows: The rows of the prompts table from its beginning.
-        render: A row's prompt, or None to leave the row out.
-        decode: The text of a response.
-        on_written: Called with each chunk that is written.
     """
 
-    def __init__(
-        self,
-        chunks: Sequence[Chunk],
-        rows: Iterator[Row],
-        render: Render,
-        decode: Callable[[list[int]], str],
-        on_written: Callable[[Chunk], None],
-    ) -> None:
-        self._chunks = chunks
-        self._rows = rows
-        self._render = render
-        self._decode = decode
-        self._on_written = on_written
-        self._places: dict[int, tuple[_Open, int]] = {}
+    chunks: Sequence[Chunk]
+    rows: Iterator[Row]
+    """The rows of the prompts table from its beginning."""
+    render: Render
+    """A row's prompt, or None to leave the row out."""
+    decode: Callable[[list[int]], str]
+    """The text of a response."""
+    on_written: Callable[[Chunk], None]
+    _places: dict[int, tuple[_Open, int]] = field(default_factory=dict)
 
     def prompts(self) -> Iterator[Prompt]:
         """Yields the prompts, each to be answered by :meth:`take` under its number from 0."""
         number = position = 0
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             work = _Open(chunk)
-            for row in islice(self._rows, chunk.first - position, chunk.stop - position):
-                prompt = self._render(row)
+            for row in islice(self.rows, chunk.first - position, chunk.stop - position):
+                prompt = self.render(row)
                 if prompt is None:
                     continue
                 self._places[number] = work, len(work.prompts)
@@ -89,21 +78,19 @@ class ChunkFiller:
             del self._places[number]
         # A kill leaves all rows or none.
         publish_table(work.chunk.path, RESPONSES, self._to_rows(work))
-        self._on_written(work.chunk)
+        self.on_written(work.chunk)
 
     def _to_rows(self, work: _Open) -> Iterator[dict[str, Any]]:
         for place, (row, prompt) in enumerate(zip(work.rows, work.prompts, strict=True)):
             for sample_index, seed in enumerate(prompt.seeds):
                 sample = work.samples[place, sample_index]
                 yield {
-                    "prompt_id": row["prompt_id"],
+                    **{name: row[name] for name in PROMPTS.names},
                     "sample_index": sample_index,
-                    "messages": row["messages"],
-                    "reference_answer": row["reference_answer"],
                     "prompt_token_ids": prompt.token_ids,
                     "response_token_ids": sample.token_ids,
                     "response_logprobs": sample.logprobs,
-                    "response": self._decode(sample.token_ids),
+                    "response": self.decode(sample.token_ids),
                     "finish_reason": sample.finish_reason,
                     "seed": seed,
                 }
@@ -111,15 +98,10 @@ class ChunkFiller:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The responses to some consecutive prompts.
+    """The responses to the prompts from ``first`` to before ``stop`` of the prompts table.
 
     The file's name holds the bounds, so that chunks of another size, left by an attempt with other
     settings of speed, are never taken for these.
-
-    Attributes:
-        first: Index of the first prompt in the prompts table.
-        stop: The index after the last one.
-        path: File of the responses.
     """
 
     first: int

@@ -169,7 +169,7 @@ class GenerateParams(StageParams):
         return "vllm" if self.backend == "vllm" else self.image
 
     @model_validator(mode="after")
-    def _mixture_can_be_drawn(self) -> GenerateParams:
+    def _check_settings(self) -> GenerateParams:
         if self.mixture and self.backend == "vllm":
             raise ValueError(
                 f"mixture = {self.mixture:g} with backend = 'vllm', whose engine holds one model: "
@@ -180,10 +180,6 @@ class GenerateParams(StageParams):
                 f"mixture = {self.mixture:g} with num_samples = 1: the second sample of a prompt "
                 "is the first of the mixture; set num_samples to 2 or more"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _shard_exists(self) -> GenerateParams:
         if self.shard_index >= self.num_shards:
             raise ValueError(
                 f"shard_index {self.shard_index} does not exist: shards are counted from 0 and "

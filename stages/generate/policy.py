@@ -17,23 +17,18 @@ from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy's tokenizer and limits.
-
-    Attributes:
-        source: Where its weights are, and a LoRA adapter on them.
-        tokenizer: Its tokenizer; has a chat template.
-        stop_ids: Token ids that end a response.
-        max_length_tokens: Most tokens of prompt and response together.
-        vocab_size: Token ids that the weights know.
-        reference: The model that some samples are mixed with; None if none are.
-    """
+    """A policy's tokenizer, which has a chat template, and its limits."""
 
     source: ModelSource
     tokenizer: Any
     stop_ids: frozenset[int]
+    """Token ids that end a response."""
     max_length_tokens: int
+    """Most tokens of prompt and response together."""
     vocab_size: int
+    """Token ids that the weights know."""
     reference: ModelSource | None = None
+    """The model that some samples are mixed with; None if none are."""
 
     @property
     def adapter(self) -> Path | None:

@@ -70,10 +70,6 @@ def _now() -> tuple[float, float]:
     return time.monotonic(), time.process_time()
 
 
-def _total(chunks: Sequence[Chunk]) -> int:
-    return sum(map(len, chunks))
-
-
 def _shard(ctx: Context, prompts: Path, policy: Policy) -> tuple[int, int]:
     """First prompt of the shard and the one after its last."""
     with open_table(prompts, PROMPTS) as table:
@@ -100,7 +96,7 @@ def _sample(
     engine to ask.
     """
     total = num_prompts * ctx.params.num_samples
-    done = total - _total(chunks) * ctx.params.num_samples
+    done = total - sum(map(len, chunks)) * ctx.params.num_samples
     filler = ChunkFiller(
         chunks,
         read_rows(prompts, PROMPTS),
@@ -126,7 +122,7 @@ def _sample(
 
 def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
-    num_prompts = _total(chunks)
+    num_prompts = sum(map(len, chunks))
     reasons: Counter[str] = Counter()
     num_tokens = without_logprobs = 0
     with TableWriter(ctx.out / "responses.parquet", RESPONSES) as writer:
@@ -137,7 +133,17 @@ def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
             without_logprobs += any(map(math.isnan, row["response_logprobs"]))
     dropped = num_prompts - writer.num_rows // ctx.params.num_samples
     if dropped:
-        _report_dropped(ctx, dropped, num_prompts)
+        what = (
+            f"{dropped} of {num_prompts} prompts are too long: the context has no room for "
+            f"max_new_tokens={ctx.params.max_new_tokens} after them"
+        )
+        # With shards, the others may have prompts that fit.
+        if dropped == num_prompts and ctx.params.num_shards == 1:
+            remedy = (
+                "lower max_new_tokens, or raise max_length_tokens if the policy's context allows"
+            )
+            raise UserError(what, remedy)
+        ctx.events.warning(f"{what}; dropped")
     return {
         "prompts": num_prompts,
         "prompts_dropped_too_long": dropped,
@@ -147,19 +153,6 @@ def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
         "mean_response_tokens": num_tokens / writer.num_rows if writer.num_rows else None,
         "finish_reasons": dict(sorted(reasons.items())),
     }
-
-
-def _report_dropped(ctx: Context, dropped: int, num_prompts: int) -> None:
-    what = (
-        f"{dropped} of {num_prompts} prompts are too long: the context has no room for "
-        f"max_new_tokens={ctx.params.max_new_tokens} after them"
-    )
-    # With shards, the others may have prompts that fit.
-    if dropped == num_prompts and ctx.params.num_shards == 1:
-        raise UserError(
-            what, "lower max_new_tokens, or raise max_length_tokens if the policy's context allows"
-        )
-    ctx.events.warning(f"{what}; dropped")
 
 
 STAGE = Stage(GenerateParams, run)

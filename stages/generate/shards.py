@@ -22,12 +22,8 @@ def shard_bounds(tokens: Tokens, shard_index: int, num_shards: int) -> tuple[int
 
     A cut is made where it comes nearest to an equal share of the tokens, so that a shard is off by
     at most about one prompt. Shards are contiguous, together they are all prompts, and none is
-    empty unless there are fewer prompts than shards.
-
-    Args:
-        tokens: Expected work for each prompt, [N], positive.
-        shard_index: The shard, counted from 0.
-        num_shards: Number of shards.
+    empty unless there are fewer prompts than shards. ``tokens`` are the expected work for each
+    prompt, [N], positive.
 
     >>> [shard_bounds(np.array([9, 1, 1, 1, 3, 3]), index, 2) for index in range(2)]
     [(0, 1), (1, 6)]
@@ -51,12 +47,10 @@ def shard_bounds(tokens: Tokens, shard_index: int, num_shards: int) -> tuple[int
 
 
 def expected_tokens(prompts: Path, *, response_tokens: int, longest: int) -> Tokens:
-    """Tokens that each prompt and its responses will probably take, [N].
+    """Tokens that each prompt of a table and its responses will probably take, [N].
 
-    Args:
-        prompts: A PROMPTS table; only its messages are read, streaming.
-        response_tokens: Expected tokens of all responses to one prompt.
-        longest: Most tokens that a prompt is taken for; a longer one does not fit the context.
+    Only messages are read, streaming. A prompt that is longer than ``longest`` does not fit the
+    context, and counts as much; all responses to one take ``response_tokens``.
     """
     parts = [np.zeros(0, dtype=np.int64)]
     for batch in read_batches(prompts, PROMPTS, columns=["messages"]):

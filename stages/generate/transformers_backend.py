@@ -27,21 +27,12 @@ _COMPACT_SHARE = 0.25
 
 
 class TransformersBackend:
-    """Samples from a causal LM of transformers.
-
-    Loads the policy's weights on the GPU, or on the CPU if there is none.
-
-    Args:
-        policy: The policy.
-        params: Settings of the responses.
-        events: Not used.
-    """
+    """Samples from a causal LM of transformers, on the GPU, or on the CPU if there is none."""
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
-        self._model = load_causal_lm(policy.source, dtype=params.dtype)
-        self._reference = (
-            load_causal_lm(policy.reference, dtype=params.dtype) if policy.reference else None
-        )
+        sources = filter(None, (policy.source, policy.reference))
+        self._models = [load_causal_lm(each, dtype=params.dtype) for each in sources]
+        self._model = self._models[0]
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
         # Any id will do, it is masked.
@@ -87,23 +78,16 @@ class TransformersBackend:
     ) -> list[Sample]:
         """Continues the rows (prompt index, sample index) together."""
         params = self._params
-        stop_ids = torch.tensor(self._stop_ids, device=self._model.device)
-        decoder, *others = (
-            _Decoder(model, prompts, rows, self._pad_id)
-            for model in (self._model, self._reference)
-            if model is not None
-        )
+        device = self._model.device
+        stop_ids = torch.tensor(self._stop_ids, device=device)
+        decoder, *others = (_Decoder(each, prompts, rows, self._pad_id) for each in self._models)
         # The second sample of a prompt, the fourth, … are the mixture's.
-        odd = torch.tensor([sample % 2 for _, sample in rows], device=self._model.device)
+        odd = torch.tensor([sample % 2 for _, sample in rows], device=device)
         weights = params.mixture * odd[:, None].double()
-        draws = np.stack(
-            [
-                uniforms(prompts[index].seeds[sample], params.max_new_tokens)
-                for index, sample in rows
-            ]
-        )
-        uniform = torch.from_numpy(draws).to(self._model.device)
-        shape, device = (len(rows), params.max_new_tokens), self._model.device
+        seeds = [prompts[index].seeds[sample] for index, sample in rows]
+        draws = np.stack([uniforms(each, params.max_new_tokens) for each in seeds])
+        uniform = torch.from_numpy(draws).to(device)
+        shape = len(rows), params.max_new_tokens
         tokens = torch.zeros(shape, dtype=torch.long, device=device)
         logprobs = torch.zeros(shape, device=device)
         lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
@@ -113,12 +97,8 @@ class TransformersBackend:
             logits = decoder.logits
             for other in others:
                 logits = mixed(logits, other.logits, weights[alive])
-            drawn = draw(
-                logits,
-                uniform[alive, step],
-                temperature=params.temperature,
-                top_p=params.top_p,
-            )
+            now = uniform[alive, step]
+            drawn = draw(logits, now, temperature=params.temperature, top_p=params.top_p)
             # The raw policy's: before mixture, temperature and top-p.
             chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
             tokens[alive, step], logprobs[alive, step] = drawn, chosen
@@ -145,25 +125,17 @@ load = TransformersBackend
 
 
 def _split_batches(prompts: Sequence[Prompt], size: int) -> list[list[tuple[int, int]]]:
-    """Batches of rows (prompt index, seed index) of about the same length, the longest first.
-
-    Args:
-        prompts: The prompts of a chunk.
-        size: Rows of a batch.
-    """
+    """Batches of rows (prompt index, seed index) of about the same length, the longest first."""
     rows = [(index, seed) for index, each in enumerate(prompts) for seed in range(len(each.seeds))]
     rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 class _Decoder:
-    """The forward passes of one batch.
-
-    Attributes:
-        logits: [B, V] for the next token of every row.
-    """
+    """The forward passes of one batch."""
 
     logits: torch.Tensor
+    """[B, V] for the next token of every row."""
 
     def __init__(
         self,
@@ -229,13 +201,8 @@ def uniforms(seed: int, num_steps: int) -> np.ndarray:
 def mixed(logits: torch.Tensor, others: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Logits of π^(1−m) π_ref^m, the geometric mixture of two policies (Nash-MD, arXiv 2312.00886).
 
-    Args:
-        logits: [B, V] of π.
-        others: [B, V] of π_ref.
-        weight: m, [B, 1]; where it is 0, the logits stay as they are.
-
-    Returns:
-        [B, V] float64.
+    From logits [B, V] of π and π_ref, and the weight m [B, 1], to [B, V] in float64. Where m is 0,
+    the logits stay as they are.
     """
     own, other = (each.double().log_softmax(-1) for each in (logits, others))
     return torch.where(weight > 0, (1 - weight) * own + weight * other, logits.double())
@@ -244,15 +211,12 @@ def mixed(logits: torch.Tensor, others: torch.Tensor, weight: torch.Tensor) -> t
 def filtered_probabilities(
     logits: torch.Tensor, *, temperature: float, top_p: float
 ) -> torch.Tensor:
-    """The distribution that tokens are drawn from.
+    """The distribution that tokens are drawn from: [B, V] float64, rows sum to 1.
 
     Args:
         logits: [B, V] of the policy.
         temperature: Divides the logits; positive.
         top_p: Keep the smallest set of likeliest tokens whose probability reaches this.
-
-    Returns:
-        [B, V] float64, rows sum to 1.
     """
     probabilities = torch.softmax(logits.double() / temperature, dim=-1)
     if top_p >= 1:
@@ -266,19 +230,11 @@ def filtered_probabilities(
 def draw(
     logits: torch.Tensor, uniform: torch.Tensor, *, temperature: float, top_p: float
 ) -> torch.Tensor:
-    """Draws one token per row by inverting its cumulative distribution.
+    """Draws one token per row of logits, [B, V], by inverting its cumulative distribution.
 
     The cumulative sum runs in the order of the vocabulary, not of the probabilities: rounding that
     swaps two nearly equal tokens then moves a boundary by a rounding error and no token far.
-
-    Args:
-        logits: [B, V] of the policy.
-        uniform: [B] numbers in [0, 1), float64.
-        temperature: 0 takes the likeliest token.
-        top_p: As in :func:`filtered_probabilities`.
-
-    Returns:
-        [B] token ids.
+    ``uniform`` are [B] numbers in [0, 1), float64; temperature 0 takes the likeliest token.
     """
     if temperature == 0:
         return logits.argmax(-1)

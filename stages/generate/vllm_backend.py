@@ -1,60 +1,30 @@
 """Sampling with vLLM: paged attention, continuous batching, prompts shared between samples."""
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from stages.contract.adapters import ADAPTER_CONFIG
-from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
-from stages.generate.params import GenerateParams, VllmSettings
+from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
+from stages.generate.vllm_engine import memory_remedy, require_vllm, start_engine, start_told
 from stages.modeling.checkpoint_files import check_finite_files
-from stages.modeling.vllm_engine import (
-    cache_setting,
-    has_batch_invariance,
-    require_vllm,
-    start_engine,
-    start_told,
-    step,
-)
-
-# Tokens of one step on a CPU if the context is shorter.
-_BATCHED_TOKENS = 2048
+from stages.modeling.engine_errors import engine_error
 
 
 class VllmBackend:
-    """Samples from a vLLM engine that this process starts.
-
-    Args:
-        policy: The policy.
-        params: Engine settings.
-        events: Hears of the engine's start, and of what it cannot do that the settings ask for.
-    """
+    """Samples from a vLLM engine that this process starts, and tells of its start."""
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
         asked = params.vllm.batch_invariant
-        require_vllm("generate.backend", batch_invariant=asked)
-        self._lower = _memory_remedy(params.vllm)
+        invariant = require_vllm(batch_invariant=asked)
         if policy.adapter is not None:
             check_finite_files(policy.adapter)
         with start_told(events):
-            self._engine = start_engine(
-                policy.source,
-                _own_arguments(policy, params),
-                kv_cache_gib=params.vllm.kv_cache_gib,
-                platform=lambda current: _platform_arguments(policy, current),
-                extra=params.vllm.extra_engine_args,
-                extra_setting="generate.vllm.extra_engine_args",
-                correct="correct generate.vllm, generate.dtype or the checkpoint",
-                lower=self._lower,
-            )
+            self._engine = start_engine(policy, params)
         self._adapter = _adapter_request(policy)
-        invariant = asked and has_batch_invariance()
         if asked and not invariant:
             events.warning(
                 "batch_invariant is off: vLLM has no batch-invariant kernels for this machine"
@@ -68,7 +38,11 @@ class VllmBackend:
             self._refill(waiting)
             if not self._engine.has_unfinished_requests():
                 return
-            for output in step(self._engine, self._lower):
+            try:
+                outputs = self._engine.step()
+            except Exception as error:
+                raise engine_error("vLLM", error, memory_remedy(self._params.vllm)) from error
+            for output in outputs:
                 if output.finished:
                     number, sample = map(int, output.request_id.split("/"))
                     yield number, sample, _to_sample(output.outputs[0])
@@ -111,63 +85,6 @@ class VllmBackend:
 
 
 load = VllmBackend
-
-
-def _memory_remedy(settings: VllmSettings) -> str:
-    """Settings to change if memory is short, with their values."""
-    cache = cache_setting(settings.kv_cache_gib, settings.gpu_memory_utilization)
-    return (
-        f"of generate.vllm lower {cache} if other programs need the memory, or "
-        f"max_num_seqs={settings.max_num_seqs}; lower generate.max_length_tokens if one sequence "
-        "does not fit; or spread the model over more GPUs than "
-        f"tensor_parallel_size={settings.tensor_parallel_size}"
-    )
-
-
-def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
-    settings = params.vllm
-    arguments = {
-        "dtype": params.dtype,
-        "quantization": settings.quantization,
-        "max_model_len": policy.max_length_tokens,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "max_num_seqs": settings.max_num_seqs,
-        "enforce_eager": settings.enforce_eager,
-        # The K samples of a prompt share its keys and values.
-        "enable_prefix_caching": True,
-        # The policy's own, before temperature and top-p.
-        "logprobs_mode": "raw_logprobs",
-    }
-    if policy.adapter is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": _rank_limit(policy.adapter)}
-    return arguments
-
-
-def _platform_arguments(policy: Policy, platform: Any) -> dict[str, Any]:
-    """Arguments that the device asks for, unless ``extra_engine_args`` has others."""
-    if not platform.is_cpu():
-        return {}
-    # A prompt read in pieces makes vLLM turn the request's random generator back, which those of
-    # CPUs cannot do.
-    return {
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
-    }
-
-
-def _rank_limit(adapter: Path) -> int:
-    """The smallest rank limit that vLLM knows and that the adapter fits."""
-    from vllm.config.lora import MaxLoRARanks
-
-    rank = json.loads((adapter / ADAPTER_CONFIG).read_text())["r"]
-    limits = [limit for limit in get_args(MaxLoRARanks) if limit >= rank]
-    if not limits:
-        raise UserError(
-            f"the adapter {adapter} has rank {rank}, vLLM takes {max(get_args(MaxLoRARanks))}",
-            "merge the adapter into its model, and sample from that",
-        )
-    return min(limits)
 
 
 def _adapter_request(policy: Policy) -> Any:

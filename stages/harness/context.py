@@ -9,7 +9,7 @@ from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Request
+from stages.contract.request import HubInput, Input, Request
 from stages.store.base import Store
 
 P = TypeVar("P", bound=StageParams)
@@ -17,54 +17,41 @@ P = TypeVar("P", bound=StageParams)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision.
-
-    Attributes:
-        name_or_path: Folder or hub id of the whole checkpoint.
-        revision: Commit of the hub's repository.
-        adapter: Folder of a LoRA adapter on it; the model is both together.
-    """
+    """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision."""
 
     name_or_path: str
+    """Folder or hub id of the whole checkpoint."""
     revision: str | None = None
+    """Commit of the hub's repository."""
     adapter: str | None = None
+    """Folder of a LoRA adapter on it; the model is both together."""
 
 
 @dataclass(frozen=True)
 class ResolvedInput:
-    """One input of a request, found and checked.
+    """One input of a request, found and checked; it has no path if it is of the hub."""
 
-    Attributes:
-        source: The input as the request names it.
-        path: Where it is on this machine; None for something of the hub.
-    """
-
-    source: ArtifactInput | FileInput | HubInput
+    source: Input
     path: Path | None
 
 
 @dataclass
 class StageContext(Generic[P]):
-    """Parameters, inputs and outputs of one stage call.
-
-    Attributes:
-        request: The call: its seed, from which ``stages.contract.digests.derive_seed`` derives
-            others, its resources, and the run that asks.
-        params: The stage's parameters.
-        out: Empty folder; what is written here becomes the artifact.
-        store: The store, for the few stages whose work is in it (the model registry).
-        events: Progress, metrics and log lines, for the orchestrator.
-        inputs: Inputs of the request.
-        notes: Facts that go into the manifest.
-    """
+    """Parameters, inputs and outputs of one stage call."""
 
     request: Request
+    """The call: its seed, from which ``stages.contract.digests.derive_seed`` derives others, its
+    resources, and the run that asks."""
     params: P
     out: Path
+    """Empty folder; what is written here becomes the artifact."""
     store: Store
+    """The store, for the few stages whose work is in it (the model registry)."""
     events: Emitter
+    """Progress, metrics and log lines, for the orchestrator."""
     inputs: Mapping[str, tuple[ResolvedInput, ...]]
     notes: dict[str, Any] = field(default_factory=dict)
+    """Facts that go into the manifest."""
     telemetry: set[str] = field(default_factory=set)
 
     @property

@@ -24,10 +24,7 @@ SIGN_FILE = "sign"
 def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
     """Computes the artifact of a request and returns its address.
 
-    Args:
-        stage: The stage.
-        place: The request's address, as :meth:`stages.store.base.Store.share` returned it.
-        events: Receiver of progress and messages.
+    ``place`` is the request's, as :meth:`stages.store.base.Store.share` returned it.
 
     Raises:
         UserError: There is no such request, or something in it is wrong.

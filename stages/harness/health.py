@@ -34,11 +34,7 @@ class Health(BaseModel):
 
 
 def look(store: str) -> Health:
-    """Looks at this place.
-
-    Args:
-        store: Location of the store.
-    """
+    """Looks at this place, and for a store."""
     error = ""
     try:
         open_store(store)

@@ -34,14 +34,7 @@ from stages.contract.errors import (
 from stages.contract.events import Done, Emitter, Failure
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.params import StageParams, check_outputs
-from stages.contract.request import (
-    ArtifactInput,
-    FileInput,
-    HubInput,
-    Request,
-    check_sources,
-    key_fields,
-)
+from stages.contract.request import FileInput, HubInput, Input, Request, check_sources, key_fields
 from stages.harness.context import ResolvedInput, StageContext
 from stages.store.base import Artifact, Store
 
@@ -52,11 +45,9 @@ USAGE = "usage: python -m stages.{name} REQUEST.json"
 
 @dataclass(frozen=True)
 class Stage(Generic[P]):
-    """A stage: its parameters' type and the function that computes it.
+    """A stage: its parameters' type, which names it, and the function that computes it.
 
-    Attributes:
-        params: Type of the parameters; names the stage and its version.
-        run: Reads ``context.inputs``, writes into ``context.out``.
+    ``run`` reads ``context.inputs`` and writes into ``context.out``.
     """
 
     params: type[P]
@@ -70,11 +61,6 @@ class Stage(Generic[P]):
 
 def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
     """Computes a request's artifact in this process, or finds it in the store.
-
-    Args:
-        stage: The stage.
-        request: The request.
-        events: Receiver of progress and messages.
 
     Raises:
         UserError: The request, its inputs or the data are wrong.
@@ -147,9 +133,7 @@ def main(stage: Stage[Any]) -> NoReturn:
 def run_program(work: Callable[[Emitter], None], events: Emitter | None = None) -> NoReturn:
     """Does the work of a program and ends it; the exit code is the result.
 
-    Args:
-        work: The work.
-        events: Takes its events, and why it failed; by default stdout.
+    ``events``, by default on stdout, take why it failed as well.
     """
     events = events or Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)
@@ -233,10 +217,6 @@ def read_request(path: Path) -> Request:
 def checked_params(kind: type[StageParams], request: Request) -> StageParams:
     """Parameters of a request, whose key and inputs are checked as well.
 
-    Args:
-        kind: Type of the parameters; names the stage and its version.
-        request: The request.
-
     Raises:
         UserError: It is for another stage or version, or something in it is wrong.
     """
@@ -262,15 +242,8 @@ def checked_params(kind: type[StageParams], request: Request) -> StageParams:
     return params
 
 
-def resolved_input(
-    store: Store, name: str, source: ArtifactInput | FileInput | HubInput
-) -> ResolvedInput:
+def resolved_input(store: Store, name: str, source: Input) -> ResolvedInput:
     """Finds one input on this machine and checks that it is what the request names.
-
-    Args:
-        store: The store.
-        name: Name of the input, for messages.
-        source: The input as the request has it.
 
     Raises:
         UserError: A file from outside is not there, or was changed since the request was made.
@@ -292,9 +265,7 @@ def resolved_input(
 def _checked_file(name: str, source: FileInput) -> Path:
     """Place of an external input, whose content is compared with the request's.
 
-    Raises:
-        UserError: It is not there, or was changed since the request was made: its artifact would
-            stand for another content ever after.
+    Of a changed one an artifact would stand for another content ever after.
     """
     path = Path(source.location)
     if not path.exists():

@@ -98,9 +98,7 @@ def supervise(
 ) -> int:
     """Runs a program in a fork, until it ends by itself or is told to; returns its exit code.
 
-    Args:
-        options: Those of :func:`parse_options`.
-        become: Runs the program's command line in the fork.
+    ``become`` runs the program's command line in the fork.
     """
     if options.secrets:
         # Unbuffered, no byte more than the line: what follows is the end, which is waited for.

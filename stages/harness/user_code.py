@@ -14,13 +14,7 @@ _MODULE_PREFIX = "geb_file_"
 
 
 def load_function(path: Path, name: str, *, setting: str, signature: str) -> Callable[..., Any]:
-    """Loads the function ``name`` of a file.
-
-    Args:
-        path: The file.
-        name: The function's name.
-        setting: Setting that holds the name, for messages.
-        signature: Signature of such a function, for messages.
+    """Loads the function ``name`` of a file; messages have the name's setting and a signature.
 
     Raises:
         UserError: The file cannot be imported, or has no such function.

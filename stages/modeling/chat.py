@@ -57,11 +57,7 @@ def render_prompt(
 ) -> list[int]:
     """Token ids after which the model's next token is the first of its response.
 
-    Args:
-        tokenizer: A tokenizer with a chat template.
-        messages: The conversation so far; needs a user turn.
-        system_prompt: Put in front if the conversation opens with no system turn of its own.
-        template_args: Variables for the template.
+    A system prompt is put in front of messages that open with no system turn of their own.
 
     Raises:
         UserError: There is no user turn, the template refuses the messages, or it doubles the BOS.
@@ -86,14 +82,7 @@ def render_answered(
     system_prompt: str = "",
     template_args: Mapping[str, Any] | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its answer; the prompt's are those that sampling starts from.
-
-    Args:
-        tokenizer: A tokenizer with a chat template.
-        messages: The prompt.
-        answer: Text of the assistant's turn after it.
-        system_prompt: As in :func:`render_prompt`.
-        template_args: Variables for the template.
+    """Token ids of a prompt and of its answer; the prompt's are those of :func:`render_prompt`.
 
     Raises:
         UserError: The chat template refuses the conversation, or renders it in a way that does not

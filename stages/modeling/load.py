@@ -61,10 +61,8 @@ def load_causal_lm(
 ) -> Any:
     """Loads a causal language model in evaluation mode, with sdpa attention if it has that.
 
-    Args:
-        source: Folder or hub id; its adapter, if it has one, is merged into the weights.
-        dtype: Type of the weights in memory.
-        device: Where the weights go; :func:`default_device` if unset.
+    An adapter of the source is merged into the weights, which have ``dtype`` in memory, on
+    :func:`default_device` if ``device`` is unset.
 
     Raises:
         UserError: There is no checkpoint, weights of the model are missing from it or have other
@@ -91,35 +89,25 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
     return merged.merge_and_unload().eval()
 
 
-def load_sequence_classifier(
-    source: ModelSource, *, dtype: Precision, device: torch.device | None = None
-) -> Any:
-    """Loads a sequence classifier (a reward model) in evaluation mode.
+def load_sequence_classifier(source: ModelSource, *, dtype: Precision) -> Any:
+    """Loads a sequence classifier (a reward model) as :func:`load_causal_lm` loads its models.
 
-    Args and errors are those of :func:`load_causal_lm`; a checkpoint without a classification head
-    is refused: transformers would start the head at random.
+    A checkpoint without a classification head is refused: transformers would start it at random.
     """
-    return _load(AutoModelForSequenceClassification, source, dtype, device)
+    return _load(AutoModelForSequenceClassification, source, dtype)
 
 
-def load_exactly(
-    model_class: Any, source: ModelSource, *, dtype: Precision, device: torch.device | None = None
-) -> Any:
-    """Loads a model of a class of our own, whose weights must be exactly the checkpoint's.
+def load_exactly(model_class: Any, source: ModelSource, *, dtype: Precision) -> Any:
+    """Loads a model of a class of our own as :func:`load_causal_lm` loads its models.
 
-    Args and errors are those of :func:`load_causal_lm`; besides, a checkpoint with weights that
-    the class does not know, or with other shapes, is refused.
+    Besides, a checkpoint with weights that the class does not know, or with other shapes, is
+    refused.
     """
-    return _load(model_class, source, dtype, device, exactly=True)
+    return _load(model_class, source, dtype, exactly=True)
 
 
 def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
-    """Most tokens that a model shall read at once.
-
-    Args:
-        config: The model's configuration.
-        wanted: ``max_length_tokens`` of the request; None takes all that the model can.
-        source: The checkpoint, for the message.
+    """Most tokens that a model shall read at once: those ``wanted``, or all that it can.
 
     Raises:
         UserError: More is wanted than the model has, or nothing says how much it has.
@@ -143,7 +131,7 @@ def _load(
     auto_class: Any,
     source: ModelSource,
     dtype: Precision,
-    device: torch.device | None,
+    device: torch.device | None = None,
     *,
     exactly: bool = False,
 ) -> Any:

@@ -27,17 +27,14 @@ LOGIT_KEEP_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class LogitMap:
-    """Map of the logits x of a model's head: ``cap · tanh(factor · x / divisor / cap)``.
-
-    Attributes:
-        factor: Cohere's `logit_scale`; 1 leaves them as they are.
-        divisor: Granite's `logits_scaling`; 1 leaves them as they are.
-        cap: `final_logit_softcapping` of Gemma 2 and nanochat; None caps nothing.
-    """
+    """Map of the logits x of a model's head: ``cap · tanh(factor · x / divisor / cap)``."""
 
     factor: float = 1.0
+    """Cohere's `logit_scale`; 1 leaves them as they are."""
     divisor: float = 1.0
+    """Granite's `logits_scaling`; 1 leaves them as they are."""
     cap: float | None = None
+    """`final_logit_softcapping` of Gemma 2 and nanochat; None caps nothing."""
 
     @classmethod
     def of(cls, model: Any) -> Self:
@@ -69,10 +66,7 @@ class ResponseLogprobs(nn.Module):
     """A causal language model whose forward pass gives the log-probabilities of given tokens.
 
     A module of its own, so that wrappers (DDP, DeepSpeed) see one forward pass and ZeRO-3 gathers
-    the head's weight once for all chunks.
-
-    Args:
-        policy: A Hugging Face causal language model, or a peft model around one.
+    the head's weight once for all chunks. A peft model may be around the policy.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -145,13 +139,11 @@ def token_logprobs(
         targets: Token ids, [N].
         mapped: What the model makes of the head's logits.
         chunk_bytes: Memory that one chunk of float32 logits may take.
-        chunk_rows: Fewest rows of a chunk, whatever memory they take; unset, those that the device
-            of the weights needs to be kept busy.
-        keep_bytes: Memory that all chunks may take between forward and backward pass; if they
-            need more they are computed again.
+        chunk_rows: Fewest rows of a chunk, whatever memory they take; see `FEWEST_ROWS`.
+        keep_bytes: See `LOGIT_KEEP_BYTES`.
 
     Returns:
-        Log-probabilities, [N], float32.
+        Log-probabilities, [N].
     """
     row_bytes = 4 * weight.shape[0]
     fewest = FEWEST_ROWS[weight.is_cuda] if chunk_rows is None else chunk_rows
@@ -268,22 +260,16 @@ class _TokenLogprobs(torch.autograd.Function):
                 d_logits = d_logits.to(dtype)
                 if d_hidden is not None:
                     d_hidden[rows] = (d_logits @ cast_weight).to(hidden.dtype)
-                if d_weight is not None:
-                    _add_product(d_weight, d_logits, inputs)
+                if d_weight is not None and dtype == d_weight.dtype:
+                    d_weight.addmm_(d_logits.T, inputs)
+                elif d_weight is not None:
+                    d_weight += d_logits.T @ inputs
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
             *[None] * 4,
         )
-
-
-def _add_product(total: Tensor, d_logits: Tensor, inputs: Tensor) -> None:
-    """Adds d_logitsᵀ · inputs to ``total``."""
-    if d_logits.dtype == total.dtype:
-        total.addmm_(d_logits.T, inputs)
-    else:
-        total += d_logits.T @ inputs
 
 
 def _chunks(length: int, chunk: int) -> list[slice]:

@@ -39,9 +39,8 @@ class UnfitModelError(ValueError):
 def check_logprobs(model: Any) -> None:
     """Checks that log-probabilities can be read off a linear head, whatever lies beside a row.
 
-    Args:
-        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded can
-            be run, and is checked, once DeepSpeed's engine has it.
+    A model whose weights ZeRO-3 has sharded can be run, and is checked, once DeepSpeed's engine has
+    it.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
@@ -86,9 +85,7 @@ def check_training_mode(model: Any) -> None:
 def share_prompts(model: Any) -> None:
     """Sets the attention that packed rows need, and checks that they are computed as padded ones.
 
-    Args:
-        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded can
-            be run, and is checked, once DeepSpeed's engine has it.
+    With sharded weights it is as in :func:`check_logprobs`.
     """
     if not supports_shared_prefix(model):
         raise UnfitModelError(f"{type(model).__name__} has an attention of its own")
@@ -201,11 +198,7 @@ def require_static_rope(config: Any, place: str, *, longest: int, remedy: str) -
     ``longrope`` (Phi-3) takes other frequencies for a whole batch once one of its sequences passes
     the original context; ``dynamic`` does so past the configured context, and keeps them.
 
-    Args:
-        config: The model's configuration.
-        place: Its checkpoint, for the message.
-        longest: Tokens of the longest sequence.
-        remedy: What to do; ``{limit}`` in it becomes the most tokens that are safe.
+    ``{limit}`` in the remedy becomes the most tokens that are safe.
     """
     config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -41,23 +41,19 @@ _ENDED = (
 
 @dataclass(eq=False)
 class _Worker:
-    """A process.
-
-    Attributes:
-        process: The process.
-        connection: This end of its pipe.
-        environment: Its environment variables.
-        task: The item that it works at, with its number.
-        is_idle: Whether it waits for an item.
-        deadline: When it must have answered, or started.
-    """
+    """A process."""
 
     process: SpawnProcess
     connection: Connection
+    """This end of its pipe."""
     environment: dict[str, str]
+    """Its environment variables."""
     task: tuple[int, Any] | None = None
+    """The item that it works at, with its number."""
     is_idle: bool = False
+    """Whether it waits for an item."""
     deadline: float = math.inf
+    """When it must have answered, or started."""
 
 
 class ProcessPool(Generic[Item, Result]):
@@ -181,20 +177,10 @@ class ProcessPool(Generic[Item, Result]):
 class DevicePool(Generic[Item, Result]):
     """A function on every device of a stage; with one device it is called in this process.
 
-    Args:
-        load: Loads the model and returns the function; pickled, see :class:`ProcessPool`.
-        resources: Those of the stage: a process for each of its GPUs, or `processes` on the CPU.
-
-    Raises:
-        UserError: From ``load``.
-        EngineError: The processes ended while they loaded the model.
+    ``load`` and the errors are those of :class:`ProcessPool`.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Callable[[Item], Result]],
-        resources: Resources,
-    ) -> None:
+    def __init__(self, load: Callable[[], Callable[[Item], Result]], resources: Resources) -> None:
         self._pool: ProcessPool[Item, Result] | None = None
         environments = device_environments(resources)
         # CUDA_VISIBLE_DEVICES may name fewer than the stage has.
@@ -205,12 +191,7 @@ class DevicePool(Generic[Item, Result]):
             self._pool = ProcessPool(load, environments)
 
     def map(self, items: Iterable[Item]) -> Iterator[Result]:
-        """Results of the items, in their order.
-
-        Raises:
-            UserError: From the function.
-            EngineError: The last process ended.
-        """
+        """Results of the items, in their order."""
         if self._pool is None:
             yield from map(self._call, items)
             return
@@ -229,11 +210,7 @@ class DevicePool(Generic[Item, Result]):
 
 
 def device_environments(resources: Resources) -> list[dict[str, str]]:
-    """Environment variables of the processes that share a stage's devices.
-
-    Returns:
-        For each process its GPU, or its share of the threads.
-    """
+    """Environment variables of the processes of a stage: its GPU, or its share of the threads."""
     if resources.gpus:
         given = os.environ.get(_VISIBLE)
         devices = given.split(",") if given else [str(index) for index in range(resources.gpus)]

@@ -20,14 +20,10 @@ class IncompleteCheckpointError(RuntimeError):
 def save_checkpoint(
     model: Any, weights: dict[str, Tensor], tokenizer: Any, dtype: torch.dtype, folder: Path
 ) -> None:
-    """Writes a causal language model and its tokenizer.
+    """Writes a causal language model and its tokenizer, with its chat template.
 
-    Args:
-        model: Gives class and configuration; its own weights may be sharded or have adapters.
-        weights: What is saved, by the names of the model without adapters.
-        tokenizer: Saved beside them, with its chat template.
-        dtype: Type of the saved weights.
-        folder: Where to.
+    The model gives class and configuration, and its own weights may be sharded or have adapters;
+    ``weights`` are saved in ``dtype``, by the names of the model without adapters.
     """
     cast = {
         name: weight.to(dtype) if weight.is_floating_point() else weight

@@ -36,29 +36,25 @@ class UnsupportedAttentionError(ValueError):
 
 @dataclass(frozen=True)
 class VarlenPlaces:
-    """A row as a kernel of variable length sees it: stretches of queries, each with its keys.
-
-    Attributes:
-        keys: Places in the row of all stretches' keys, one after the other.
-        query_starts: Where each stretch's queries start in the row, and the row's length.
-        key_starts: Where each stretch's keys start in ``keys``, and their number.
-        most_queries: Most queries of one stretch.
-        most_keys: Most keys of one stretch.
-    """
+    """A row as a kernel of variable length sees it: stretches of queries, each with its keys."""
 
     keys: Tensor
+    """Places in the row of all stretches' keys, one after the other."""
     query_starts: Tensor
+    """Where each stretch's queries start in the row, and the row's length."""
     key_starts: Tensor
+    """Where each stretch's keys start in ``keys``, and their number."""
     most_queries: int
+    """Most queries of one stretch."""
     most_keys: int
+    """Most keys of one stretch."""
 
 
 @dataclass(frozen=True)
 class RowLayout:
     """Places of the prompts and responses of a row.
 
-    Attributes:
-        groups: The row's groups in their order, at least one token in every part.
+    Each part of the groups has a token at least.
     """
 
     groups: tuple[Group, ...]
@@ -113,12 +109,10 @@ class RowLayout:
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:
     """A copy on a device; to a GPU the host does not wait for it."""
-    # Only pinned memory is copied while the host goes on.
-    return (
-        values.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else values.to(device)
-    )
+    if device.type == "cuda":
+        # Only pinned memory is copied while the host goes on.
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 def token_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Groups sequences by length so that a padded batch stays within a token budget.
 
-    Args:
-        lengths: Tokens of each sequence.
-        budget: Most tokens of a batch, padding included; a longer sequence gets a batch to itself.
+    A longer sequence gets a batch to itself.
 
     Yields:
         Indices of the sequences of a batch, longest first: what does not fit in memory shows at

@@ -11,11 +11,7 @@ from stages.modeling.checkpoint_files import explained, local_folder, some_of
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """Loads a checkpoint's tokenizer.
-
-    Raises:
-        UserError: There is no checkpoint, or it has no tokenizer, or a damaged one.
-    """
+    """Loads a checkpoint's tokenizer; a missing, empty or damaged one is refused."""
     if (folder := local_folder(source)) is not None:
         check_tokenizer_files(folder)
     with explained("the tokenizer", source):

@@ -28,23 +28,20 @@ from stages.objectives.numerics import working_precision
 
 @dataclass(frozen=True)
 class Bonus:
-    """An exploratory bonus evaluated on a batch of responses.
-
-    Attributes:
-        value: L_bonus of each response, [B], attached to `logp`.
-        logp: log π that it was evaluated at, [B], or [B, T] for probability="token".
-        design: the row of `DESIGNS`.
-        terms: arguments of the design, elementwise.
-        mask: booleans [B, T] for probability="token", else None.
-        numerics: "exact", or "paper" for the published code's ε forms.
-    """
+    """An exploratory bonus evaluated on a batch of responses."""
 
     value: Tensor
+    """L_bonus of each response, [B], attached to `logp`."""
     logp: Tensor
+    """log π that it was evaluated at, [B], or [B, T] for probability="token"."""
     design: Design
+    """The row of `DESIGNS`."""
     terms: Terms
+    """Arguments of the design, elementwise."""
     mask: Tensor | None
+    """Booleans [B, T] for probability="token", else None."""
     numerics: str
+    """"exact", or "paper" for the published code's ε forms."""
 
     def saturation(self) -> tuple[Tensor, Tensor]:
         """Tell which responses have a clamped bonus or one without gradient.

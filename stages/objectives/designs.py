@@ -19,19 +19,14 @@ from stages.objectives.numerics import LOG_2, centered_sigmoid, one_minus_exp
 
 @dataclass(frozen=True)
 class Terms:
-    """Arguments of a bonus. All tensors share one shape and dtype.
-
-    Attributes:
-        logp: log π.
-        divergence: the divergence of the preference loss.
-        ref_logp: log π_ref.
-        beta: β of the preference loss.
-    """
+    """Arguments of a bonus. All tensors share one shape and dtype."""
 
     logp: Tensor
     divergence: Divergence
+    """The divergence of the preference loss."""
     ref_logp: Tensor
     beta: float
+    """β of the preference loss."""
 
     @property
     def logratio(self) -> Tensor:
@@ -51,19 +46,16 @@ def _anywhere(divergence: Divergence) -> None:
 
 @dataclass(frozen=True)
 class Design:
-    """One exploratory bonus.
-
-    Attributes:
-        name: the name under which it is configured.
-        bonus: Terms → bonus, elementwise.
-        clamped: Terms → booleans, where the true bonus has no float.
-        refuses: Divergence → why the bonus is not defined under it, or None if it is.
-    """
+    """One exploratory bonus."""
 
     name: str
+    """The name under which it is configured."""
     bonus: Callable[[Terms], Tensor]
+    """Terms → bonus, elementwise."""
     clamped: Callable[[Terms], Tensor]
+    """Terms → booleans, where the true bonus has no float."""
     refuses: Callable[[Divergence], str | None] = _anywhere
+    """Divergence → why the bonus is not defined under it, or None if it is."""
 
 
 def log_u_one_minus_pi(terms: Terms) -> Tensor:

@@ -28,24 +28,21 @@ def _nowhere(log_u: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence:
-    """One f-divergence D_f = E_{π_ref} f(π/π_ref), by functions of log u, elementwise.
-
-    Attributes:
-        name: the name under which it is configured.
-        derivative: f′(u), the implicit reward of u = π/π_ref.
-        conjugate_gain: u f′(u) − f(u), the bonus of u (Eq. 11).
-        derivative_saturates: where `derivative` is held constant, as booleans.
-        gain_saturates: where `conjugate_gain` is.
-        alpha: α of an α-divergence, which GEB's 1 + α − π and arctanh(1−π) + α contain; None
-            outside that family.
-    """
+    """One f-divergence D_f = E_{π_ref} f(π/π_ref), by functions of log u, elementwise."""
 
     name: str
+    """The name under which it is configured."""
     derivative: Callable[[Tensor], Tensor]
+    """f′(u), the implicit reward of u = π/π_ref."""
     conjugate_gain: Callable[[Tensor], Tensor]
+    """U f′(u) − f(u), the bonus of u (Eq. 11)."""
     derivative_saturates: Callable[[Tensor], Tensor] = _nowhere
+    """Where `derivative` is held constant, as booleans."""
     gain_saturates: Callable[[Tensor], Tensor] = _nowhere
+    """Where `conjugate_gain` is."""
     alpha: float | None = None
+    """α of an α-divergence, which GEB's 1 + α − π and arctanh(1−π) + α contain; None outside that
+    family."""
 
 
 def alpha_divergence(name: str, alpha: float) -> Divergence:
@@ -109,13 +106,7 @@ def implicit_reward(logratio: Tensor, *, divergence: str | float) -> Tensor:
     (e^{(α−1)ℓ} − 1)/(α−1) for an α-divergence, ℓ itself under reverse KL, log 2 + log σ(ℓ) under
     Jensen–Shannon. For α < 1 the exponential overflows at very negative ℓ: its exponent is held at
     80 in float32 (701 in float64), where the reward is constant. `reward_saturation` tells which.
-
-    Args:
-        logratio: ℓ = log π − log π_ref, [B].
-        divergence: a name in `DIVERGENCES` or α in [0, 1].
-
-    Returns:
-        Implicit rewards [B], in float32 or float64.
+    From ℓ [B] to rewards [B], in float32 or float64.
     """
     return resolve_divergence(divergence).derivative(working_precision(logratio))
 

@@ -21,13 +21,10 @@ class KappaController:
     def __init__(
         self, params: KappaParams, *, has_bonus: bool = True, may_vanish: bool = False
     ) -> None:
-        """Start uncalibrated.
+        """Start uncalibrated; without a bonus, as for f-DPO, nothing is calibrated.
 
-        Args:
-            params: the schedule and the target ratio.
-            has_bonus: False for f-DPO, which has no bonus that could be weighed.
-            may_vanish: True if a bonus that is 0 on all batches is trained on, with κ = 0, as the
-                published code does where its bonus underflows.
+        `may_vanish` trains on a bonus that is 0 on all batches, with κ = 0, as the published code
+        does where its bonus underflows.
         """
         self._params = params
         self._may_vanish = may_vanish

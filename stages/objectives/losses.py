@@ -16,19 +16,16 @@ PreferenceLoss = Callable[[Tensor, float, Tensor | None], Tensor]
 
 def sigmoid(margin: Tensor, beta: float, gap: Tensor | None) -> Tensor:
     """−log σ(z): DPO (arXiv 2305.18290), f-DPO (arXiv 2309.16240)."""
-    del beta, gap
     return -F.logsigmoid(margin)
 
 
 def ipo(margin: Tensor, beta: float, gap: Tensor | None) -> Tensor:
     """((z − ½)/β)²: IPO (arXiv 2310.12036, Eq. 17), whose τ is β."""
-    del gap
     return ((margin - 0.5) / beta) ** 2
 
 
 def rpo(margin: Tensor, beta: float, gap: Tensor | None) -> Tensor:
     """KL(σ(g) ‖ σ(z)): reward-aware preference optimisation (arXiv 2406.11704, section 3.3)."""
-    del beta
     assert gap is not None, "pairs have scores"
     return torch.sigmoid(gap) * (F.logsigmoid(gap) - F.logsigmoid(margin)) + torch.sigmoid(-gap) * (
         F.logsigmoid(-gap) - F.logsigmoid(-margin)
@@ -37,7 +34,6 @@ def rpo(margin: Tensor, beta: float, gap: Tensor | None) -> Tensor:
 
 def rebel(margin: Tensor, beta: float, gap: Tensor | None) -> Tensor:
     """(z − g)²: REBEL (arXiv 2404.16767, Eq. 1), whose 1/η is β."""
-    del beta
     assert gap is not None, "pairs have scores"
     return (margin - gap) ** 2
 

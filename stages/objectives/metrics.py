@@ -64,13 +64,7 @@ def loss_and_metrics(
     (over tokens for probability="token" and for terms of the user's): how hard each pulls at the
     log-probabilities themselves.
 
-    Args:
-        chosen: as in `geb_objective`, and so are the other arguments; log π can be differentiated.
-        rejected: the other responses.
-        params: the objective.
-        kappa: κ.
-        tie: booleans [B].
-        own: as in `geb_objective`.
+    Arguments are those of `geb_objective`, and κ; log π can be differentiated.
 
     Returns:
         The loss of each pair, [B], attached to the log-probabilities that were given; and sums over

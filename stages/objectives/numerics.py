@@ -67,15 +67,8 @@ def box_cox(log_u: Tensor, lam: float, *, max_exponent: float | None = None) -> 
 
     The exponent λ·log u is held at `max_exponent`, past which the value has no float; there the
     result is constant and its gradient zero. A linear continuation would keep a gradient, but one
-    near the largest float, whose square overflows any gradient norm.
-
-    Args:
-        log_u: log u, any shape.
-        lam: λ.
-        max_exponent: the largest λ·log u evaluated; the largest representable one by default.
-
-    Returns:
-        Tensor of the shape of `log_u`.
+    near the largest float, whose square overflows any gradient norm. By default the largest
+    exponent is the largest representable one.
     """
     if lam == 0.0:
         return log_u

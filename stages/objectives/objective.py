@@ -25,21 +25,18 @@ LARGEST_WEIGHTED_BONUS_FRACTION = 2.0**-20
 
 @dataclass(frozen=True)
 class ResponseLogps:
-    """Log-probabilities of one side of a batch of pairs, under the policy and under the reference.
-
-    Attributes:
-        token_logp: log π per token, [B, T].
-        ref_token_logp: log π_ref per token, [B, T].
-        mask: booleans [B, T], true on response tokens; each response has one at least.
-        score: the oracle's scores, [B]; None if they are not known.
-        bonus_factor: factors of the bonus, [B]; None where all are 1.
-    """
+    """Log-probabilities of one side of a batch of pairs, under policy and reference."""
 
     token_logp: Tensor
+    """log π per token, [B, T]."""
     ref_token_logp: Tensor
+    """log π_ref per token, [B, T]."""
     mask: Tensor
+    """Booleans [B, T], true on response tokens; each response has one at least."""
     score: Tensor | None = None
+    """The oracle's scores, [B]; None if they are not known."""
     bonus_factor: Tensor | None = None
+    """Factors of the bonus, [B]; None where all are 1."""
 
     @cached_property
     def logp(self) -> Tensor:
@@ -89,23 +86,19 @@ class ResponseLogps:
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """The terms of the objective per pair; all tensors [B].
-
-    Attributes:
-        preference_loss: the f-DPO loss.
-        bonuses: L_bonus of the responses of each side that gets it, before κ.
-        nll: length-normalised negative log-likelihood of the chosen response; 0 without a weight.
-        nll_weight: its weight.
-        chosen_reward: β f′(π/π_ref) of the chosen responses, per token if length-normalised.
-        rejected_reward: the same of the rejected ones.
-    """
+    """The terms of the objective per pair; all tensors [B]."""
 
     preference_loss: Tensor
+    """The f-DPO loss."""
     bonuses: tuple[Bonus, ...]
+    """L_bonus of the responses of each side that gets it, before κ."""
     nll: Tensor
+    """Length-normalised negative log-likelihood of the chosen response; 0 without a weight."""
     nll_weight: float
     chosen_reward: Tensor
+    """β f′(π/π_ref) of the chosen responses, per token if length-normalised."""
     rejected_reward: Tensor
+    """The same of the rejected ones."""
 
     @cached_property
     def bonus(self) -> Tensor:
@@ -147,19 +140,16 @@ def preference_loss(
     """Preference loss of each pair: by default f-DPO's −log σ(β (f′_chosen − f′_rejected)).
 
     Label smoothing ε takes each label to be wrong with probability ε: (1−ε) L(z) + ε L(−z), z the
-    margin.
+    margin. From logratios log π − log π_ref, [B], to losses [B], in float32 or float64.
 
     Args:
-        chosen_logratio: log π − log π_ref of the chosen responses, [B].
-        rejected_logratio: the same of the rejected responses, [B].
+        chosen_logratio: those of the chosen responses.
+        rejected_logratio: those of the rejected responses.
         beta: β > 0, the strength of the divergence penalty.
         divergence: a name in `DIVERGENCES` or α in [0, 1].
         label_smoothing: ε in [0, 0.5].
         loss: a name in `LOSSES`.
         gap: η (r_w − r_l) of the oracle's scores, [B], for rpo and rebel.
-
-    Returns:
-        Losses [B], in float32 or float64.
     """
     chosen_reward = implicit_reward(chosen_logratio, divergence=divergence)
     rejected_reward = implicit_reward(rejected_logratio, divergence=divergence)
@@ -191,9 +181,6 @@ def geb_objective(
         params: the objective.
         tie: booleans [B]; a pair of which neither response is preferred has no preference loss.
         own: terms that take the place of those of the settings.
-
-    Returns:
-        The terms per pair; `loss(kappa)` combines them.
     """
     terms = own(chosen, rejected) if own else {}
     compared = [side.compared_logratio(params) for side in (chosen, rejected)]

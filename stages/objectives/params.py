@@ -90,7 +90,7 @@ class KappaParams(Settings):
         return super().result_fields() | {"kappa": self.kappa_or_default()}
 
     @model_validator(mode="after")
-    def _kappa_is_given_or_calibrated(self) -> Self:
+    def _kappa_has_one_source(self) -> Self:
         given = [
             name for name in ("kappa", "kappa_values") if getattr(self, name) not in (None, ())
         ]
@@ -100,10 +100,6 @@ class KappaParams(Settings):
                 "exclude each other: κ is given, or calibrated to the ratio; unset one of them "
                 "(`train.kappa: null` or `train.target_ratio: null`)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _values_belong_to_per_iteration(self) -> Self:
         if (self.kappa_schedule == "per_iteration") != bool(self.kappa_values):
             raise ValueError(
                 f"kappa_values = {list(self.kappa_values)} with kappa_schedule = "

@@ -91,7 +91,7 @@ class PairParams(StageParams):
         return frozenset({"python", "heads", "exploration"} - own)
 
     @model_validator(mode="after")
-    def _what_is_normalised_is_weighed(self) -> Self:
+    def _check_settings(self) -> Self:
         if not self.rewards and (self.clip is not None or self.normalise != "batch"):
             raise ValueError(
                 f"normalise = {self.normalise!r} and clip = {self.clip} without rewards, which "
@@ -102,10 +102,6 @@ class PairParams(StageParams):
                 f"clip = {self.clip:g} with normalise = 'none': it counts standard deviations; set "
                 "normalise to 'batch' or 'prompt'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _disagreement_is_between_heads(self) -> Self:
         if self.explores and len(set(self.heads)) < 2:
             raise ValueError(
                 f"strategy {self.strategy!r} with heads {list(self.heads)}: it explores where two "

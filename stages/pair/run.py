@@ -144,13 +144,8 @@ def _selections(
 ) -> Iterator[tuple[int, int]]:
     """Yields the rows of the chosen and the rejected response of each pair.
 
-    Args:
-        batch: Responses of whole prompts.
-        scores: Scores of all rows, NaN if there is none.
-        params: Which responses may be in a pair, and how many pairs.
-        seed: Seed of the stage.
-        tally: Gets the prompts left out, and the best scores.
-        select: The strategy.
+    Scores are those of all rows, NaN if there is none. The tally gets the prompts left out, and the
+    best scores.
     """
     best = []
     usable = _usable(batch, params)
@@ -180,13 +175,9 @@ def _usable(batch: ScoredBatch, params: PairParams) -> list[bool]:
 
 
 def _disjoint(rows: list[int], select: _Select, most: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Yields pairs of one prompt, each of responses that are in no pair before it.
+    """Yields pairs of one prompt's rows, each of responses that are in no pair before it.
 
-    Args:
-        rows: Its responses' rows.
-        select: The strategy.
-        most: Number of pairs at most.
-        seed: Seed of the prompt's first pair; the others' are derived from it.
+    The seed is the first pair's; the others' are derived from it.
     """
     for number in range(most):
         if len(rows) < 2:
@@ -300,12 +291,7 @@ class Tally:
     lengths: Moments = field(default_factory=Moments)
 
     def add(self, batch: ScoredBatch, scores: npt.NDArray[np.float64]) -> None:
-        """Counts the responses of a batch of prompts.
-
-        Args:
-            batch: The batch.
-            scores: Scores of all rows, NaN if there is none.
-        """
+        """Counts the responses of a batch of prompts; scores are NaN if there is none."""
         self.prompts += batch.num_prompts
         self.responses += batch.responses.num_rows
         self.null_scores += batch.scores.null_count

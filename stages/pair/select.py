@@ -14,7 +14,6 @@ Selection = tuple[int, int]
 
 def best_worst(scores: Sequence[float], seed: int) -> Selection:
     """The best against the worst; if all tie, the first against the last."""
-    del seed
     return _best(scores), _worst(scores)
 
 
@@ -35,13 +34,11 @@ def random(scores: Sequence[float], seed: int) -> Selection:
 
 def first_two(scores: Sequence[float], seed: int) -> Selection:
     """The first two samples: a pair drawn from the policy, whatever K is."""
-    del seed
     return ranked(scores, 0, 1)
 
 
 def delta_ucb(means: Sequence[float], widths: Sequence[float], seed: int) -> Selection:
     """The pair whose gap may be the largest: argmax of (m + w)_i − (m − w)_j, i ≠ j."""
-    del seed
     return max(
         permutations(range(len(means)), 2),
         key=lambda pair: means[pair[0]] + widths[pair[0]] - means[pair[1]] + widths[pair[1]],

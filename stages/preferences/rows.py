@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stages.contract.data_files import is_message
 from stages.contract.errors import UserError
 from stages.preferences.params import PreferencesParams
 
@@ -21,14 +22,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Preference:
-    """A prompt with the preferred and the other response.
-
-    Attributes:
-        messages: The prompt.
-        chosen: Text of the preferred response.
-        rejected: Text of the other one.
-        scores: Theirs; 1 and 0 if the row tells none.
-    """
+    """A prompt with the preferred and the other response; scores are 1 and 0 if none are told."""
 
     messages: Messages
     chosen: str
@@ -105,13 +99,7 @@ def _side(row: Mapping[str, Any], name: str, given: Any) -> tuple[Messages, str]
 def _messages(value: Any, name: str) -> Messages:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    is_list = isinstance(value, list) and value
-    if not is_list or not all(
-        isinstance(turn, Mapping)
-        and isinstance(turn.get("role"), str)
-        and isinstance(turn.get("content"), str)
-        for turn in value
-    ):
+    if not (isinstance(value, list) and value) or not all(map(is_message, value)):
         raise UserError(f"{name} is {type(value).__name__}, neither text nor messages", _REMEDY)
     return [{"role": turn["role"], "content": turn["content"]} for turn in value]
 

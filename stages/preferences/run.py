@@ -5,24 +5,15 @@ Kept are the pairs of an iteration's prompts, so that held-out prompts stay held
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-from stages.contract.data_files import (
-    FILE_SUFFIXES,
-    Row,
-    count_rows,
-    files_of_folder,
-    read_data_file,
-)
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.request import HubInput
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.modeling.chat import check_template_args, render_answered, require_chat_template
-from stages.modeling.hub_data import open_hub_data
+from stages.modeling.sources import open_source
 from stages.modeling.tokenizers import load_tokenizer
 from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import Preference, read_preference
@@ -31,19 +22,20 @@ from stages.tables.schemas import PAIRS, PROMPTS, TableWriter, read_rows
 
 def run(ctx: StageContext[PreferencesParams]) -> None:
     """Writes a pair for each row of the data whose prompt is among the iteration's."""
-    source = ctx.model("policy")
-    tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
+    policy = ctx.model("policy")
+    tokenizer = load_tokenizer(policy)
+    require_chat_template(tokenizer, policy.name_or_path)
     check_template_args(tokenizer, ctx.params.chat_template_args)
     wanted = {
         bytes.fromhex(row["prompt_id"])
         for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
-    counts: Counter[str] = Counter(dict.fromkeys(("rows", "pairs", "ties", "incomplete"), 0))
-    counts["other_prompts"] = 0
-    total, rows = _open(ctx)
+    names = ("rows", "pairs", "ties", "incomplete", "other_prompts")
+    counts: Counter[str] = Counter(dict.fromkeys(names, 0))
+    [data] = ctx.inputs["data"]
+    source = open_source(data, "preferences", subset=ctx.params.subset, split=ctx.params.split)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for place, row in rows:
+        for place, row in source.read():
             counts["rows"] += 1
             try:
                 kept = _kept(read_preference(row, ctx.params), wanted, counts)
@@ -51,7 +43,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
                     writer.write(_pair(tokenizer, *kept, ctx.params))
             except UserError as error:
                 raise error.at(place) from error
-            ctx.events.progress(min(counts["rows"], total), total, "rows")
+            ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
     if not counts["pairs"]:
         raise UserError(
             f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "
@@ -103,23 +95,6 @@ def _pair(
             f"{side}_score": found.scores[index],
         }
     return row
-
-
-def _open(ctx: StageContext[PreferencesParams]) -> tuple[int, Iterator[Row]]:
-    """The number of rows, or of lines if blank ones are not told apart; and the rows."""
-    [given] = ctx.inputs["data"]
-    if isinstance(given.source, HubInput):
-        found = open_hub_data(given.source, ctx.params.subset, ctx.params.split)
-        return len(found.data), found.read()
-    path = ctx.path("data")
-    files = files_of_folder(path) if path.is_dir() else [path]
-    if not files or any(each.suffix not in FILE_SUFFIXES for each in files):
-        raise UserError(
-            f"{path} holds no preferences: they are read from {', '.join(FILE_SUFFIXES)} files",
-            "name a file, a folder of such files, or a data set of the hub",
-        )
-    rows = (row for each in files for row in read_data_file(each))
-    return sum(map(count_rows, files)), rows
 
 
 STAGE = Stage(PreferencesParams, run)

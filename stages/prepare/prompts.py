@@ -2,6 +2,7 @@
 
 import json
 import math
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +18,13 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation that waits for an answer.
-
-    Attributes:
-        messages: Turns, the last of them the user's.
-        reference: Reference answer, if the source has one.
-        cut: Whether the source went on with assistant turns, which are not part of the prompt.
-    """
+    """A conversation that waits for an answer: its last turn is the user's."""
 
     messages: Messages
     reference: str | None
+    """Reference answer, if the source has one."""
     cut: bool
+    """Whether the source went on with assistant turns, which are not part of the prompt."""
 
     def identity(self) -> bytes:
         """The prompt's id, as 16 bytes."""
@@ -42,12 +39,8 @@ def read_prompt(
 ) -> Prompt:
     """Turns a source's row into a prompt.
 
-    Trailing assistant turns are cut off, so that supervised data can serve as prompts.
-
-    Args:
-        row: Values by column.
-        params: Names of the columns that are read.
-        columns: All columns of the source, for messages; those of the row if empty.
+    Trailing assistant turns are cut off, so that supervised data can serve as prompts. Messages
+    show all columns of the source, or those of the row if they are empty.
     """
     shown = ", ".join(columns or row) or "none"
     messages = _messages(row, params, shown)
@@ -100,7 +93,7 @@ def _message(value: Any, column: str) -> dict[str, str]:
     if role not in ROLES or not isinstance(content, str):
         raise UserError(
             f"column {column!r} holds a message that is not "
-            f'{{"role": {" | ".join(ROLES)}, "content": text}}: {_shortened(value)}',
+            f'{{"role": {" | ".join(ROLES)}, "content": text}}: {reprlib.repr(value)}',
             "convert the messages to that form, or set `invalid_rows: drop`",
         )
     return {"role": role, "content": content}
@@ -167,8 +160,3 @@ def _lone_surrogate(what: str, error: UnicodeEncodeError) -> UserError:
         f"the {what} holds a lone surrogate ({error.object[error.start]!r})",
         "repair the encoding of the source",
     )
-
-
-def _shortened(value: Any, limit: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"

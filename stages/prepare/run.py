@@ -14,11 +14,11 @@ import numpy as np
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.harness.context import StageContext
+from stages.harness.context import ResolvedInput, StageContext
 from stages.harness.program import Stage
+from stages.modeling.sources import Source, open_source
 from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import Prompt, read_prompt
-from stages.prepare.sources import Source, open_source
 from stages.prepare.split import TEST, Split, as_ids, split
 from stages.tables.schemas import PROMPTS, TableWriter
 
@@ -41,13 +41,10 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     sources = _open_sources(ctx)
     total = 2 * sum(source.num_rows for _, source in sources)
     scan = _scan(ctx, sources, total)
-    labels = np.repeat(
-        np.array([label for label, _ in scan.sources], dtype=np.int32),
-        [count for _, count in scan.sources],
-    )
+    labels = np.array([label for label, _ in scan.sources], dtype=np.int32)
     decided = split(
         as_ids(scan.identities),
-        labels,
+        np.repeat(labels, [count for _, count in scan.sources]),
         iterations=ctx.params.iterations,
         test_prompts=ctx.params.test_prompts,
         prompts_per_iteration=ctx.params.prompts_per_iteration,
@@ -78,11 +75,20 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
             f"{len(train)} training sources for {params.iterations} iterations",
             f"give one source, which is split, or {params.iterations}, one for each iteration",
         )
-    opened = [
-        (number, open_source(each, params, params.split)) for number, each in enumerate(train, 1)
-    ]
-    opened += [(_TEST_SOURCE, open_source(each, params, params.test_split)) for each in test]
-    return opened
+    columns = (
+        params.messages_column,
+        params.prompt_column,
+        params.reference_column,
+        params.reference_column.partition(".")[0],
+        *params.reference_columns,
+    )
+    hub = {"subset": params.subset, "hub_file": params.hub_file}
+
+    def opened(given: ResolvedInput, split: str) -> Source:
+        return open_source(given, "prompts", split=split, columns=columns, **hub)
+
+    found = [(number, opened(each, params.split)) for number, each in enumerate(train, 1)]
+    return found + [(_TEST_SOURCE, opened(each, params.test_split)) for each in test]
 
 
 def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:
@@ -160,9 +166,7 @@ def _write(
 
 def _report(params: PrepareParams, scan: _Scan, decided: Split) -> dict[str, int | list[int]]:
     return {
-        "rows": scan.counts["rows"],
-        "invalid_rows": scan.counts["invalid_rows"],
-        "assistant_turns_cut": scan.counts["assistant_turns_cut"],
+        **{name: scan.counts[name] for name in ("rows", "invalid_rows", "assistant_turns_cut")},
         "duplicates": decided.duplicates,
         "overlap_with_test": decided.overlap,
         "unused": decided.unused,

@@ -23,19 +23,16 @@ Ids = npt.NDArray[np.void]
 
 @dataclass(frozen=True)
 class Split:
-    """Destination of each row.
-
-    Attributes:
-        part: [N] the iteration (1…T), TEST, or DROPPED.
-        duplicates: Rows that repeat an earlier row of the same side (training or test).
-        overlap: Distinct prompts of both sides, left out of one of them.
-        unused: Prompts above ``prompts_per_iteration``.
-    """
+    """Destination of each row."""
 
     part: npt.NDArray[np.int32]
+    """[N] the iteration (1…T), TEST, or DROPPED."""
     duplicates: int
+    """Rows that repeat an earlier row of the same side (training or test)."""
     overlap: int
+    """Distinct prompts of both sides, left out of one of them."""
     unused: int
+    """Prompts above ``prompts_per_iteration``."""
 
     def size(self, part: int) -> int:
         """Number of prompts in one part."""

@@ -12,16 +12,7 @@ from stages.promote.params import PromoteParams
 
 @dataclass(frozen=True)
 class GateResult:
-    """Verdict of one gate.
-
-    Attributes:
-        gate: Its name, as in the parameters.
-        metric: The metric that it looks at.
-        value: That metric's value; None if the evaluation has none.
-        limit: What it was compared with.
-        passed: Whether the checkpoint passes.
-        reason: The comparison in words.
-    """
+    """Verdict of one gate: the value that it compared with its limit, and why in words."""
 
     gate: str
     metric: str
@@ -43,12 +34,8 @@ def decide(
 ) -> list[GateResult]:
     """Applies the gates that ``params`` set; a checkpoint is promoted if all of them pass.
 
-    Args:
-        params: Limits.
-        metrics: The checkpoint's evaluation.
-        held: Evaluations that it must not fall behind, by the name of the version that an alias
-            holds.
-        suites: Evaluations on the suites of ``suites_hold``, by their names.
+    It must not fall behind the evaluations ``held``, by the name of the version that an alias
+    holds.
     """
     gates = []
     if params.better_than_base_confidence is not None:
@@ -141,13 +128,7 @@ def _holds(
 
 
 def wilson_lower_bound(rate: float, trials: float, confidence: float) -> float:
-    """One-sided lower bound of a proportion (Wilson 1927).
-
-    Args:
-        rate: Share of successes.
-        trials: Number of independent trials.
-        confidence: Chance that the bound is below the true proportion.
-    """
+    """One-sided lower bound of a proportion, ``rate``, of independent trials (Wilson 1927)."""
     z = NormalDist().inv_cdf(confidence)
     middle = rate + z * z / (2 * trials)
     half = z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)

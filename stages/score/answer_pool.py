@@ -22,16 +22,8 @@ Check = Callable[[tuple[str | None, str]], Verdict]
 class AnswerPool:
     """Checks each response against its prompt's reference answer.
 
-    Args:
-        oracle: The oracle's name.
-        library: Distribution that checks.
-        remedy: How to install it.
-        load: Loads it in a process and returns the check; see
-            :class:`stages.modeling.process_pool.ProcessPool`.
-        settings: Number of processes, and wall time for one answer.
-
-    Raises:
-        UserError: The library is not installed.
+    ``load`` loads the library in a process and returns the check; see
+    :class:`stages.modeling.process_pool.ProcessPool`. The remedy is for a library that lacks.
     """
 
     def __init__(

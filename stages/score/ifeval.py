@@ -36,9 +36,7 @@ _INSTRUCTIONS = TypeAdapter(_Instructions)
 class InstructionChecks:
     """Scores 1 for a response that follows all of its prompt's instructions, 0 for any other.
 
-    Attributes:
-        identity: The library and its version.
-        check: Its function from a row of the data set and a response to the checks' results.
+    ``check`` takes a row of the data set and a response to the checks' results.
     """
 
     identity: str
@@ -63,9 +61,8 @@ class InstructionChecks:
                 {"key": 0, "prompt": prompt, **wanted, "kwargs": arguments}, [row["response"]]
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            return Verdict(
-                None, f"the instructions cannot be checked ({type(error).__name__}: {error})"
-            )
+            why = f"the instructions cannot be checked ({type(error).__name__}: {error})"
+            return Verdict(None, why)
         strict, loose = found["inst_level_strict_acc"], found["inst_level_loose_acc"]
         return Verdict(
             float(found["prompt_level_strict_acc"]),

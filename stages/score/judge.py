@@ -31,15 +31,10 @@ _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class ScoredJudge:
-    """Asks for a mark of each response, or several times for one.
+    """Asks for a mark of each response, as often as there are passes.
 
-    Attributes:
-        question: Asks the server; its template sees ``messages``, ``response``,
-            ``reference_answer``, ``lowest`` and ``highest``.
-        identity: The model's name, and the digest of the template.
-        lowest: The worst mark.
-        highest: The best mark.
-        passes: Times that each question is asked.
+    The question's template sees ``messages``, ``response``, ``reference_answer``, and the worst and
+    the best mark, ``lowest`` and ``highest``.
     """
 
     question: Question
@@ -56,13 +51,8 @@ class ScoredJudge:
                 yield place, self._verdict(replies)
 
     def _variables(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "messages": row["messages"],
-            "response": row["response"],
-            "reference_answer": row["reference_answer"],
-            "lowest": f"{self.lowest:g}",
-            "highest": f"{self.highest:g}",
-        }
+        shown = {name: row[name] for name in ("messages", "response", "reference_answer")}
+        return shown | {"lowest": f"{self.lowest:g}", "highest": f"{self.highest:g}"}
 
     def _verdict(self, replies: Sequence[Reply]) -> Verdict:
         components = token_components(replies)

@@ -27,15 +27,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Reading(NamedTuple):
-    """A way to read a reply.
-
-    Attributes:
-        points: Points of the answer shown first; None if the reply tells none.
-        forms: What a reply's last line should be, for a message.
-    """
+    """A way to read a reply."""
 
     points: Callable[[Reply], float | None]
+    """Points of the answer shown first; None if the reply tells none."""
     forms: str
+    """What a reply's last line should be, for a message."""
 
 
 def _preferred(reply: Reply) -> float | None:
@@ -61,17 +58,13 @@ PREFERENCE = Reading(_preferred, "'m' or 'M'")
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Two responses to one prompt.
-
-    Attributes:
-        first: Place of a row.
-        second: Place of another row of the prompt; None for the first row's opponent.
-        texts: The two responses; None if there is nothing to compare with.
-    """
+    """Two responses to one prompt, by the places of their rows."""
 
     first: int
     second: int | None
+    """None for the first row's opponent."""
     texts: tuple[str, str] | None
+    """None if there is nothing to compare with."""
 
     @property
     def is_asked(self) -> bool:
@@ -84,22 +77,17 @@ class PairwiseJudge:
     """Scores a response by the share of points that it gets in its comparisons, from 0 to 1.
 
     Each response is compared with the prompt's reference answer, with some other samples of its
-    prompt or, if the rows name one, with its opponent.
-
-    Attributes:
-        question: Asks the server; its template sees ``messages``, ``first``, ``second`` and
-            ``reference_answer``.
-        identity: The model's name, and the digest of the template.
-        num_opponents: How many of the following samples each one is compared with; None compares
-            with the reference answer.
-        passes: Times that each order is asked.
-        reading: The way to read a reply.
+    prompt or, if the rows name one, with its opponent. The question's template sees ``messages``,
+    ``first``, ``second`` and ``reference_answer``.
     """
 
     question: Question
     identity: str
     num_opponents: int | None
+    """Number of the following samples that each one is compared with; None compares with the
+    reference answer."""
     passes: int = 1
+    """Times that each order is asked."""
     reading: Reading = VERDICT
 
     def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
@@ -134,13 +122,10 @@ class PairwiseJudge:
         """The comparisons that a prompt's rows ask for."""
         other = "reference_answer" if self.num_opponents is None else "opponent"
         if self.num_opponents is None or other in rows[start]:
+            texts = [(row["response"], row[other]) for row in rows[start:stop]]
             return [
-                _Comparison(
-                    place,
-                    None,
-                    None if row[other] is None else (row["response"], row[other]),
-                )
-                for place, row in enumerate(rows[start:stop], start)
+                _Comparison(place, None, None if each[1] is None else each)
+                for place, each in enumerate(texts, start)
             ]
         size = stop - start
         pairs = {

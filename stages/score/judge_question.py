@@ -75,21 +75,15 @@ def token_components(replies: Iterable[Reply]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Question:
-    """One kind of question, asked at temperature 0.
-
-    Attributes:
-        remote: The server.
-        template: Renders the message; if it sets ``system``, that is a system message before it.
-        model: The model's name at the server.
-        max_tokens: Longest answer.
-        options: Fields of the request besides.
-    """
+    """One kind of question to a model of a server, asked at temperature 0."""
 
     remote: Remote
     template: Template
+    """Renders the message; if it sets ``system``, that is a system message before it."""
     model: str
     max_tokens: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request besides."""
 
     def ask(
         self, groups: Sequence[Sequence[Mapping[str, Any]]]

@@ -12,13 +12,7 @@ from stages.score.params import ORACLES, ScoreParams
 
 @dataclass(frozen=True)
 class Verdict:
-    """An oracle's answer to one response.
-
-    Attributes:
-        score: The reward; None if the response cannot be scored.
-        error: Why not; None if there is a score.
-        components: Named parts of the score, if the oracle has any.
-    """
+    """An oracle's answer to one response: a score or why there is none, and its named parts."""
 
     score: float | None
     error: str | None = None

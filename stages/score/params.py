@@ -49,10 +49,6 @@ class ClassifierSettings(Settings):
     )
 
 
-class UrmSettings(ClassifierSettings):
-    """The URM reward model, for both of its readings."""
-
-
 class RewardModelSettings(ClassifierSettings):
     """A sequence classifier with one output."""
 
@@ -181,20 +177,17 @@ class WeightedSettings(Settings):
 
 @dataclass(frozen=True)
 class OracleEntry:
-    """One oracle.
-
-    Attributes:
-        module: Module with its ``load(ctx) -> Oracle``; imported only when it is used, since some
-            need torch.
-        section: Field of :class:`ScoreParams` that holds its settings.
-        needs: Inputs of the stage that it cannot do without.
-        takes: Inputs that it reads if they are given.
-    """
+    """One oracle."""
 
     module: str
+    """Module with its ``load(ctx) -> Oracle``; imported only when it is used, since some need
+    torch."""
     section: str
+    """Field of :class:`ScoreParams` that holds its settings."""
     needs: tuple[str, ...] = ()
+    """Inputs of the stage that it cannot do without."""
     takes: tuple[str, ...] = ()
+    """Inputs that it reads if they are given."""
 
 
 ORACLES: Mapping[str, OracleEntry] = {
@@ -245,7 +238,7 @@ class ScoreParams(StageParams):
     """Settings of the oracle `python`."""
     reward_model: RewardModelSettings = RewardModelSettings()
     """Settings of the oracle `reward_model`."""
-    urm: UrmSettings = UrmSettings()
+    urm: ClassifierSettings = ClassifierSettings()
     """Settings of the oracles `urm_gated` and `urm_helpfulness`."""
     math_verify: AnswerSettings = AnswerSettings()
     """Settings of the oracle `math_verify`."""
@@ -291,7 +284,7 @@ class ScoreParams(StageParams):
         return "judge" in self.parts and pairwise
 
     @model_validator(mode="after")
-    def _server_is_named(self) -> ScoreParams:
+    def _check_parts(self) -> ScoreParams:
         if "http" in self.parts and not (self.http.url and self.http.identity):
             raise ValueError(
                 "the oracle http needs http.url and http.identity: the address to post to, and the "
@@ -302,10 +295,6 @@ class ScoreParams(StageParams):
                 "the oracle judge needs judge.url and judge.model: the address of the chat "
                 "completions (…/v1/chat/completions), and the model's name at the server"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> ScoreParams:
         if self.oracle == "weighted" and not self.parts:
             raise ValueError(
                 "the oracle weighted needs weighted.weights: the weight of each oracle that it "

@@ -27,14 +27,8 @@ class RemoteError(GebError):
 class Remote:
     """A server that takes JSON by POST.
 
-    Threads send and the main thread waits, so that SIGTERM ends the stage at once.
-
-    Args:
-        settings: Address, patience, and the name of the key's environment variable.
-        section: Name of the section of the configuration that the settings are, for messages.
-
-    Raises:
-        UserError: The environment variable that shall hold the key is not set.
+    Threads send and the main thread waits, so that SIGTERM ends the stage at once. Messages name
+    the section of the configuration that the settings are.
     """
 
     def __init__(self, settings: ServerSettings, section: str) -> None:
@@ -46,11 +40,7 @@ class Remote:
     def post_each(
         self, payloads: Iterable[Any], schema: type[Answer]
     ) -> Generator[tuple[int, Answer], None, None]:
-        """Posts payloads and yields the answers, as they come.
-
-        Args:
-            payloads: JSON values, one per request; taken as there is room for them.
-            schema: The agreed schema of an answer.
+        """Posts payloads, taken as there is room for them, and yields the answers as they come.
 
         Yields:
             (number of the payload, answer). Close the iterator, or exhaust it, to end the requests.
@@ -59,12 +49,10 @@ class Remote:
             RemoteError: The server cannot be reached, or fails again and again.
             UserError: The server refuses a request, or its answer breaks the schema.
         """
-        settings = self._settings
-        stopped = threading.Event()
-        pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
-        limits = httpx.Limits(max_connections=settings.concurrency)
-        timeout = settings.timeout_seconds
-        waiting = enumerate(payloads)
+        stopped, waiting = threading.Event(), enumerate(payloads)
+        concurrency, timeout = self._settings.concurrency, self._settings.timeout_seconds
+        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="remote")
+        limits = httpx.Limits(max_connections=concurrency)
         under_way: dict[Future[Answer], int] = {}
         client = httpx.Client(headers=self._headers, timeout=timeout, limits=limits)
 
@@ -80,7 +68,7 @@ class Remote:
 
         try:
             while True:
-                while len(under_way) < _QUEUED * settings.concurrency:
+                while len(under_way) < _QUEUED * concurrency:
                     number, payload = next(waiting, (None, None))
                     if number is None:
                         break
@@ -161,7 +149,7 @@ def _close_after(pool: ThreadPoolExecutor, client: httpx.Client) -> None:
 
 
 def _start_of(body: bytes) -> str:
-    """The first words of an answer, for messages."""
+    """The first characters of an answer, for messages."""
     return repr(body[:200].decode(errors="replace"))
 
 

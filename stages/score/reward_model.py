@@ -33,17 +33,13 @@ Conversations = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Classifier:
-    """A loaded reward model, called with one batch of conversations.
-
-    Attributes:
-        model: The classifier, in evaluation mode.
-        pad_id: The padding id that the checkpoint names, if any.
-        read: The model's output for a batch to one verdict per conversation.
-    """
+    """A loaded reward model, called with one batch of conversations."""
 
     model: Any
     pad_id: int | None
+    """The padding id that the checkpoint names, if any."""
     read: Callable[[Any], list[Verdict]]
+    """The model's output for a batch to one verdict per conversation."""
 
     @torch.inference_mode()
     def __call__(self, conversations: Conversations) -> list[Verdict]:
@@ -73,14 +69,8 @@ class Classifier:
 class RewardModel:
     """Scores the whole conversation: the prompt's messages and the response as assistant turn.
 
-    Attributes:
-        classifiers: One on each device of the stage.
-        config: The model's configuration.
-        tokenizer: The model's tokenizer; the conversation is rendered by its chat template.
-        identity: Name and digest or revision of the checkpoint.
-        max_length_tokens: Longest conversation that is scored.
-        tokens_per_batch: Tokens of one forward pass, padding included.
-        one_bos: Whether a conversation that does not hold exactly one BOS token is refused.
+    The tokenizer's chat template renders it. One that is longer than ``max_length_tokens``, or with
+    ``one_bos`` does not hold exactly one BOS token, is refused.
     """
 
     classifiers: DevicePool[Conversations, list[Verdict]]
@@ -89,6 +79,7 @@ class RewardModel:
     identity: str
     max_length_tokens: int
     tokens_per_batch: int
+    """Tokens of one forward pass, padding included."""
     one_bos: bool = False
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
@@ -162,14 +153,7 @@ def load_reward_model(
     *,
     one_bos: bool = False,
 ) -> RewardModel:
-    """Loads the checkpoint given as input ``model``.
-
-    Args:
-        ctx: The stage's call.
-        settings: Settings of the oracle.
-        load_one: Loads the classifier of a device.
-        one_bos: See :class:`RewardModel`.
-    """
+    """Loads the checkpoint given as input ``model``; ``load_one`` loads a device's classifier."""
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
@@ -194,15 +178,7 @@ def load_reward_model(
 
 
 def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
-    """Loads a sequence classifier with one output.
-
-    Args:
-        source: Folder or hub id.
-        dtype: Type of its weights.
-
-    Raises:
-        UserError: There is none, or it has several outputs.
-    """
+    """Loads a sequence classifier; refuses one with several outputs."""
     model = load_sequence_classifier(source, dtype=dtype)
     outputs = model.config.num_labels
     if outputs != 1:

@@ -50,16 +50,11 @@ class Answer(BaseModel):
 
 @dataclass(frozen=True)
 class HttpOracle:
-    """Sends responses to a server in batches.
-
-    Attributes:
-        remote: The server.
-        server_identity: The name and version that the server must give as its own.
-        rows_per_request: Responses in one request.
-    """
+    """Sends responses to a server in batches."""
 
     remote: Remote
     server_identity: str
+    """The name and version that the server must give as its own."""
     rows_per_request: int
 
     @property

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from stages.contract.digests import find_whole
 from stages.contract.errors import UserError
-from stages.contract.events import dump_json
+from stages.contract.events import Emitter, dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.score.oracle import Oracle, Verdict, opened_oracle, prompt_starts
@@ -52,12 +51,10 @@ def run(ctx: Context) -> None:
         ctx.events.progress(0, total, "responses")
         parts = []
         done = asked = 0
-        opponents = ctx.path("opponents") if ctx.has("opponents") else None
-        for first, rows in _read_prompts(responses, opponents, ctx.params.rows_per_batch):
+        for first, rows in _read_prompts(ctx):
             # The name holds the bounds, so that batches of another size have files of their own.
             path = ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet"
-            report = partial(_report, ctx, done, total)
-            asked += _ask(oracle, rows, path, ctx.events.warning, on_answer=report)
+            asked += _ask(oracle, rows, path, ctx.events, done, total)
             done += len(rows)
             parts.append(path)
     if asked < total:
@@ -66,10 +63,6 @@ def run(ctx: Context) -> None:
     _check_nulls(ctx, statistics)
     metrics = {**statistics.summary(), "oracle": identity}
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
-
-
-def _report(ctx: Context, done: int, total: int, known: int) -> None:
-    ctx.events.progress(done + known, total, "responses")
 
 
 def _assemble(ctx: Context, parts: list[Path]) -> _Statistics:
@@ -100,19 +93,11 @@ def _check_nulls(ctx: Context, statistics: _Statistics) -> None:
     ctx.events.warning(f"{what}; their prompts are left out of the pairs")
 
 
-def _read_prompts(
-    responses: Path, opponents: Path | None, batch_rows: int
-) -> Iterator[tuple[int, list[Row]]]:
-    """Yields (number of the first row, rows): whole prompts, at least ``batch_rows`` rows.
-
-    Args:
-        responses: A RESPONSES table.
-        opponents: Another one with the same rows, whose texts are put beside as ``opponent``.
-        batch_rows: Rows after which a batch ends with the prompt.
-    """
+def _read_prompts(ctx: Context) -> Iterator[tuple[int, list[Row]]]:
+    """Yields (number of the first row, rows): whole prompts, at least a batch of rows."""
     rows: list[Row] = []
-    first = 0
-    for row in _with_opponents(responses, opponents):
+    first, batch_rows = 0, ctx.params.rows_per_batch
+    for row in _with_opponents(ctx):
         if len(rows) >= batch_rows and row["prompt_id"] != rows[-1]["prompt_id"]:
             yield first, rows
             first += len(rows)
@@ -122,12 +107,13 @@ def _read_prompts(
         yield first, rows
 
 
-def _with_opponents(responses: Path, opponents: Path | None) -> Iterator[Row]:
-    rows = read_rows(responses, RESPONSES, columns=COLUMNS)
-    if opponents is None:
+def _with_opponents(ctx: Context) -> Iterator[Row]:
+    """Rows of the responses, each with the text of the same row of the opponents if it has one."""
+    rows = read_rows(ctx.path("responses"), RESPONSES, columns=COLUMNS)
+    if not ctx.has("opponents"):
         yield from rows
         return
-    others = read_rows(opponents, RESPONSES, columns=COLUMNS)
+    others = read_rows(ctx.path("opponents"), RESPONSES, columns=COLUMNS)
     for row in rows:
         other = next(others, {})
         for name in ("prompt_id", "sample_index"):
@@ -165,22 +151,18 @@ def _ask(
     oracle: Oracle,
     rows: Sequence[Row],
     path: Path,
-    warn: Callable[[str], None],
-    on_answer: Callable[[int], None],
+    events: Emitter,
+    done: int,
+    total: int,
 ) -> int:
     """Asks for what no attempt has left in a file, and keeps it there as it comes.
 
-    Args:
-        oracle: The oracle.
-        rows: Rows of the responses table.
-        path: The file.
-        warn: Gets told of a damaged file.
-        on_answer: Called after each answer with the number of rows that are known.
+    ``done`` of ``total`` rows came before these.
 
     Returns:
         The number of answers.
     """
-    known = _read_known(path, rows, warn)
+    known = _read_known(path, rows, events.warning)
     places = [place for place in range(len(rows)) if place not in known]
     if not places:
         return 0
@@ -193,7 +175,7 @@ def _ask(
             if time.monotonic() >= save_at:
                 _save(known, path)
                 save_at = time.monotonic() + _SAVE_SECONDS
-            on_answer(len(known))
+            events.progress(done + len(known), total, "responses")
     finally:
         # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
         if len(known) > num_known:
@@ -208,8 +190,7 @@ def _save(known: Mapping[int, Row], path: Path) -> None:
 
 def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
     return {
-        "prompt_id": row["prompt_id"],
-        "sample_index": row["sample_index"],
+        **{name: row[name] for name in ("prompt_id", "sample_index")},
         "score": verdict.score,
         "error": verdict.error,
         "components": list(verdict.components.items()),

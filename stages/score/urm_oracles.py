@@ -24,15 +24,12 @@ ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosit
 
 
 class UrmOutput(NamedTuple):
-    """The model's output for a batch.
-
-    Attributes:
-        means: Mean of each attribute, [B, 5].
-        gates: Weight of each attribute, [B, 5]; of any sign, they do not sum to one.
-    """
+    """The model's output for a batch."""
 
     means: Tensor
+    """Mean of each attribute, [B, 5]."""
     gates: Tensor
+    """Weight of each attribute, [B, 5]; of any sign, they do not sum to one."""
 
 
 class Gate(nn.Module):
@@ -68,12 +65,7 @@ class UrmModel(LlamaPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> UrmOutput:
-        """Reads conversations padded on the right.
-
-        Args:
-            input_ids: Token ids, [B, T].
-            attention_mask: 1 for tokens, 0 for padding, [B, T].
-        """
+        """Reads conversations padded on the right: token ids and mask, both [B, T]."""
         states = self.model(input_ids, attention_mask=attention_mask, use_cache=False)[0]
         rows = torch.arange(len(input_ids), device=states.device)
         last = states[rows, attention_mask.sum(dim=1) - 1].float()

@@ -13,14 +13,7 @@ from stages.score.params import ORACLES, ScoreParams, ServerSettings
 
 @dataclass(frozen=True)
 class Part:
-    """One oracle of the sum.
-
-    Attributes:
-        name: Its name, which begins the names of its components.
-        oracle: The oracle.
-        weight: Weight of its scores.
-        scale: Divisor of its scores.
-    """
+    """One oracle of the sum; its name begins the names of its components."""
 
     name: str
     oracle: Oracle
@@ -36,11 +29,8 @@ class WeightedOracle:
     """Adds up weight · score / scale of its parts.
 
     A response that one of them cannot score has no score. Components are each part's own score
-    under its name, and its components under ``name.component``.
-
-    Attributes:
-        parts: The oracles, in the order in which they are asked.
-        close: Ends what they hold.
+    under its name, and its components under ``name.component``. Parts are asked in their order, and
+    ``close`` ends what they hold.
     """
 
     parts: Sequence[Part]

@@ -1,5 +1,3 @@
-"""Prompts without those that a policy already solves."""
-
 from stages.harness.program import main
 from stages.screen.run import STAGE
 

@@ -1,7 +1,6 @@
 """Conversations of JSONL and Parquet files, a word-level tokenizer for them, and their tokens."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,11 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.data_files import DATA_SUFFIXES, read_data_file
+from stages.contract.data_files import DATA_SUFFIXES, is_message, read_data_file
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_answered
 from stages.sft.params import SftParams
-from stages.training.batches import IntArray, Sample
+from stages.training.batches import Example
 
 Conversation = list[dict[str, str]]
 Placed = tuple[str, Conversation]
@@ -52,7 +51,7 @@ def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Convers
             {"role": "user", "content": row.get(params.prompt_column)},
             {"role": "assistant", "content": row.get(params.response_column)},
         ]
-    if not isinstance(turns, list) or not all(_is_message(turn) for turn in turns):
+    if not isinstance(turns, list) or not all(map(is_message, turns)):
         raise UserError(
             f"{place} has neither messages in {params.messages_column!r} nor text in "
             f"{params.prompt_column!r} and {params.response_column!r} (columns: {', '.join(row)})",
@@ -77,14 +76,6 @@ def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Convers
             "repair the encoding of the file",
         ) from error
     return conversation
-
-
-def _is_message(turn: Any) -> bool:
-    return (
-        isinstance(turn, Mapping)
-        and isinstance(turn.get("role"), str)
-        and isinstance(turn.get("content"), str)
-    )
 
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -137,29 +128,6 @@ def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
-
-
-@dataclass(frozen=True)
-class Example(Sample):
-    """One conversation in tokens, 4 bytes each.
-
-    Attributes:
-        prompt: All that comes before the answer.
-        response: The answer, the only part with a loss.
-    """
-
-    prompt: IntArray
-    response: IntArray
-
-    @property
-    def responses(self) -> tuple[IntArray, ...]:
-        """The answer."""
-        return (self.response,)
-
-    @property
-    def loss_terms(self) -> int:
-        """Tokens of the answer: the loss is a mean over tokens."""
-        return len(self.response)
 
 
 def make_example(tokenizer: Any, conversation: Conversation) -> Example:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.atomic import explain_disk_errors, fsync, write_atomically
+from stages.contract.atomic import explain_disk_errors, fsync, is_temporary, write_atomically
 from stages.contract.errors import (
     DamagedArtifactError,
     DamagedRecordError,
@@ -39,11 +39,13 @@ from stages.contract.errors import (
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
-from stages.store.local_usage import Held, files_below, held, names_in, remove
+from stages.store.local_usage import Held, Kind, files_below, names_in, usage_below
 from stages.store.locks import FileLease
 
 MARKER = "store.json"
 FORMAT = 1
+# Folders of records that a process replaces as it goes.
+_RECORDS = ("runs", "models", "leases")
 
 OnBytes = Callable[[int, int], None]
 """Called now and then, in the calling thread, with bytes done and bytes in all; may raise."""
@@ -51,22 +53,16 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact of the store.
-
-    Attributes:
-        path: Its folder on this machine. Read its files by :meth:`file`: they may not be here yet.
-        manifest: What it is.
-    """
+    """An artifact of the store."""
 
     path: Path
+    """Its folder on this machine. Read its files by :meth:`file`: they may not be here yet."""
     manifest: Manifest
 
     def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
         """A file or folder of the artifact on this machine, brought here if it was not.
 
-        Args:
-            path: Its path in the artifact; all of it if empty.
-            on_bytes: Is told of a download's progress.
+        An empty ``path`` is all of it; ``on_bytes`` is told of a download's progress.
 
         Raises:
             DamagedArtifactError: What came is not what the manifest says.
@@ -102,19 +98,14 @@ class Store:
     """A store of artifacts, leases, run records and registered models, in a folder.
 
     :class:`~stages.store.remote.store.RemoteStore` is one that a bucket mirrors.
-
-    Args:
-        root: The store's folder, as :meth:`open` checked it.
-        mirror_of: URL of the store in a bucket whose local folder this is, if it is one.
-
-    Attributes:
-        location: Address that opens this store again, on any host that sees it.
     """
 
     def __init__(self, root: Path, mirror_of: str | None = None) -> None:
         self.root = root
         self.location = str(root)
+        """Address that opens this store again, on any host that sees it."""
         self.mirror_of = mirror_of
+        """URL of the store in a bucket whose local folder this is, if it is one."""
 
     @property
     def identity(self) -> str:
@@ -127,11 +118,7 @@ class Store:
 
     @classmethod
     def open(cls, location: str, *, create: bool = False) -> Store:
-        """Opens the store at ``location``.
-
-        Args:
-            location: Folder of the store.
-            create: Make an empty store if there is nothing yet.
+        """Opens the store in a folder; with ``create`` makes an empty one if there is nothing yet.
 
         Raises:
             UserError: The location is a folder that is no store.
@@ -171,18 +158,10 @@ class Store:
         return FileLease(self.root / "leases" / stage / key)
 
     def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
-        """Finds and checks an artifact.
+        """Finds an artifact and checks ``path`` of it; None when there is nothing under the key.
 
         Sizes are compared always; a file whose modification time is not the one in the manifest is
         hashed as well.
-
-        Args:
-            stage: The artifact's stage.
-            key: Its key.
-            path: File or folder of it that is checked; all of it if empty.
-
-        Returns:
-            The artifact, or None when there is nothing under the key.
 
         Raises:
             StoreError: The store cannot be read.
@@ -212,11 +191,7 @@ class Store:
         """Makes the records in a folder of the store (``runs/<name>``) those that all hosts see."""
 
     def share(self, path: Path) -> str:
-        """Shows a file of the store, or all files of a folder, to all hosts.
-
-        Returns:
-            Its address, for a person.
-        """
+        """Shows a file or folder of the store to all hosts; returns its address, for a person."""
         return str(path)
 
     def exclusive(self, folder: str) -> AbstractContextManager[None]:
@@ -285,20 +260,45 @@ class Store:
         shutil.rmtree(self.work_path(manifest.stage, manifest.key), ignore_errors=True)
         return Artifact(target, manifest)
 
-    def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
+    def artifacts(self) -> Iterator[tuple[str, str]]:
         """Yields (stage, key) of all artifacts, in order of their names."""
         root = self.root / "artifacts"
-        for each in [stage] if stage else names_in(root):
-            keys = names_in(root / each)
-            yield from ((each, key) for key in keys if not key.startswith(".scratch-"))
+        for stage in names_in(root):
+            keys = names_in(root / stage)
+            yield from ((stage, key) for key in keys if not key.startswith(".scratch-"))
 
     def held(self) -> Iterator[Held]:
         """Yields everything that takes room, for garbage collection."""
-        return held(self.root, self.artifacts())
+        root = self.root
+
+        def found(kind: Kind, stage: str, key: str, path: Path) -> Held:
+            return Held(kind, stage, key, path.relative_to(root).as_posix(), *usage_below(path))
+
+        for stage, key in self.artifacts():
+            yield found("artifact", stage, key, self.artifact_path(stage, key))
+        for path in (root / "work").glob("*/*"):
+            yield found("work", path.parent.name, path.name, path)
+        for path in (root / "artifacts").glob("*/.scratch-*"):
+            key = path.name.removeprefix(".scratch-").partition("-")[0]
+            yield found("scratch", path.parent.name, key, path)
+        for path in (root / "quarantine").glob("*"):
+            yield found("aside", "", "", path)
+        records = (path for each in _RECORDS for path in (root / each).rglob("*"))
+        for path in (*root.glob("*"), *records):
+            if is_temporary(path) and path.is_file():
+                yield found("temporary", "", "", path)
 
     def remove(self, gone: Held) -> None:
-        """Deletes something that :meth:`held` told of."""
-        remove(self.root, gone)
+        """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
+        path = self.root / gone.place
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        # Another collection may be at it; what both leave is found by the next one.
+        with contextlib.suppress(FileNotFoundError):
+            if gone.kind == "artifact":
+                path = path.rename(path.with_name(f".scratch-{gone.key}-{uuid.uuid4().hex[:8]}"))
+            shutil.rmtree(path)
 
     def sweep_scratch(self, stage: str, key: str) -> None:
         """Removes what dead attempts at a key left. Call it while holding the key's lease."""
@@ -307,11 +307,7 @@ class Store:
 
 
 def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
-    """Content of the marker of the store in the folder ``root``.
-
-    Args:
-        root: Folder of the store.
-        create: Make an empty store if there is nothing yet.
+    """Content of the marker of the store in a folder; with ``create`` see :meth:`Store.open`.
 
     Raises:
         UserError: The folder is no store, or one of another format.
@@ -339,11 +335,7 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
 
 
 def _require_empty(root: Path) -> None:
-    """Refuses to make a store where something else is.
-
-    Raises:
-        UserError: It is.
-    """
+    """Refuses to make a store where something else is."""
     if os.path.lexists(root) and not root.is_dir():
         raise UserError(
             f"{root} is no folder", "set `store` to a store or to an empty or new folder"

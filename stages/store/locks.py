@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,9 +36,7 @@ HEARTBEAT_SECONDS = 10.0
 def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """Locks a file, which is created if there is none, against all other processes.
 
-    Args:
-        path: The file.
-        shared: Let others have it that ask for the same.
+    A ``shared`` lock leaves out those that ask for the same.
 
     Returns:
         The open descriptor that holds the lock, for the caller to close; None, at once, if
@@ -88,11 +86,7 @@ def is_held(path: Path) -> bool:
 
 
 class AliveLock:
-    """A lock on one file, held from :meth:`take` to :meth:`free` or to the end of this process.
-
-    Args:
-        path: The file; its parent is created.
-    """
+    """A lock on one file, held from :meth:`take` to :meth:`free` or to the end of this process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,11 +98,7 @@ class AliveLock:
         return self._descriptor is not None
 
     def free(self, *, remove: bool = False) -> None:
-        """Gives the lock back; harmless when it is not held.
-
-        Args:
-            remove: Whether nobody will ask for this lock again.
-        """
+        """Gives the lock back, with ``remove`` for good; harmless when it is not held."""
         if self._descriptor is not None:
             if remove:
                 self._path.unlink(missing_ok=True)
@@ -149,16 +139,10 @@ class _Record(BaseModel):
 
 
 class FileLease:
-    """A lease on one file; use :meth:`acquire` and the object as a context manager.
-
-    Args:
-        path: The lease file; its parent is created.
-
-    Attributes:
-        poll_seconds: Time between two looks at a lease that another holds.
-    """
+    """A lease on one file; use :meth:`acquire` and the object as a context manager."""
 
     poll_seconds = 0.5
+    """Time between two looks at a lease that another holds."""
 
     def __init__(self, path: Path) -> None:
         self._owner = uuid.uuid4().hex
@@ -176,7 +160,7 @@ class FileLease:
             return None
         # Within the guard: the look locks the alive file for a moment, and nobody must be taking
         # the lease just then.
-        with self._guard():
+        with exclusive_lock(self._guard_path):
             record = self._read()
             return record if record is not None and self._is_alive(record) else None
 
@@ -188,9 +172,7 @@ class FileLease:
     ) -> bool:
         """Takes the lease, waiting for its present holder.
 
-        Args:
-            waiting: Called once with the holder's record before the first wait.
-            stopping: Ends the wait.
+        ``waiting`` is called once with the holder's record, before the first wait.
 
         Returns:
             True when the lease was free at once, False when a holder was waited for (the artifact
@@ -232,7 +214,7 @@ class FileLease:
 
     def _try_acquire(self) -> dict[str, Any] | None:
         """Takes the lease and returns None, or returns its living holder."""
-        with self._guard():
+        with exclusive_lock(self._guard_path):
             record = self._read()
             if record is not None and record["owner"] != self._owner and self._is_alive(record):
                 return record
@@ -255,7 +237,7 @@ class FileLease:
                 return
 
     def _renew(self) -> bool:
-        with self._guard():
+        with exclusive_lock(self._guard_path):
             record = self._read()
             if record is None or record["owner"] != self._owner:
                 return False
@@ -263,7 +245,7 @@ class FileLease:
         return True
 
     def _give_back(self) -> None:
-        with self._guard():
+        with exclusive_lock(self._guard_path):
             record = self._read()
             if record is not None and record["owner"] == self._owner:
                 self._path.unlink()
@@ -299,6 +281,3 @@ class FileLease:
         if record["machine"] == _machine():
             return is_held(self._alive_path)
         return time.time() < record["expires"]
-
-    def _guard(self) -> AbstractContextManager[None]:
-        return exclusive_lock(self._guard_path)

@@ -44,12 +44,9 @@ def store_of(record: str) -> str:
 
 
 def open_store(location: str, *, create: bool = False) -> Store:
-    """Opens the store in a folder or in a bucket.
+    """Opens the store in a folder or in a bucket, an ``s3://``, ``gs://`` or ``az://`` address.
 
-    Args:
-        location: Folder, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
-            ``az://container/prefix``.
-        create: Make an empty store if there is nothing yet.
+    With ``create`` it makes an empty one if there is nothing yet.
 
     Raises:
         UserError: The location, the bucket or the credentials are wrong.

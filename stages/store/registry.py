@@ -132,11 +132,7 @@ class AliasMovedError(Exception):
 
 
 class ModelRegistry:
-    """The registry of one store.
-
-    Args:
-        store: The store whose checkpoints are registered.
-    """
+    """The registry of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -189,13 +185,7 @@ class ModelRegistry:
     ) -> Alias:
         """Makes ``alias`` mean ``version``; nothing happens if it does already.
 
-        Args:
-            name: The model.
-            alias: The alias.
-            version: The version that it shall mean.
-            reason: Why, for the alias's history.
-            expected: The alias as the caller has seen it, None if there was none; another one
-                meanwhile is an error.
+        ``expected`` is the alias as the caller has seen it, None if there was none.
 
         Raises:
             AliasMovedError: The alias is not as ``expected``.
@@ -255,15 +245,12 @@ class ModelRegistry:
 
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
-        found = [
-            read(path, ModelVersion) for path in (self._folder(name) / "versions").glob("*.json")
-        ]
-        return sorted((each for each in found if each is not None), key=lambda each: each.version)
+        found = self._records(name, "versions", ModelVersion)
+        return sorted(found, key=lambda each: each.version)
 
     def aliases(self, name: str) -> list[Alias]:
         """All aliases of a model in order of their names, ``latest`` not among them."""
-        paths = sorted((self._folder(name) / "aliases").glob("*.json"))
-        return [each for each in (read(path, Alias) for path in paths) if each is not None]
+        return self._records(name, "aliases", Alias)
 
     def alias(self, name: str, alias: str) -> Alias:
         """Version that an alias names.
@@ -335,6 +322,10 @@ class ModelRegistry:
     def all_versions(self) -> list[ModelVersion]:
         """All versions of all models: their checkpoints must not be collected as garbage."""
         return [version for name in self.names() for version in self.versions(name)]
+
+    def _records(self, name: str, folder: str, kind: type[R]) -> list[R]:
+        paths = sorted((self._folder(name) / folder).glob("*.json"))
+        return [each for each in (read(path, kind) for path in paths) if each is not None]
 
     def _folder(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

@@ -23,17 +23,14 @@ _KEYS = ("prompt_id", "sample_index")
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """The scored responses of some prompts.
-
-    Attributes:
-        responses: Columns of the responses table, [R] rows.
-        scored: Columns of the scores table, [R] rows.
-        starts: First row of each of the P prompts, and R: P + 1 numbers.
-    """
+    """The scored responses of some prompts."""
 
     responses: pa.RecordBatch
+    """Columns of the responses table, [R] rows."""
     scored: pa.RecordBatch
+    """Columns of the scores table, [R] rows."""
     starts: list[int]
+    """First row of each of the P prompts, and R: P + 1 numbers."""
 
     @property
     def num_prompts(self) -> int:

@@ -129,13 +129,7 @@ PROMPTS, RESPONSES, SCORES, PAIRS, DISTRIBUTIONS = SCHEMAS.values()
 
 
 class TableWriter:
-    """Writes rows to a Parquet file in groups of bounded size.
-
-    Args:
-        path: File to create.
-        schema: One of the schemas above.
-        rows_per_group: Rows held in memory before they are written.
-    """
+    """Writes rows to a Parquet file in groups of ``rows_per_group``, which memory holds."""
 
     def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int = ROWS_PER_GROUP) -> None:
         self._schema = schema
@@ -225,14 +219,10 @@ def read_batches(
 
 
 def read_rows(
-    paths: Path | Sequence[Path],
-    schema: pa.Schema,
-    *,
-    columns: Sequence[str] | None = None,
-    batch_rows: int = ROWS_PER_GROUP,
+    paths: Path | Sequence[Path], schema: pa.Schema, *, columns: Sequence[str] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of one or several tables as dictionaries, in order and streaming."""
-    for batch in read_batches(paths, schema, columns=columns, batch_rows=batch_rows):
+    for batch in read_batches(paths, schema, columns=columns):
         yield from batch.to_pylist()
 
 

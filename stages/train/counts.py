@@ -23,12 +23,7 @@ _MIX, _FINAL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 def novelty(responses: Sequence[IntArray], ridge: float) -> NDArray[np.float64]:
-    """The width √(φᵀ (Σ φφᵀ + λI)⁻¹ φ) of each response among all of them, [N].
-
-    Args:
-        responses: Token ids of each.
-        ridge: λ > 0.
-    """
+    """The width √(φᵀ (Σ φφᵀ + λI)⁻¹ φ) of each response among all of them, [N]; λ is the ridge."""
     chunks = [responses[start : start + _CHUNK] for start in range(0, len(responses), _CHUNK)]
     covariance = ridge * np.eye(NUM_FEATURES)
     for chunk in chunks:

@@ -16,23 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.contract.errors import UserError
+from stages.objectives.objective import ResponseLogps
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.counts import novelty
 from stages.train.params import LengthParams, TrainParams
 from stages.training.batches import Batch, IntArray, Sample
 
+_SIDE_COLUMNS = ("sample_index", "token_ids", "logprobs", "score")
 _COLUMNS = (
-    "prompt_id",
-    "prompt_token_ids",
-    "chosen_sample_index",
-    "chosen_token_ids",
-    "chosen_logprobs",
-    "chosen_score",
-    "rejected_sample_index",
-    "rejected_token_ids",
-    "rejected_logprobs",
-    "rejected_score",
-    "tie",
+    *("prompt_id", "prompt_token_ids", "tie"),
+    *(f"{side}_{name}" for side in ("chosen", "rejected") for name in _SIDE_COLUMNS),
 )
 
 FloatArray = NDArray[np.float32]
@@ -40,46 +33,39 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Response:
-    """One response to a prompt.
-
-    Attributes:
-        token_ids: As sampled, [S].
-        logprobs: The sampler's log π of each, [S].
-        score: The oracle's.
-        is_mixture: The mixture of policy and reference drew it (`generate.mixture`).
-        bonus_factor: Factor of its bonus.
-    """
+    """One response to a prompt."""
 
     token_ids: IntArray
     logprobs: FloatArray
+    """The sampler's log π of each token, [S]."""
     score: float
     is_mixture: bool = False
+    """The mixture of policy and reference drew it (`generate.mixture`)."""
     bonus_factor: float = 1.0
+    """Factor of its bonus."""
 
 
 @dataclass(frozen=True)
 class Pair(Sample):
-    """A prompt with the preferred and the other response.
-
-    Attributes:
-        index: Place of the pair among all rows of the tables; its identity in the artifact.
-        prompt_id: Identity of the prompt.
-        prompt: Token ids.
-        chosen: The preferred response.
-        rejected: The other one.
-        tie: Neither is preferred: the pair has no preference loss.
-    """
+    """A prompt with the preferred and the other response."""
 
     index: int
+    """Place of the pair among all rows of the tables; its identity in the artifact."""
     prompt_id: str
     prompt: IntArray
     chosen: Response
     rejected: Response
     tie: bool
+    """Neither is preferred: the pair has no preference loss."""
+
+    @property
+    def sides(self) -> tuple[Response, Response]:
+        """The chosen and the rejected response."""
+        return self.chosen, self.rejected
 
     @property
     def responses(self) -> tuple[IntArray, ...]:
-        """Token ids of the chosen and of the rejected response."""
+        """Token ids of the two."""
         return self.chosen.token_ids, self.rejected.token_ids
 
     @property
@@ -136,7 +122,7 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
 
 def _with_factors(pairs: list[Pair], params: TrainParams) -> list[Pair]:
     """The pairs, each response with the factor of its bonus."""
-    responses = [each for pair in pairs for each in (pair.chosen, pair.rejected)]
+    responses = [each for pair in pairs for each in pair.sides]
     factors = np.ones(len(responses))
     if params.bonus_weight == "count":
         factors *= novelty([each.token_ids for each in responses], params.count_ridge)
@@ -165,7 +151,7 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
             response, token_ids=response.token_ids[:room], logprobs=response.logprobs[:room]
         )
 
-    return Pair(pair.index, pair.prompt_id, prompt, cut(pair.chosen), cut(pair.rejected), pair.tie)
+    return replace(pair, prompt=prompt, chosen=cut(pair.chosen), rejected=cut(pair.rejected))
 
 
 def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
@@ -231,26 +217,40 @@ RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class PairBatch(Batch):
-    """A micro-batch of pairs.
-
-    Attributes:
-        ref_logprobs: log π_ref per response token, zero if there is none, [2B, S].
-        tie: Booleans [B]; neither response is preferred.
-        scores: The oracle's, [2B].
-        bonus_factor: Factors of the bonuses, [2B].
-    """
+    """A micro-batch of pairs."""
 
     ref_logprobs: Tensor
+    """log π_ref per response token, zero if there is none, [2B, S]."""
     tie: Tensor
+    """Booleans [B]; neither response is preferred."""
     scores: Tensor
+    """The oracle's, [2B]."""
     bonus_factor: Tensor
+    """Factors of the bonuses, [2B]."""
+
+    def sides(
+        self, logp: Tensor, *, has_factors: bool = True
+    ) -> tuple[ResponseLogps, ResponseLogps]:
+        """Chosen and rejected responses, whose log π per token is ``logp``, [2B, S]."""
+
+        def of(side: slice) -> ResponseLogps:
+            return ResponseLogps(
+                token_logp=logp[side],
+                ref_token_logp=self.ref_logprobs[side],
+                mask=self.rows.response_mask[side],
+                score=self.scores[side],
+                bonus_factor=self.bonus_factor[side] if has_factors else None,
+            )
+
+        pairs = len(self.tie)
+        return of(slice(0, pairs)), of(slice(pairs, 2 * pairs))
 
 
 def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
     """A micro-batch of pairs and of the fields of :class:`Batch`."""
     responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     return PairBatch(
-        ref_logprobs=_padded_reference(pairs, reference),
+        ref_logprobs=padded_logprobs(pairs, reference),
         tie=torch.tensor([pair.tie for pair in pairs]),
         scores=torch.tensor([each.score for each in responses]),
         bonus_factor=torch.tensor([each.bonus_factor for each in responses]),
@@ -258,8 +258,9 @@ def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> 
     )
 
 
-def _padded_reference(pairs: Sequence[Pair], reference: RefLogprobs) -> Tensor:
-    rows = [reference[pair.index][side] for side in (0, 1) for pair in pairs]
+def padded_logprobs(pairs: Sequence[Pair], logprobs: RefLogprobs) -> Tensor:
+    """Log-probabilities of the pairs' tokens, zero if there is none, [2B, S]."""
+    rows = [logprobs[pair.index][side] for side in (0, 1) for pair in pairs]
     padded = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.float32)
     for place, row in enumerate(rows):
         padded[place, : len(row)] = row

@@ -21,7 +21,6 @@ from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_bat
 from stages.train.objective import PairObjective, check_objective
 from stages.train.own_objective import load_file
 from stages.train.params import TrainParams
-from stages.train.reference import save_average
 from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
@@ -73,14 +72,8 @@ class PairFit(Fit[TrainParams]):
 
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
-        return PairObjective(
-            engine,
-            self.process,
-            params=self.ctx.params,
-            kappa=self._kappa,
-            num_steps=self.plan.num_steps,
-            own=self._own,
-        )
+        params, num_steps = self.ctx.params, self.plan.num_steps
+        return PairObjective(engine, self.process, params, self._kappa, num_steps, self._own)
 
     def state(self) -> dict[str, Any]:
         """κ's calibration."""
@@ -103,7 +96,7 @@ class PairFit(Fit[TrainParams]):
         params, out = self.ctx.params, self.ctx.out
         if params.reference == "ema":
             self.process.events.info("writing the moved average of reference and policy")
-            save_average(
+            reference.save_average(
                 self._models["reference"],
                 out / "checkpoint",
                 self.tokenizer,
@@ -129,7 +122,7 @@ class PairFit(Fit[TrainParams]):
             "pair_counts": asdict(counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": gap,
-            "metrics": summarize(log.records, epoch=params.epochs, by="num_pairs"),
+            "metrics": summarize(log.records, epoch=params.epochs),
         }
         (out / "summary.json").write_text(dump_json(summary))
 
@@ -174,7 +167,7 @@ class PairFit(Fit[TrainParams]):
             process=self.process,
         ).run(self._pairs)
         self.process.barrier()
-        return reference.read_reference(folder)
+        return reference.read_reference(sorted(folder.glob("part-*.parquet")))
 
     def _tell_counts(self) -> None:
         counts, longest = self._counts, self.ctx.params.max_length_tokens

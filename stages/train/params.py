@@ -112,25 +112,17 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         return frozenset(unused if self.bonus_weight == "count" else unused | {"count_ridge"})
 
     @model_validator(mode="after")
-    def _a_weight_has_a_bonus(self) -> Self:
+    def _check_settings(self) -> Self:
         if self.bonus_weight != "none" and not self.has_bonus:
             raise ValueError(
                 f"bonus_weight = {self.bonus_weight!r} with design = 'none': there is no bonus to "
                 "weigh; set design, which is 'feb' for COPO, or bonus_weight to 'none'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _average_is_of_whole_models(self) -> Self:
         if self.lora.save == "adapter" and self.reference == "ema":
             raise ValueError(
                 "reference = 'ema' with lora.save = 'adapter': the average of two policies is no "
                 "adapter of their rank; set lora.save to 'merged', or reference to 'previous'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sampler_is_the_reference(self) -> Self:
         if self.reference_logprobs == "sampler" and self.reference != "previous":
             raise ValueError(
                 f"reference_logprobs = 'sampler' with reference = {self.reference!r}: the sampler "

@@ -21,7 +21,7 @@ from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.modeling.save import save_checkpoint
 from stages.modeling.token_batches import token_batches
-from stages.tables.schemas import TableWriter, read_batches
+from stages.tables.schemas import TableWriter, read_rows
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
 from stages.training.engine import Process
@@ -47,19 +47,12 @@ REFERENCE_LOGPROBS = pa.schema(
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """Computation of log π_ref.
-
-    Attributes:
-        load_model: Gives the reference model for the time of a block.
-        folder: Where parts are kept between attempts.
-        numerics: Those of the policy.
-        params: Layout of rows and budget of tokens; if weights lie in shards, all processes make
-            as many forward passes.
-        process: This process.
-    """
+    """Computation of log π_ref; if weights lie in shards, all processes make as many passes."""
 
     load_model: Callable[[], AbstractContextManager[nn.Module]]
+    """Gives the reference model for the time of a block."""
     folder: Path
+    """Where parts are kept between attempts."""
     numerics: Numerics
     params: TrainingParams
     process: Process
@@ -123,7 +116,7 @@ class ReferencePass:
 def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
     """The sampler's own log-probabilities, in place of the reference model's."""
     for pair in pairs:
-        if any(np.isnan(each.logprobs).any() for each in (pair.chosen, pair.rejected)):
+        if any(np.isnan(each.logprobs).any() for each in pair.sides):
             raise UserError(
                 f"pair {pair.index}: the sampler's log-probabilities are not known, and "
                 "train.reference_logprobs is 'sampler'",
@@ -132,20 +125,14 @@ def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
     return {pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in pairs}
 
 
-def read_reference(folder: Path) -> RefLogprobs:
-    """Reads all parts."""
-    return read_reference_table(sorted(folder.glob("part-*.parquet")))
-
-
-def read_reference_table(paths: Sequence[Path]) -> RefLogprobs:
+def read_reference(paths: Sequence[Path]) -> RefLogprobs:
     """Reads log π_ref by pair, of an artifact or of parts of one."""
     found: RefLogprobs = {}
-    for batch in read_batches(paths, REFERENCE_LOGPROBS):
-        for row in batch.to_pylist():
-            found[row["pair_index"]] = (
-                np.array(row["chosen_logprobs"], dtype=np.float32),
-                np.array(row["rejected_logprobs"], dtype=np.float32),
-            )
+    for row in read_rows(paths, REFERENCE_LOGPROBS):
+        chosen, rejected = (
+            np.array(row[f"{side}_logprobs"], dtype=np.float32) for side in ("chosen", "rejected")
+        )
+        found[row["pair_index"]] = chosen, rejected
     return found
 
 
@@ -171,9 +158,7 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> dict
     """
     total, largest, tokens = 0.0, 0.0, 0
     for pair in pairs:
-        for response, logprobs in zip(
-            (pair.chosen, pair.rejected), reference[pair.index], strict=True
-        ):
+        for response, logprobs in zip(pair.sides, reference[pair.index], strict=True):
             gaps = np.abs(response.logprobs.astype(np.float64) - logprobs)
             gaps = gaps[~np.isnan(gaps)]
             total += float(gaps.sum())

@@ -23,13 +23,23 @@ from stages.contract.events import Emitter, dump_json
 from stages.harness.program import run_program
 from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
-from stages.objectives.objective import OwnTerms, ResponseLogps
-from stages.train.data import Pair, RefLogprobs, Response, load_pairs
+from stages.objectives.objective import OwnTerms
+from stages.train.data import (
+    Pair,
+    RefLogprobs,
+    Response,
+    load_pairs,
+    padded_logprobs,
+    pair_batch,
+)
 from stages.train.own_objective import load_file
 from stages.train.params import TrainParams
-from stages.train.reference import read_reference_table, sampler_logprobs
+from stages.train.reference import read_reference, sampler_logprobs
+from stages.training.batches import padded_rows
 
 _BATCH = 256
+# Fields of a training's micro-batch that the objective does not read.
+_UNREAD = dict.fromkeys(("weight", "num_tokens", "num_tokens_shared", "num_response_tokens"), 0)
 _Known = dict[tuple[str, bytes], np.ndarray]
 
 
@@ -48,7 +58,7 @@ def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
     policy = sampler_logprobs(pairs)
     reference = policy
     if params.reference != "previous":
-        pairs = [pair for pair in pairs if all(_name(pair, each) in known for each in _sides(pair))]
+        pairs = [pair for pair in pairs if all(_name(pair, each) in known for each in pair.sides)]
         reference = {
             pair.index: (known[_name(pair, pair.chosen)], known[_name(pair, pair.rejected)])
             for pair in pairs
@@ -87,32 +97,10 @@ def _sums(
     total = torch.zeros(len(METRIC_SUMS), dtype=torch.float64)
     for start in range(0, len(pairs), _BATCH):
         batch = pairs[start : start + _BATCH]
-        sides = [_logps(batch, policy, reference, side) for side in (0, 1)]
-        tie = torch.tensor([pair.tie for pair in batch])
-        total += loss_and_metrics(sides[0], sides[1], params, kappa, tie, own)[1]
+        made = pair_batch(reference, batch, rows=padded_rows(batch), **_UNREAD)
+        logp = padded_logprobs(batch, policy).requires_grad_()
+        total += loss_and_metrics(*made.sides(logp), params, kappa, made.tie, own)[1]
     return total
-
-
-def _logps(
-    batch: Sequence[Pair], policy: RefLogprobs, reference: RefLogprobs, side: int
-) -> ResponseLogps:
-    rows = [[found[pair.index][side] for pair in batch] for found in (policy, reference)]
-    width = max(map(len, rows[0]))
-    padded = np.zeros((2, len(batch), width), dtype=np.float32)
-    mask = torch.zeros((len(batch), width), dtype=torch.bool)
-    for place, (own, ref) in enumerate(zip(*rows, strict=True)):
-        padded[0, place, : len(own)], padded[1, place, : len(ref)] = own, ref
-        mask[place, : len(own)] = True
-    logp = torch.from_numpy(padded[0]).requires_grad_()
-    score, bonus_factor = (
-        torch.tensor([getattr(_sides(pair)[side], name) for pair in batch])
-        for name in ("score", "bonus_factor")
-    )
-    return ResponseLogps(logp, torch.from_numpy(padded[1]), mask, score, bonus_factor)
-
-
-def _sides(pair: Pair) -> tuple[Response, Response]:
-    return pair.chosen, pair.rejected
 
 
 def _name(pair: Pair, response: Response) -> tuple[str, bytes]:
@@ -121,7 +109,7 @@ def _name(pair: Pair, response: Response) -> tuple[str, bytes]:
 
 def _stored(pairs: Sequence[Pair], reference: RefLogprobs) -> Iterator[tuple[Any, np.ndarray]]:
     for pair in pairs:
-        for response, logprobs in zip(_sides(pair), reference.get(pair.index, ()), strict=False):
+        for response, logprobs in zip(pair.sides, reference.get(pair.index, ()), strict=False):
             yield _name(pair, response), logprobs
 
 
@@ -133,7 +121,7 @@ def _answer(events: Emitter) -> None:
         pairs, _ = load_pairs(
             [Path(each) for each in own["pairs"]], TrainParams.model_validate(own["params"])
         )
-        known = dict(_stored(pairs, read_reference_table([Path(own["reference"])])))
+        known = dict(_stored(pairs, read_reference([Path(own["reference"])])))
         found.append([first_step(each, known) for each in (own, other)])
     Path(sys.argv[2]).write_text(dump_json(found))
     events.info(f"{len(found)} iterations")

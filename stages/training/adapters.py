@@ -64,12 +64,9 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
 
 
 def wear_adapters(model: Any, params: LoraParams, folder: Path) -> Any:
-    """Wraps a model in LoRA adapters with saved weights, from which training can go on.
+    """Wraps a base in LoRA adapters with saved weights (peft's format), to go on training them.
 
-    Args:
-        model: The base; its own weights are frozen, and may be sharded.
-        params: Those of the adapters.
-        folder: Adapters in peft's format.
+    Its own weights are frozen, and may be sharded.
 
     Raises:
         UserError: They are of other settings than ``params``, do not fit the model, or hold an
@@ -117,9 +114,7 @@ def has_adapters(policy: Any) -> bool:
 def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """All weights of a policy under the base model's names, adapters merged in float32.
 
-    Args:
-        policy: The model, or a peft model around it; its own weights may be sharded.
-        weights: Its whole weights by name.
+    ``weights`` are whole; the policy's own may be sharded.
     """
     if not has_adapters(policy):
         return weights
@@ -144,13 +139,8 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
 def save_adapters(policy: Any, weights: dict[str, Tensor], base: ModelSource, folder: Path) -> None:
     """Writes the adapters alone, as peft's own `save_pretrained` does.
 
-    The same bytes wherever it runs: of the base, only a repository of the hub is named.
-
-    Args:
-        policy: The peft model; its own weights may be sharded.
-        weights: Its whole weights by name; adapters are saved in the dtype that they have here.
-        base: What training started from, and the adapters are for.
-        folder: Where to.
+    The same bytes wherever it runs: of the base, only a repository of the hub is named. Adapters
+    are saved in the dtype that they have in ``weights``, which are whole.
     """
     from peft import get_peft_model_state_dict
     from peft.utils import SAFETENSORS_WEIGHTS_NAME

@@ -62,6 +62,24 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Example(Sample):
+    """A prompt with one response, each of whose tokens is a term of the loss; 4 bytes a token."""
+
+    prompt: IntArray
+    response: IntArray
+
+    @property
+    def responses(self) -> tuple[IntArray, ...]:
+        """The response."""
+        return (self.response,)
+
+    @property
+    def loss_terms(self) -> int:
+        """Tokens of the response: the loss is a mean over tokens."""
+        return len(self.response)
+
+
+@dataclass(frozen=True)
 class DeviceTensors:
     """Base of dataclasses that hold tensors: `to` moves all of them, also of nested ones."""
 
@@ -74,23 +92,20 @@ class DeviceTensors:
 
 @dataclass(frozen=True)
 class Rows(DeviceTensors):
-    """Samples as a model's forward pass takes them.
-
-    Attributes:
-        input_ids: [R, T].
-        source_index: Places in the flattened rows whose output predicts a response token, [N].
-        targets: Those tokens, [N]: of all samples' first responses, then of their second ones, ….
-        response_mask: [kB, S], true on response tokens, in the order of `targets`.
-        response_index: Places of the response tokens in the flattened `response_mask`, [N].
-        groups: Lengths of the packed row's prompts and responses; None for padded rows.
-    """
+    """Samples as a model's forward pass takes them."""
 
     input_ids: Tensor
+    """[R, T]."""
     source_index: Tensor
+    """Places in the flattened rows whose output predicts a response token, [N]."""
     targets: Tensor
+    """Those tokens, [N]: of all samples' first responses, then of their second ones, …."""
     response_mask: Tensor
+    """[kB, S], true on response tokens, in the order of `targets`."""
     response_index: Tensor
+    """Places of the response tokens in the flattened `response_mask`, [N]."""
     groups: tuple[Group, ...] | None
+    """Lengths of the packed row's prompts and responses; None for padded rows."""
 
     def logprobs(self, model: Callable[..., Tensor]) -> Tensor:
         """Log π of the response tokens by `ResponseLogprobs`, wrapped or not: [N]."""
@@ -185,22 +200,18 @@ B = TypeVar("B", bound="Batch")
 
 @dataclass(frozen=True)
 class Plan(Generic[S]):
-    """Samples of each step, and the number of its micro-batches.
-
-    Attributes:
-        samples: All that is trained on; a sample's place in it is its name here.
-        params: Passes over them, layout of rows, and most tokens of a micro-batch of a process,
-            padding counted; a sample that is longer makes a micro-batch of its own.
-        global_batch: Samples per step; an epoch's last step may see fewer.
-        world_size: Processes.
-        seed: Seed of the order.
-    """
+    """Samples of each step, and the number of its micro-batches."""
 
     samples: Sequence[S]
+    """All that is trained on; a sample's place in it is its name here."""
     params: TrainingParams
+    """Passes over them, layout of rows, and most tokens of a micro-batch of a process, padding
+    counted; a sample that is longer makes a micro-batch of its own."""
     global_batch: int
+    """Samples per step; an epoch's last step may see fewer."""
     world_size: int
     seed: int
+    """Seed of the order."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -248,10 +259,8 @@ class Plan(Generic[S]):
         """Tokens of a micro-batch of the samples at ``places``, padding counted."""
         if self.params.row_layout == "packed":
             return self._tokens(places)
-        if not places:
-            return 0
         rows = sum(len(self.samples[place].responses) for place in places)
-        return rows * max(self.samples[place].num_tokens for place in places)
+        return rows * max((self.samples[place].num_tokens for place in places), default=0)
 
     def _tokens(self, places: Sequence[int]) -> int:
         return sum(self.samples[place].num_tokens_shared for place in places)
@@ -282,34 +291,28 @@ class Batch(DeviceTensors):
     """A micro-batch of one process.
 
     Numbers that only the host needs are numbers, not tensors: to read them waits for no device.
-
-    Attributes:
-        rows: Its samples.
-        weight: Weight of each term in the global batch's mean; 0 if no sample was left for the
-            process, which computes one all the same because the forward pass is collective.
-        num_tokens: Tokens of the samples with each prompt counted once for each response.
-        num_tokens_shared: The same with each prompt counted once.
-        num_response_tokens: Tokens of the responses.
     """
 
     rows: Rows
     weight: float
+    """Weight of each term in the global batch's mean; 0 if no sample was left for the process,
+    which computes one all the same because the forward pass is collective."""
     num_tokens: int
+    """Tokens of the samples with each prompt counted once for each response."""
     num_tokens_shared: int
+    """The same with each prompt counted once."""
     num_response_tokens: int
+    """Tokens of the responses."""
 
 
 class MicroBatches(Dataset[B], Generic[B, S]):
     """All micro-batches of one process, in the order of training.
 
-    Args:
-        plan: Place of every sample.
-        rank: This process, from 0.
-        make: Makes a micro-batch of its samples and of the fields of :class:`Batch`.
+    ``make`` makes a micro-batch of its samples and of the fields of :class:`Batch`.
     """
 
     def __init__(self, plan: Plan[S], rank: int, make: Callable[..., B]) -> None:
-        self._plan = plan
+        self.plan = plan
         self._rank = rank
         self._make = make
         sizes = [sample.num_tokens_shared for sample in plan.samples]
@@ -317,10 +320,10 @@ class MicroBatches(Dataset[B], Generic[B, S]):
         self._dealt: tuple[int, list[list[list[int]]]] = (-1, [])
 
     def __len__(self) -> int:
-        return self._plan.num_steps * self._plan.accumulation
+        return self.plan.num_steps * self.plan.accumulation
 
     def __getitem__(self, index: int) -> B:
-        plan = self._plan
+        plan = self.plan
         step, micro = divmod(index, plan.accumulation)
         if self._dealt[0] != step:
             self._dealt = (step, plan.micro_batches(step))

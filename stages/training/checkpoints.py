@@ -31,17 +31,13 @@ _RANDOM_FILE = "random_state_{}.pt"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint.
-
-    Attributes:
-        step: Steps done.
-        path: Its folder.
-        state: What is kept beside the engine's own files.
-    """
+    """A whole checkpoint."""
 
     step: int
+    """Steps done."""
     path: Path
     state: dict[str, Any]
+    """What is kept beside the engine's own files."""
 
 
 def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -68,13 +64,7 @@ def make_room(folder: Path) -> None:
 
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
-    """Seals a written checkpoint and moves it into ``folder``; checkpoints of later steps go.
-
-    Args:
-        written: The checkpoint, named ``checkpoint-<step>``, on the file system of ``folder``.
-        state: Kept beside the engine's own files.
-        folder: Where whole checkpoints are.
-    """
+    """Seals a written ``checkpoint-<step>`` and moves it into ``folder``; later ones go."""
     (written / STATE_FILE).write_text(json.dumps(state))
     seal_folder(written)
     folder.mkdir(parents=True, exist_ok=True)

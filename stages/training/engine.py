@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
@@ -35,21 +35,16 @@ _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with
 
 @dataclass(frozen=True)
 class Process:
-    """One of the processes that train together.
-
-    Attributes:
-        rank: Its number, from 0.
-        local_rank: Its number among the processes of its node, from 0; the number of its GPU.
-        world_size: How many there are.
-        events: Where it reports to; only rank 0's is read.
-        stop_requested: Whether SIGTERM came.
-    """
+    """One of the processes that train together."""
 
     rank: int
     local_rank: int
+    """Its number among the processes of its node, from 0; the number of its GPU."""
     world_size: int
     events: Emitter
+    """Where it reports to; only rank 0's is read."""
     stop_requested: Callable[[], bool]
+    """Whether SIGTERM came."""
 
     @property
     def is_first(self) -> bool:
@@ -96,25 +91,12 @@ class Process:
 class Engine:
     """A model that is trained by torch alone; gradients are averaged over processes.
 
-    Args:
-        model: The policy.
-        params: Say how it is optimized.
-        plan: Number of steps, and of micro-batches in each.
-        numerics: Device and dtypes.
-        process: This process.
-        config: DeepSpeed's configuration, for its engine.
-
-    Attributes:
-        model: The policy.
-        device: Where it computes.
-        optimizer: AdamW.
-        schedule: Schedule of the learning rate.
+    ``config`` is DeepSpeed's, for its engine.
     """
 
     def __init__(
         self,
         model: ResponseLogprobs,
-        params: TrainingParams,
         plan: Plan[Any],
         numerics: Numerics,
         process: Process,
@@ -122,14 +104,20 @@ class Engine:
     ) -> None:
         self.model = model
         self.device = numerics.device
-        self._params = params
-        self._plan = plan
         self._numerics = numerics
         self._process = process
         self._config = config
+        params = plan.params
+        # No norm is above infinity: the gradient stays as it is.
+        self._max_grad_norm = params.max_grad_norm or float("inf")
         self.optimizer = _optimizer(model, params)
         self._wrapped: Any = self._wrap()
-        self.schedule = _schedule(self.optimizer, params, plan.num_steps)
+        self.schedule: LRScheduler = get_scheduler(
+            _SCHEDULES[params.lr_schedule],
+            self.optimizer,
+            num_warmup_steps=math.ceil(params.warmup_ratio * plan.num_steps),
+            num_training_steps=plan.num_steps,
+        )
         if plan.num_steps == 1 and params.warmup_ratio:
             process.events.warning(
                 f"nothing is learnt: the only step is one of warm-up, with a learning rate of 0 "
@@ -207,9 +195,7 @@ class Engine:
         return DistributedDataParallel(self.model, device_ids=devices)
 
     def _update(self) -> float | None:
-        # No norm is above infinity: the gradient stays as it is.
-        limit = self._params.max_grad_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(self._wrapped.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(self._wrapped.parameters(), self._max_grad_norm)
         self.optimizer.step()
         return norm.item()
 
@@ -221,16 +207,13 @@ class Engine:
 def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:
     """AdamW over what is trained; norms and biases do not decay."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _UNDECAYED))
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = [(name in decayed, each) for name, each in model.named_parameters()]
     groups = [
         {
-            "params": [each for name, each in trained.items() if name in decayed],
-            "weight_decay": params.weight_decay,
-        },
-        {
-            "params": [each for name, each in trained.items() if name not in decayed],
-            "weight_decay": 0.0,
-        },
+            "params": [each for decays, each in trained if decays == wanted and each.requires_grad],
+            "weight_decay": params.weight_decay if wanted else 0.0,
+        }
+        for wanted in (True, False)
     ]
     return AdamW(
         groups,
@@ -239,13 +222,3 @@ def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:
         eps=params.adam_epsilon,
         fused=True,
     )
-
-
-def _schedule(optimizer: Optimizer, params: TrainingParams, num_steps: int) -> LRScheduler:
-    schedule: LRScheduler = get_scheduler(
-        _SCHEDULES[params.lr_schedule],
-        optimizer,
-        num_warmup_steps=math.ceil(params.warmup_ratio * num_steps),
-        num_training_steps=num_steps,
-    )
-    return schedule

@@ -5,7 +5,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic
 
 import torch
@@ -22,37 +21,18 @@ from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints
 from stages.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapters
 from stages.training.batches import Batch, MicroBatches, Plan, S
-from stages.training.checkpoints import (
-    Checkpoint,
-    find_resume_point,
-    layout_of,
-    load_random_state,
-    save_random_state,
-)
 from stages.training.engine import Engine, Process
 from stages.training.launch import OutOfMemoryError, P
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
-from stages.training.params import TrainingParams
-from stages.training.policy import (
-    Numerics,
-    enable_gradient_checkpointing,
-    repeatable,
-)
+from stages.training.policy import Numerics, enable_gradient_checkpointing, repeatable
 
 
 class Fit(ABC, Generic[P]):
     """The steps of one training, in the order of :meth:`run`; a subclass gives data and loss.
 
-    Every process of the training makes one.
-
-    Args:
-        ctx: The stage call.
-        process: This process.
-
-    Attributes:
-        tokenizer: Saved beside the policy; set by the subclass.
-        plan: Samples of each step; set by the subclass.
+    Every process of the training makes one. The subclass sets the plan, and the tokenizer that is
+    saved beside the policy.
     """
 
     tokenizer: Any
@@ -64,6 +44,8 @@ class Fit(ABC, Generic[P]):
         self.numerics = Numerics.of(
             ctx.params, on_gpu=ctx.request.resources.gpus > 0, local_rank=process.local_rank
         )
+        self._checkpoints = ctx.work / "checkpoints"
+        self._layout = checkpoints.layout_of(ctx.params, process)
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
@@ -99,7 +81,7 @@ class Fit(ABC, Generic[P]):
         """Trains, and writes the artifact's files."""
         self._seed_libraries()
         self.prepare()
-        resumed = find_resume_point(self._checkpoints, self._layout, self.process)
+        resumed = checkpoints.find_resume_point(self._checkpoints, self._layout, self.process)
         if resumed is not None:
             self.load_state(resumed.state)
         engine = self._engine(resumed)
@@ -108,9 +90,7 @@ class Fit(ABC, Generic[P]):
             engine,
             self.make_objective(engine),
             MicroBatches(self.plan, self.process.rank, self.make_batch),
-            self.plan,
             self.process,
-            self.ctx.params,
             log,
             partial(self._save_checkpoint, engine, log),
             resumed.step if resumed else 0,
@@ -119,7 +99,7 @@ class Fit(ABC, Generic[P]):
         if resumed is not None:
             engine.load(resumed.path)
             engine.schedule.load_state_dict(resumed.state["schedule"])
-            load_random_state(resumed.path, self.process, engine.device)
+            checkpoints.load_random_state(resumed.path, self.process, engine.device)
         loop.run()
         # The last checkpoint is there: nothing is lost if the weights are not written.
         self.process.check_stop()
@@ -148,22 +128,15 @@ class Fit(ABC, Generic[P]):
         world_size = self.process.world_size
         return Plan(samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed)
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.ctx.work / "checkpoints"
-
-    @property
-    def _layout(self) -> dict[str, Any]:
-        return layout_of(self.ctx.params, self.process)
-
     def _seed_libraries(self) -> None:
         # They take 32 bits.
         set_seed(derive_seed(self.ctx.request.seed, "train") % 2**32)
 
-    def _engine(self, resumed: Checkpoint | None) -> Engine:
+    def _engine(self, resumed: checkpoints.Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
-        params, made = self.ctx.params, (self.ctx.params, self.plan, self.numerics, self.process)
-        if params.deepspeed.zero_stage == "off":
+        made = self.plan, self.numerics, self.process
+        zero_stage = self.ctx.params.deepspeed.zero_stage
+        if zero_stage == "off":
             model = self._policy()
             self._seed_libraries()
             return Engine(model, *made)
@@ -171,15 +144,15 @@ class Fit(ABC, Generic[P]):
 
         universal = resumed is not None and resumed.state["layout"] != self._layout
         self.process.events.info(
-            f"DeepSpeed ZeRO-{params.deepspeed.zero_stage}, world size {self.process.world_size}"
+            f"DeepSpeed ZeRO-{zero_stage}, world size {self.process.world_size}"
         )
-        config = zero.training_config(params, self.plan, self.numerics, load_universal=universal)
+        config = zero.training_config(self.plan, self.numerics, load_universal=universal)
         with zero.sharded_loading(config):
             model = self._policy()
         self._seed_libraries()
         return zero.ZeroEngine(model, *made, config)
 
-    def _log(self, resumed: Checkpoint | None) -> StepLog:
+    def _log(self, resumed: checkpoints.Checkpoint | None) -> StepLog:
         dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
         rate = matmul_flops_per_second(self.numerics.device, dtype) * self.process.world_size
         return StepLog(
@@ -201,7 +174,7 @@ class Fit(ABC, Generic[P]):
         folder = writing / f"checkpoint-{done}"
         folder.mkdir(parents=True, exist_ok=True)
         engine.save(folder)
-        save_random_state(folder, self.process, engine.device)
+        checkpoints.save_random_state(folder, self.process, engine.device)
         self.process.barrier()
         if log is not None:
             # With the records of the steps that led to it.
@@ -245,12 +218,12 @@ def run_fit(ctx: StageContext[Any], process: Process) -> None:
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         if process.world_size > 1:
             said = f"process {process.rank} of {process.world_size}: {said}"
-        raise _out_of_memory(ctx.params, made.plan, said) from None
+        raise _out_of_memory(made.plan, said) from None
 
 
-def _out_of_memory(params: TrainingParams, plan: Plan[Any], said: str) -> OutOfMemoryError:
+def _out_of_memory(plan: Plan[Any], said: str) -> OutOfMemoryError:
     """The error for want of memory, with half of the budget; the global batch stays."""
-    budget, stage = params.micro_batch_tokens, params.stage
+    budget, stage = plan.params.micro_batch_tokens, plan.params.stage
     sizes = sorted((sample.num_tokens_shared for sample in plan.samples), reverse=True)
     longest = sizes[0]
     # A budget above what a step has at all did not bind: half of it might not, either.

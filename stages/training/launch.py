@@ -101,12 +101,9 @@ def load_call(text: bytes, events: Emitter) -> StageContext[Any]:
 
 
 class OutOfMemoryError(UserError):
-    """Training did not fit into memory.
-
-    Attributes:
-        said: What was said.
-        smaller: A budget of tokens with which it may fit; None if a smaller one would not help.
-    """
+    """Training did not fit into memory."""
 
     said: str
+    """What was said."""
     smaller: int | None
+    """A budget of tokens with which it may fit; None if a smaller one would not help."""

@@ -4,6 +4,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic
 
@@ -12,25 +13,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from stages.contract.errors import StoppedError, UserError
-from stages.training.batches import B, MicroBatches, Plan
+from stages.training.batches import B, MicroBatches
 from stages.training.engine import Engine, Process
 from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
-from stages.training.params import TrainingParams
 
 # Attributes of a micro-batch that are added up over a step, after the loss's own sums.
 _COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
 
 
 class Objective(ABC, Generic[B]):
-    """Loss of a stage, as sums over the terms of a global batch.
-
-    Attributes:
-        num_sums: Number of sums that :meth:`micro_loss` gives.
-        remedy: Remedy for a loss that is not finite.
-    """
+    """Loss of a stage, as sums over the terms of a global batch."""
 
     num_sums: int
+    """Number of sums that :meth:`micro_loss` gives."""
     remedy: str
+    """Remedy for a loss that is not finite."""
 
     @abstractmethod
     def micro_loss(self, batch: B) -> tuple[Tensor, Tensor]:
@@ -41,11 +38,7 @@ class Objective(ABC, Generic[B]):
 
     @abstractmethod
     def step_record(self, sums: Tensor) -> dict[str, float]:
-        """Values of a step's record.
-
-        Args:
-            sums: The sums of :meth:`micro_loss`, added up over the step and all processes.
-        """
+        """Values of a step's record, from sums added up over the step and all processes."""
 
     def before_step(self, step: int, batches: list[B]) -> None:
         """Called with the micro-batches of a step (from 0) before any gradient is computed."""
@@ -67,44 +60,25 @@ class Objective(ABC, Generic[B]):
             )
 
 
+@dataclass
 class TrainingLoop(Generic[B]):
-    """Minimises the mean of an objective over the terms of each global batch.
+    """Minimises the mean of an objective over the terms of each global batch."""
 
-    Args:
-        engine: Model, optimizer and schedule.
-        objective: The loss.
-        batches: All micro-batches of this process.
-        plan: Samples of each step.
-        process: This process.
-        params: Say when checkpoints are due.
-        log: Takes each step's record; None in all processes but the first.
-        save: Saves a checkpoint after so many steps; a collective call.
-        done: Steps that are done already.
-    """
+    engine: Engine
+    objective: Objective[B]
+    batches: MicroBatches[B, Any]
+    process: Process
+    log: StepLog | None
+    """Takes each step's record; None in all processes but the first."""
+    save: Callable[[int], None]
+    """Saves a checkpoint after so many steps; a collective call."""
+    done: int
+    """Steps that are done already."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        objective: Objective[B],
-        batches: MicroBatches[B, Any],
-        plan: Plan[Any],
-        process: Process,
-        params: TrainingParams,
-        log: StepLog | None,
-        save: Callable[[int], None],
-        done: int,
-    ) -> None:
-        self._engine = engine
-        self._objective = objective
-        self._batches = batches
-        self._plan = plan
-        self._process = process
-        self._params = params
-        self._log = log
-        self._save = save
-        self._done = done
+    def __post_init__(self) -> None:
+        self._plan = self.batches.plan
         self._micro_batches = self._iterate()
-        self._flops = flops_per_token(engine.model.policy)
+        self._flops = flops_per_token(self.engine.model.policy)
         self._saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -114,31 +88,30 @@ class TrainingLoop(Generic[B]):
             StoppedError: SIGTERM came to one of the processes; a checkpoint is saved.
             UserError: The loss or the gradient is not finite.
         """
-        if self._log is not None:
-            self._log.start(self._done)
-        for step in range(self._done, self._plan.num_steps):
+        if self.log is not None:
+            self.log.start(self.done)
+        for step in range(self.done, self._plan.num_steps):
             values = self._step(step)
-            if self._log is not None:
-                self._log.report(step + 1, values)
+            if self.log is not None:
+                self.log.report(step + 1, values)
             stop, due = self._agree(step + 1)
             # The final weights are about to be written: no checkpoint is due, unless we stop here.
             if stop or (due and step + 1 < self._plan.num_steps):
-                self._save(step + 1)
+                self.save(step + 1)
                 self._saved_at = time.monotonic()
             if stop:
                 raise StoppedError("asked to stop (SIGTERM)")
 
     def _iterate(self) -> Iterator[B]:
         """The micro-batches of the steps that are left, in their order."""
-        first = self._done * self._plan.accumulation
-        left = range(first, len(self._batches))
+        left = range(self.done * self._plan.accumulation, len(self.batches))
         return iter(
-            DataLoader(self._batches, batch_size=None, sampler=left, collate_fn=lambda each: each)
+            DataLoader(self.batches, batch_size=None, sampler=left, collate_fn=lambda each: each)
         )
 
     def _step(self, step: int) -> dict[str, float]:
         """Updates the weights by one global batch and returns the step's record."""
-        engine, objective = self._engine, self._objective
+        engine, objective = self.engine, self.objective
         batches = list(islice(self._micro_batches, self._plan.accumulation))
         objective.before_step(step, batches)
         total = torch.zeros((), device=engine.device)
@@ -153,13 +126,13 @@ class TrainingLoop(Generic[B]):
 
     def micro_step(self, batch: B, *, last: bool) -> tuple[Tensor, Tensor]:
         """Adds a micro-batch's part of the global batch's gradient; waits for no device."""
-        with self._engine.accumulating(last=last):
-            self._engine.train()
-            batch = batch.to(self._engine.device)
-            loss, sums = self._objective.micro_loss(batch)
+        with self.engine.accumulating(last=last):
+            self.engine.train()
+            batch = batch.to(self.engine.device)
+            loss, sums = self.objective.micro_loss(batch)
             # Gradients are averaged over processes, the mean is over the terms of all of them.
-            loss = loss * (batch.weight * self._process.world_size)
-            self._engine.backward(loss, last=last)
+            loss = loss * (batch.weight * self.process.world_size)
+            self.engine.backward(loss, last=last)
         return loss.detach(), sums
 
     def _record(
@@ -174,31 +147,29 @@ class TrainingLoop(Generic[B]):
         """A step's values, added up over all processes."""
         counted = [batch for batch in batches if batch.weight > 0.0]
         own = sums.new_tensor([sum(getattr(each, name) for each in counted) for name in _COUNTS])
-        share = total.double()[None] / self._process.world_size
-        whole = self._process.sum(torch.cat([sums, own, share])).cpu()
+        share = total.double()[None] / self.process.world_size
+        whole = self.process.sum(torch.cat([sums, own, share])).cpu()
         values = {"loss": whole[-1].item()}
         if grad_norm is not None:
             values["grad_norm"] = grad_norm
         values["learning_rate"] = learning_rate
-        values |= self._objective.step_record(whole[: len(sums)])
+        values |= self.objective.step_record(whole[: len(sums)])
         counts = dict(zip(_COUNTS, whole[len(sums) : -1].tolist(), strict=True))
         values |= counts
-        self._objective.check_finite(step, values)
+        self.objective.check_finite(step, values)
         per_token, per_response_token = self._flops
         values["model_tflop"] = (
             per_token * counts["num_tokens_shared"]
             + per_response_token * counts["num_response_tokens"]
         ) / 1e12
-        values["peak_memory_mib"] = peak_memory_mib(self._engine.device)
+        values["peak_memory_mib"] = peak_memory_mib(self.engine.device)
         return values
 
     def _agree(self, done: int) -> tuple[bool, bool]:
         """Answers of all processes: whether one shall stop, and whether a checkpoint is due."""
-        every_steps, seconds = (
-            self._params.checkpoint_every_steps,
-            self._params.checkpoint_every_seconds,
-        )
+        params = self._plan.params
+        every_steps, seconds = params.checkpoint_every_steps, params.checkpoint_every_seconds
         late = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        flags = [self._process.stop_requested(), late and self._process.is_first]
-        stop, due = self._process.any(flags, self._engine.device)
+        flags = [self.process.stop_requested(), late and self.process.is_first]
+        stop, due = self.process.any(flags, self.engine.device)
         return stop, due or (every_steps is not None and done % every_steps == 0)

@@ -19,7 +19,7 @@ METRICS = "metrics.jsonl"
 TIMINGS = ("step_seconds", "tokens_per_second", "model_flops_utilisation", "peak_memory_mib")
 """Values that differ between computations of the same result; they stay out of the summary."""
 _COUNTED = (
-    *("step", "epoch"),
+    *("step", "epoch", "num_pairs"),
     *("num_tokens", "num_tokens_shared", "num_response_tokens", "model_tflop"),
 )
 _TRIALS = 4
@@ -28,13 +28,8 @@ _TRIALS = 4
 class StepLog:
     """The records of a training's steps, which says how far it is; for the first process.
 
-    Args:
-        path: File for people who watch the training; it is written anew.
-        resumed: Folder of the checkpoint that training goes on from, with the records up to its
-            step; None if it starts.
-        events: Where progress is reported to.
-        plan: How many steps there are.
-        peak_flops: What the devices of all processes can do a second, as measured.
+    They are written anew to ``path``, for people who watch the training, those of the checkpoint
+    that is ``resumed`` first. ``peak_flops`` are what the devices of all processes can do a second.
     """
 
     def __init__(
@@ -90,12 +85,14 @@ class StepLog:
         return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:
-    """Means of an epoch's metrics."""
+def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
+    """Means of an epoch's metrics over its pairs."""
     chosen = [record for record in records if record["epoch"] == epoch]
-    total = sum(record[by] for record in chosen)
-    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS, by)]
-    return {name: sum(record[name] * record[by] for record in chosen) / total for name in names}
+    total = sum(record["num_pairs"] for record in chosen)
+    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS)]
+    return {
+        name: sum(record[name] * record["num_pairs"] for record in chosen) / total for name in names
+    }
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:

@@ -67,17 +67,13 @@ _LOST = (DistNetworkError, DistStoreError)
 
 @dataclass
 class Node:
-    """One node of a training.
-
-    Attributes:
-        resources: Those of the stage.
-        store: Connection to the first node's store.
-        rank: Number of this node in the order of arrival; the first node has 0.
-    """
+    """One node of a training."""
 
     resources: Resources
     store: TCPStore
+    """Connection to the first node's store."""
     rank: int
+    """Number of this node in the order of arrival; the first node has 0."""
     # Signs that each other node has given, and when the last one came.
     _heard: dict[int, tuple[int, float]] = field(default_factory=dict)
     _said: str | None = None
@@ -113,11 +109,7 @@ class Node:
             raise failure
 
     def meet(self) -> None:
-        """Waits until all nodes are there.
-
-        Raises:
-            StageFailedError: They did not come in time, or the first one is gone.
-        """
+        """Waits until all nodes are there; they may not come in time, or the first one be gone."""
         num_nodes, deadline = self.resources.nodes, time.monotonic() + TIMEOUT_SECONDS
         try:
             while self.store.add("tickets", 0) < num_nodes - 1:
@@ -288,14 +280,8 @@ def _end(workers: Sequence[_Worker]) -> None:
 def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
     """The first node, with the store: on loopback if there is no other node.
 
-    Args:
-        work: The stage's work folder, on a file system that all nodes see.
-        resources: Those of the stage. Without a ``rendezvous`` the other nodes reach this one by
-            its name, at any free port.
-        call: What the workers are to read.
-
-    Raises:
-        UserError: This host cannot listen there.
+    All nodes see the folder ``work``. Without a ``rendezvous`` the others reach this one by its
+    name, at any free port. Workers read the ``call``.
     """
     path = work / _FILE
     path.unlink(missing_ok=True)
@@ -325,11 +311,7 @@ def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
 
 
 def join(work: Path) -> Node:
-    """Another node, once the store is there of the first, whose stage has this work folder.
-
-    Raises:
-        StageFailedError: It did not come in time.
-    """
+    """Another node, once the store is there of the first, whose stage has this work folder."""
     path = work / _FILE
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.load import load_causal_lm
+from stages.modeling.load import Precision, load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import (
     UnfitModelError,
@@ -24,24 +24,18 @@ from stages.modeling.probe import (
 )
 from stages.training.params import TrainingParams
 
-Dtype = Literal["float32", "bfloat16"]
-
 
 @dataclass(frozen=True)
 class Numerics:
-    """Device and dtypes of policy and reference: the same for both.
-
-    Attributes:
-        device: This process's device.
-        weights: Type of the weights in memory.
-        autocast: Whether matrix products are in bfloat16 although the weights are float32.
-        bfloat16: Whether the forward pass is in bfloat16 at all.
-    """
+    """Device and dtypes of policy and reference: the same for both."""
 
     device: torch.device
-    weights: Dtype
+    weights: Precision
+    """Type of the weights in memory."""
     autocast: bool
+    """Whether matrix products are in bfloat16 although the weights are float32."""
     bfloat16: bool
+    """Whether the forward pass is in bfloat16 at all."""
 
     @classmethod
     def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
@@ -90,11 +84,7 @@ _NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 def load_logprob_model(
     source: ModelSource, params: TrainingParams, numerics: Numerics
 ) -> ResponseLogprobs:
-    """Loads a causal language model whose forward pass gives log-probabilities.
-
-    Raises:
-        UserError: There is no such model, or what it computes would not be those of its rows.
-    """
+    """Loads a causal language model whose forward pass gives the log-probabilities of its rows."""
     model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
     return logprob_model(model, params, place=source.name_or_path)
 

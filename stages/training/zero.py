@@ -83,10 +83,9 @@ class ZeroEngine(Engine):
             return share.detach().to("cpu", copy=True) if self._process.is_first else None
 
 
-def training_config(
-    params: TrainingParams, plan: Plan[Any], numerics: Numerics, *, load_universal: bool
-) -> dict[str, Any]:
+def training_config(plan: Plan[Any], numerics: Numerics, *, load_universal: bool) -> dict[str, Any]:
     """DeepSpeed's configuration of a training; optimizer and schedule are the engine's own."""
+    params = plan.params
     config = _config(params, numerics, params.deepspeed.zero_stage)
     if params.deepspeed.offload_optimizer:
         config["zero_optimization"]["offload_optimizer"] = _on_host(numerics)
@@ -131,10 +130,10 @@ def _reduce_by_gloo() -> None:
 
 
 @contextmanager
-def sharded_loading(config: dict[str, Any] | None) -> Iterator[None]:
+def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
     """Has transformers shard what it loads within the block, if DeepSpeed's stage is 3."""
     # transformers looks for the newest one that lives.
-    sharding = None if config is None else HfDeepSpeedConfig(config)
+    sharding = HfDeepSpeedConfig(config)
     try:
         yield
     finally:
@@ -149,9 +148,6 @@ def sharded_logprob_model(
     """A model for forward passes without gradients; its shards are released after the block.
 
     It draws no random numbers of the training's, which so is the same if no pass is needed.
-
-    Raises:
-        UserError: There is no such model, or what it computes would not be those of its rows.
     """
     import deepspeed
 
@@ -187,11 +183,7 @@ def _release(module: nn.Module) -> None:
 
 
 def convert_to_universal(checkpoint: Path) -> None:
-    """Adds the universal form to a checkpoint; one process calls this.
-
-    Args:
-        checkpoint: Folder with DeepSpeed's ``global_step<n>``; it takes as much room again.
-    """
+    """Adds the universal form to a checkpoint, which takes as much room again; for one process."""
     from deepspeed.checkpoint import ds_to_universal
 
     written = checkpoint / (checkpoint / "latest").read_text().strip()

@@ -119,9 +119,6 @@ class Bucket:
     Each request that the bucket does not answer, or answers with a part of it, is made again for
     ``GEB_STORE_PATIENCE_SECONDS``.
 
-    Args:
-        url: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
-
     Raises:
         UserError: The URL is of another kind, ``obstore`` is not installed, or there are no
             credentials.
@@ -184,13 +181,7 @@ class Bucket:
     def put(
         self, name: str, data: bytes, *, absent: bool = False, replaces: Entry | None = None
     ) -> None:
-        """Writes a small object.
-
-        Args:
-            name: The object.
-            data: Its content.
-            absent: Write only if there is no such object.
-            replaces: Write only if the object is this one.
+        """Writes a small object: ``absent`` only if there is none, or only if it ``replaces`` one.
 
         Raises:
             ConflictError: The condition does not hold.
@@ -357,11 +348,7 @@ def _aws_settings(service: _Service) -> dict[str, Any]:
 
 
 def _patience_seconds() -> float:
-    """Time for which a request is tried again: a run of hours outlives a restart of the storage.
-
-    Raises:
-        UserError: The setting is no number of seconds.
-    """
+    """Time for which a request is tried again: a run of hours outlives a restart of the storage."""
     text = os.environ.get(_PATIENCE) or _DEFAULT_PATIENCE_SECONDS
     if not re.fullmatch(r"\d+(\.\d*)?", text, re.ASCII):
         raise UserError(

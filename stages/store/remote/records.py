@@ -23,12 +23,7 @@ _RECORDS = ".json"
 
 
 class Records:
-    """Copies records between a local folder and a bucket.
-
-    Args:
-        bucket: The store's bucket.
-        root: The store's local folder.
-    """
+    """Copies records between a store's local folder and its bucket."""
 
     def __init__(self, bucket: Bucket, root: Path) -> None:
         self._bucket = bucket

@@ -86,16 +86,7 @@ class RemoteArtifact(Artifact):
 
 
 class RemoteStore(Store):
-    """A store in a bucket, and the store in the local folder that it mirrors.
-
-    Args:
-        bucket: The bucket, as :meth:`connect` checked it.
-        root: Its local folder.
-
-    Attributes:
-        bucket: The bucket.
-        local: The store that stages on this host see.
-    """
+    """A store in a bucket, and the store in the local folder that stages on this host see."""
 
     def __init__(self, bucket: Bucket, root: Path) -> None:
         super().__init__(root, mirror_of=bucket.url)
@@ -106,12 +97,9 @@ class RemoteStore(Store):
 
     @classmethod
     def connect(cls, url: str, home: Path, *, create: bool = False) -> RemoteStore:
-        """Opens the store at ``url``.
+        """Opens the store at ``url``; ``home`` is where this host keeps the local folders of such.
 
-        Args:
-            url: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
-            home: Where this host keeps the local folders of such stores.
-            create: Make an empty store if there is nothing yet.
+        With ``create`` it makes an empty one if there is nothing yet.
 
         Raises:
             UserError: The URL, the bucket or the credentials are wrong, or the prefix is no store.
@@ -177,11 +165,8 @@ class RemoteStore(Store):
     def push(self, artifact: Artifact, on_bytes: OnBytes | None = None) -> None:
         """Uploads a finished artifact of the local folder: files first, the manifest last.
 
-        Where the bucket has an artifact under the key by now, that one stays.
-
-        Args:
-            artifact: The artifact; files that an earlier call uploaded stay.
-            on_bytes: Receives the number of bytes uploaded.
+        Where the bucket has an artifact under the key by now, that one stays, and so do files that
+        an earlier call uploaded.
         """
         manifest = artifact.manifest
         folder = _files_folder(manifest)
@@ -224,12 +209,12 @@ class RemoteStore(Store):
         """Removes what the local folder has of an artifact."""
         shutil.rmtree(self.artifact_path(stage, key), ignore_errors=True)
 
-    def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
+    def artifacts(self) -> Iterator[tuple[str, str]]:
         """See :class:`Store`."""
         for name in self.bucket.list("artifacts"):
-            found, key, file = name.split("/", 2)
-            if file == MANIFEST and stage in (None, found):
-                yield found, key
+            stage, key, file = name.split("/", 2)
+            if file == MANIFEST:
+                yield stage, key
 
     def held(self) -> Iterator[Held]:
         """See :class:`Store`; leftovers of the last day are left out."""
@@ -265,11 +250,7 @@ class RemoteStore(Store):
         return f"{self.location}/{path.relative_to(self.root).as_posix()}"
 
     def exclusive(self, folder: str) -> AbstractContextManager[None]:
-        """See :class:`Store`.
-
-        Raises:
-            ConflictError: Another host changed a record meanwhile.
-        """
+        """See :class:`Store` and :meth:`Records.changed`."""
         return self._records.changed(folder)
 
     def _usage(self, root: str, depth: int) -> dict[str, tuple[int, float]]:
@@ -293,12 +274,7 @@ def _files_folder(manifest: Manifest) -> str:
 
 
 def _check_marker(bucket: Bucket, *, create: bool) -> None:
-    """Makes sure that the prefix is a store.
-
-    Raises:
-        UserError: The prefix holds something else.
-        StoreError: There is no store.
-    """
+    """Makes sure that the prefix is a store."""
     marker = bucket.get(MARKER)
     if marker is None and create:
         if bucket.list():

@@ -37,11 +37,7 @@ _INPUTS = "inputs"
 class Sync:
     """Transfers of one attempt at a request, whose key is held among the runs of this host.
 
-    Attributes:
-        store: The store.
-        request: What to compute.
-        on_event: Gets messages and the progress of transfers.
-        stopping: Ends waits and transfers.
+    ``on_event`` gets messages and the progress of transfers; ``stopping`` ends them, and waits.
     """
 
     store: RemoteStore
@@ -69,10 +65,8 @@ class Sync:
     def compute(self, run: Callable[[Request], object], sync_seconds: float) -> None:
         """Makes the artifact in this host's local folder, and uploads it.
 
-        Args:
-            run: Runs the stage on a request whose store is the local folder.
-            sync_seconds: How often the state of a running stage (checkpoints, chunks) goes to the
-                bucket.
+        ``run`` runs the stage on a request whose store is that folder. Its state (checkpoints,
+        chunks) goes to the bucket every ``sync_seconds``.
         """
         store, request = self.store, self.request
         with self.held() as is_wanted:
@@ -103,7 +97,8 @@ class Sync:
                 store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
             )
             try:
-                with registry, work.pushed_every(sync_seconds):
+                # The artifact may do without a snapshot that fails.
+                with registry, repeated(sync_seconds, work.push):
                     run(local)
                 break
             except ConflictError:

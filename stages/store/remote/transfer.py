@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -61,10 +61,7 @@ def download_files(
 ) -> None:
     """Downloads objects that are not here; each file appears whole and verified, or not at all.
 
-    Args:
-        bucket: Where from.
-        files: Object, what it must be, and where it goes.
-        on_bytes: Receives the number of bytes that have come.
+    ``files`` are objects, what each must be, and where it goes.
 
     Raises:
         DamagedArtifactError: An object is missing, or not what its record says.
@@ -90,13 +87,7 @@ def check_object(
     record: FileRecord,
     keep: Callable[[bytes], object] = lambda data: None,
 ) -> None:
-    """Reads and hashes an object's content, some ranges ahead.
-
-    Args:
-        bucket: The object's bucket.
-        name: The object.
-        record: What it must be.
-        keep: Receives the content in order.
+    """Reads and hashes an object's content, some ranges ahead; ``keep`` receives it in order.
 
     Raises:
         DamagedArtifactError: It is missing or differs.
@@ -204,13 +195,7 @@ class _Snapshot(BaseModel):
 
 
 class RemoteWork:
-    """The work folder of one key, here and in the bucket.
-
-    Args:
-        bucket: The store's bucket.
-        root: The store's local folder.
-        name: The work folder below it, and the folder of its snapshots in the bucket.
-    """
+    """The work folder of one key, ``name``: below a store's local ``root``, and in its bucket."""
 
     def __init__(self, bucket: Bucket, root: Path, name: str) -> None:
         self._bucket = bucket
@@ -221,10 +206,7 @@ class RemoteWork:
         self._digests: dict[Stat, str] = {}
 
     def pull(self, on_bytes: OnBytes | None = None) -> bool:
-        """Brings the folder to the newest snapshot, unless that was made of what is here.
-
-        Returns:
-            True if it came from another host.
+        """Brings the folder to the newest snapshot; False if there is none but what is here.
 
         Raises:
             DamagedArtifactError: The snapshot is not what was saved.
@@ -260,13 +242,6 @@ class RemoteWork:
     def drop(self) -> None:
         """Removes all snapshots from the bucket: the artifact is there."""
         self._bucket.delete(f"{self._name}/{each}" for each in self._bucket.list(self._name))
-
-    def pushed_every(self, seconds: float) -> AbstractContextManager[None]:
-        """Snapshots by a thread during the block, and one at its end if the folder is still there.
-
-        The artifact may do without one that fails.
-        """
-        return repeated(seconds, self.push)
 
     @contextmanager
     def _scratch_folder(self) -> Iterator[Path]:

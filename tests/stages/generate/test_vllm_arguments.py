@@ -3,7 +3,7 @@
 import io
 import sys
 import threading
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,31 +14,42 @@ from safetensors.torch import save_file
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.generate import vllm_backend
+from stages.generate import vllm_backend, vllm_engine
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.harness.context import ModelSource
-from stages.modeling import vllm_engine
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments of the engine, in place of its start."""
+    return engine_of(monkeypatch, on_cpu=False)
+
+
+def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any]:
+    """Puts an engine that only keeps its arguments in the place of vLLM's."""
     told: dict[str, Any] = {}
-
-    def start(source: ModelSource, own: dict[str, Any], **options: Any) -> object:
-        told.update(own, source=source, **options)
-        return object()
-
-    monkeypatch.setattr(vllm_backend, "require_vllm", lambda setting, *, batch_invariant: None)
-    monkeypatch.setattr(vllm_backend, "cache_setting", lambda *sizes: "kv_cache_gib")
-    monkeypatch.setattr(vllm_backend, "start_engine", start)
+    arguments = make_dataclass("EngineArgs", ["model", "seed"])
+    arguments.__init__ = lambda self, **given: told.update(given)  # type: ignore[misc]
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    engine = SimpleNamespace(from_engine_args=lambda _: object())
+    for name, module in {
+        "vllm": SimpleNamespace(),
+        "vllm.engine.arg_utils": SimpleNamespace(EngineArgs=arguments),
+        "vllm.platforms": SimpleNamespace(current_platform=platform),
+        "vllm.v1.engine.llm_engine": SimpleNamespace(LLMEngine=engine),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(vllm_backend, "require_vllm", lambda *, batch_invariant: False)
     return told
 
 
+HERE = ModelSource("owner/model", "0" * 40)
+
+
 def load(**settings: Any) -> None:
-    policy = Policy(ModelSource("here"), None, frozenset({2}), 128, 16)
+    policy = Policy(HERE, None, frozenset({2}), 128, 16)
     params = GenerateParams.model_validate(
         {"backend": "vllm", "dtype": "bfloat16", "vllm": {"kv_cache_gib": 1.5, **settings}}
     )
@@ -54,12 +65,12 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
         "quantization": "fp8",
     }
     load(**settings, extra_engine_args={"seed": 3})
-    assert started["extra"] == {"seed": 3}
+    assert started["seed"] == 3
     assert settings.items() <= started.items()
-    assert started["kv_cache_gib"] == 1.5
+    assert started["kv_cache_memory_bytes"] == 1.5 * 2**30
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
-    assert started["source"].name_or_path == "here"
+    assert (started["model"], started["revision"]) == (HERE.name_or_path, HERE.revision)
 
 
 def test_a_start_that_lasts_is_told_while_it_lasts(
@@ -80,7 +91,7 @@ def test_a_start_that_lasts_is_told_while_it_lasts(
     monkeypatch.setattr(said, "write", write, raising=False)
     monkeypatch.setattr(vllm_backend, "start_engine", start)
     monkeypatch.setattr(vllm_engine, "TOLD_SECONDS", 0.01)
-    policy = Policy(ModelSource("here"), None, frozenset({2}), 128, 16)
+    policy = Policy(HERE, None, frozenset({2}), 128, 16)
     vllm_backend.load(policy, GenerateParams(backend="vllm"), Emitter(said))
     assert "starting vLLM's engine" in said.getvalue()
 
@@ -92,32 +103,16 @@ def test_a_start_that_lasts_is_told_while_it_lasts(
 def test_unset_a_cpu_s_engine_alone_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, asked: bool | None, on_cpu: bool, expected: bool
 ) -> None:
-    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    arguments = make_dataclass("EngineArgs", ["model", "revision", ("enforce_eager", bool, None)])
-    arguments.__init__ = lambda self, **given: self.__dict__.update(given)  # type: ignore[misc]
-    engine = SimpleNamespace(from_engine_args=lambda found: found)
-    for name, module in {
-        "vllm": SimpleNamespace(),
-        "vllm.engine.arg_utils": SimpleNamespace(EngineArgs=arguments),
-        "vllm.platforms": SimpleNamespace(current_platform=platform),
-        "vllm.v1.engine.llm_engine": SimpleNamespace(LLMEngine=engine),
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    found = vllm_engine.start_engine(
-        ModelSource("owner/model", "0" * 40),
-        {"enforce_eager": asked},
-        kv_cache_gib=1,
-        correct="",
-        lower="",
-    )
-    assert found.enforce_eager is expected
+    started = engine_of(monkeypatch, on_cpu=on_cpu)
+    load(enforce_eager=asked)
+    assert started["enforce_eager"] is expected
 
 
 def test_an_adapter_with_a_weight_that_is_no_number_is_refused_by_its_file(
     started: dict[str, Any], tmp_path: Path
 ) -> None:
     save_file({"lora": torch.tensor([float("nan")])}, tmp_path / "adapter_model.safetensors")
-    policy = Policy(ModelSource("here", None, str(tmp_path)), None, frozenset({2}), 128, 16)
+    policy = Policy(replace(HERE, adapter=str(tmp_path)), None, frozenset({2}), 128, 16)
     params = GenerateParams(backend="vllm")
     with pytest.raises(UserError, match=r"adapter_model\.safetensors are infinite or not a number"):
         vllm_backend.load(policy, params, Emitter(io.StringIO()))
@@ -142,8 +137,7 @@ class Engine:
 
 def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
-    monkeypatch.setattr(vllm_backend, "require_vllm", lambda setting, *, batch_invariant: None)
-    monkeypatch.setattr(vllm_backend, "cache_setting", lambda *sizes: "kv_cache_gib")
+    monkeypatch.setattr(vllm_backend, "require_vllm", lambda *, batch_invariant: False)
     monkeypatch.setattr(vllm_backend, "start_engine", lambda *_, **__: engine)
     inputs = SimpleNamespace(tokens_input=lambda token_ids: token_ids)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
@@ -151,7 +145,7 @@ def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "vllm.inputs.engine", inputs)
     settings = {"temperature": 0.3, "top_p": 0.4, "max_new_tokens": 5, "num_samples": 2}
     params = GenerateParams.model_validate({"backend": "vllm", "dtype": "bfloat16", **settings})
-    policy = Policy(ModelSource("here"), None, frozenset({5, 2}), 128, 16)
+    policy = Policy(HERE, None, frozenset({5, 2}), 128, 16)
     backend = vllm_backend.load(policy, params, Emitter(io.StringIO()))
     prompts = [Prompt([7, 8], [11, 12]), Prompt([9], [13])]
     assert list(backend.generate(iter(prompts))) == []

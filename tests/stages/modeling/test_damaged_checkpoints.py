@@ -12,11 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.contract.errors import UserError
+from stages.generate.params import GenerateParams
+from stages.generate.policy import Policy
+from stages.generate.vllm_engine import start_engine
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.load import load_causal_lm, load_config, load_sequence_classifier
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
-from stages.modeling.vllm_engine import start_engine
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
 
 Damage = Callable[[Path], object]
@@ -201,8 +203,9 @@ def test_a_damaged_policy_is_refused(tmp_path: Path, whole: Path, name: str) -> 
 def test_vllm_is_not_given_damaged_weights(tmp_path: Path, whole: Path, name: str) -> None:
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(whole, tmp_path / "model", damage)
+    params = GenerateParams(backend="vllm")
     refused(
-        lambda source: start_engine(source, {}, kv_cache_gib=None, correct="", lower=""),
+        lambda source: start_engine(Policy(source, None, frozenset(), 128, 16), params),
         folder,
         parts,
     )

@@ -266,7 +266,7 @@ def test_bad_files_are_refused(store, tmp_path):
             "line 1: no prompt in column 'messages' or 'prompt' (columns: column0, column1",
         ),
         ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
-        ([other_folder], "holds no prompt files"),
+        ([other_folder], "holds no files of prompts"),
         ([FileInput(location="missing.jsonl", digest="0")], "no such file or folder"),
         ([good, good], "2 training sources for 3 iterations"),
         ([], "0 training sources for 3 iterations"),

@@ -121,7 +121,7 @@ def test_a_retry_computes_the_missing_parts_alone(tmp_path, pairs, collective):
     (folder / names(folder)[2]).unlink()
     assert 0 < run(folder, pairs, 0, 1, collective=collective).passes < whole
     assert contents(folder) == before
-    assert len(read_reference(folder)) == len(pairs)
+    assert len(read_reference(sorted(folder.glob("part-*.parquet")))) == len(pairs)
 
 
 def test_a_stop_ends_it_after_a_pass(tmp_path, pairs):

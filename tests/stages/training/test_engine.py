@@ -8,9 +8,8 @@ from transformers import TrainingArguments
 
 from stages.contract.events import Emitter
 from stages.harness.context import ModelSource
-from stages.sft.data import Example
 from stages.train.params import TrainParams
-from stages.training.batches import ROWS, Plan
+from stages.training.batches import ROWS, Example, Plan
 from stages.training.engine import Engine, Process
 from stages.training.policy import Numerics, load_logprob_model
 from tests.tiny_models import make_tiny_llama
@@ -35,7 +34,7 @@ def engine_of(params, num_examples, folder, said=None):
     plan = Plan(examples, params, global_batch=1, world_size=1, seed=0)
     process = Process(0, 0, 1, Emitter(said or io.StringIO()), lambda: False)
     model = load_logprob_model(ModelSource(str(make_tiny_llama(folder))), params, numerics)
-    return Engine(model, params, plan, numerics, process), ROWS["packed"](examples[:1])
+    return Engine(model, plan, numerics, process), ROWS["packed"](examples[:1])
 
 
 @pytest.mark.parametrize(("ratio", "steps"), [(0.03, 2), (0.03, 34), (0.1, 30), (0.25, 16), (0, 3)])

@@ -1,0 +1,212 @@
+"""vLLM's engine in the process of the stage: its arguments, its start, and its errors."""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from stages.contract.adapters import ADAPTER_CONFIG
+from stages.contract.checkpoints import check_weight_files
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter
+from stages.generate.params import GenerateParams, VllmSettings
+from stages.generate.policy import Policy
+from stages.modeling.checkpoint_files import check_finite_files, local_folder
+from stages.modeling.engine_errors import engine_error, is_out_of_memory
+
+# vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
+# once would not start.
+CPU_CACHE_GIB = 4.0
+TOLD_SECONDS = 15.0
+"""Time between two lines about a start that lasts."""
+# Tokens of one step on a CPU if the context is shorter.
+_BATCHED_TOKENS = 2048
+
+
+def require_vllm(*, batch_invariant: bool) -> bool:
+    """Checks that vLLM is installed and sets what it reads when it is imported.
+
+    Returns:
+        True if batch-invariant kernels are asked for, and vLLM has them for this machine.
+    """
+    # The engine runs in this process: one that it started would outlive a kill of this one, and
+    # hold its memory.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            f"generate.backend 'vllm' needs vLLM, which {sys.executable} does not have",
+            "run `make setup-vllm` and let the stage run by .venv-vllm/bin/python "
+            "(execution.interpreters), or set generate.backend to 'transformers'",
+        )
+    invariant = False
+    if batch_invariant:
+        from vllm.platforms import current_platform
+
+        # Where there are no such kernels, the engine would break down.
+        invariant = bool(current_platform.is_cuda_alike())
+    os.environ["VLLM_BATCH_INVARIANT"] = str(int(invariant))
+    return invariant
+
+
+def start_engine(policy: Policy, params: GenerateParams) -> Any:
+    """Starts an engine in this process; :func:`require_vllm` comes first.
+
+    Raises:
+        UserError: vLLM refuses the model or a setting, or has no such argument.
+        EngineError: The engine does not start, for lack of memory or another reason of the moment.
+    """
+    if (folder := local_folder(policy.source)) is not None:
+        # The engine's own error would name no file, and pass for one of the moment.
+        check_weight_files(folder)
+        # It would load any values, and answer with whatever token comes of them.
+        check_finite_files(folder)
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    own, extra = _own_arguments(policy, params), params.vllm.extra_engine_args
+    _check_names(extra, {each.name for each in dataclasses.fields(EngineArgs)}, own)
+    try:
+        engine_args = EngineArgs(**{**_platform_arguments(policy), **own, **extra})
+        return LLMEngine.from_engine_args(engine_args)
+    except Exception as error:
+        if isinstance(error, (ValueError, TypeError)) and not is_out_of_memory(error):
+            raise UserError(
+                f"vLLM refuses the model {policy.source.name_or_path} or a setting: {_said(error)}",
+                "correct generate.vllm, generate.dtype or the checkpoint",
+            ) from error
+        raise engine_error("vLLM", error, memory_remedy(params.vllm)) from error
+
+
+@contextmanager
+def start_told(events: Emitter) -> Iterator[None]:
+    """Block that starts an engine: says so, and now and then for how long it has been at it."""
+    events.info("starting vLLM's engine")
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(TOLD_SECONDS):
+            events.info(f"vLLM's engine has been starting for {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=tell, name="start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def memory_remedy(settings: VllmSettings) -> str:
+    """Settings to change if memory is short, with their values."""
+    gib = _cache_gib(settings)
+    cache = (
+        f"gpu_memory_utilization={settings.gpu_memory_utilization:g}"
+        if gib is None
+        else f"kv_cache_gib={gib:g}"
+    )
+    return (
+        f"of generate.vllm lower {cache} if other programs need the memory, or "
+        f"max_num_seqs={settings.max_num_seqs}; lower generate.max_length_tokens if one sequence "
+        "does not fit; or spread the model over more GPUs than "
+        f"tensor_parallel_size={settings.tensor_parallel_size}"
+    )
+
+
+def _cache_gib(settings: VllmSettings) -> float | None:
+    """Memory for keys and values, in GiB; None if the share of the GPU's memory decides."""
+    from vllm.platforms import current_platform
+
+    asked = settings.kv_cache_gib
+    return CPU_CACHE_GIB if asked is None and current_platform.is_cpu() else asked
+
+
+def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
+    from vllm.platforms import current_platform
+
+    settings, gib = params.vllm, _cache_gib(params.vllm)
+    eager = settings.enforce_eager
+    arguments = {
+        "model": policy.source.name_or_path,
+        "revision": policy.source.revision,
+        # Prompts go in as token ids.
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "load_format": "safetensors",
+        "kv_cache_memory_bytes": None if gib is None else int(gib * 2**30),
+        "disable_log_stats": True,
+        "dtype": params.dtype,
+        "quantization": settings.quantization,
+        "max_model_len": policy.max_length_tokens,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "max_num_seqs": settings.max_num_seqs,
+        "enforce_eager": current_platform.is_cpu() if eager is None else eager,
+        # The K samples of a prompt share its keys and values.
+        "enable_prefix_caching": True,
+        # The policy's own, before temperature and top-p.
+        "logprobs_mode": "raw_logprobs",
+    }
+    if policy.adapter is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": _rank_limit(policy.adapter)}
+    return arguments
+
+
+def _platform_arguments(policy: Policy) -> dict[str, Any]:
+    """Arguments that the device asks for, unless ``extra_engine_args`` has others."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return {}
+    # A prompt read in pieces makes vLLM turn the request's random generator back, which those of
+    # CPUs cannot do.
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
+    }
+
+
+def _rank_limit(adapter: Path) -> int:
+    """The smallest rank limit that vLLM knows and that the adapter fits."""
+    from vllm.config.lora import MaxLoRARanks
+
+    rank = json.loads((adapter / ADAPTER_CONFIG).read_text())["r"]
+    limits = [limit for limit in get_args(MaxLoRARanks) if limit >= rank]
+    if not limits:
+        raise UserError(
+            f"the adapter {adapter} has rank {rank}, vLLM takes {max(get_args(MaxLoRARanks))}",
+            "merge the adapter into its model, and sample from that",
+        )
+    return min(limits)
+
+
+def _check_names(extra: Mapping[str, Any], known: set[str], own: Mapping[str, Any]) -> None:
+    for name in extra:
+        place = f"generate.vllm.extra_engine_args.{name}"
+        if name in own:
+            raise UserError(
+                f"{place} is set by the stage itself",
+                "leave it out; docs/generation.md tells which setting it follows",
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known.difference(own)), n=1)
+            raise UserError(
+                f"{place}: the installed vLLM's EngineArgs has no such argument",
+                f"did you mean {near[0]!r}?" if near else "see vLLM's documentation for its names",
+            )
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error, or of the first error that pydantic found."""
+    found = getattr(error, "errors", None)
+    text = found()[0]["msg"].removeprefix("Value error, ") if callable(found) else str(error)
+    return text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__
