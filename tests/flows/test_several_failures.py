@@ -61,8 +61,7 @@ class Refusing(ProcessRunner):
 
 def run(path: str) -> None:
     """Runs probes in this process; the place refuses one of them."""
-    runner = Refusing()
-    choose.RUNNERS = {"process": lambda execution: runner}
+    choose.RUNNERS = {"process": Refusing}
     try:
         probes(ProbeConfig.model_validate_json(Path(path).read_text()))
     except RefusedError as error:
