@@ -151,7 +151,7 @@ class SkyPlace:
             for line in reader.stdout:
                 check_owner()
                 logs[0].handle_line(_PREFIX.sub("", line), on_event)
-        failure = logs[0].tail.failure
+        failure = logs[0].failure
         if reader.returncode == _SUCCEEDED:
             return [Ending("exited", EXIT_OK)]
         if reader.returncode == _CANCELLED:
