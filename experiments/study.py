@@ -75,7 +75,7 @@ class StudyRun:
     coefficient: Mapping[str, Any] = field(hash=False)
     """The value of the row's grid that it has."""
     tunes: bool = False
-    """Whether it serves the choice of the coefficient, and is not reported."""
+    """True for a run that serves the choice of the coefficient, and is not reported."""
     summary: Summary | None = field(default=None, hash=False)
     """Its results once it is finished; see :func:`finished`."""
 

@@ -51,7 +51,7 @@ class _Worker:
     task: tuple[int, Any] | None = None
     """The item that it works at, with its number."""
     is_idle: bool = False
-    """Whether it waits for an item."""
+    """True while it waits for an item."""
     deadline: float = math.inf
     """When it must have answered, or started."""
 

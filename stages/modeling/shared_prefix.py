@@ -41,9 +41,9 @@ class VarlenPlaces:
     keys: Tensor
     """Places in the row of all stretches' keys, one after the other."""
     query_starts: Tensor
-    """Where each stretch's queries start in the row, and the row's length."""
+    """Start of each stretch's queries in the row, and the row's length."""
     key_starts: Tensor
-    """Where each stretch's keys start in ``keys``, and their number."""
+    """Start of each stretch's keys in ``keys``, and their number."""
     most_queries: int
     """Most queries of one stretch."""
     most_keys: int

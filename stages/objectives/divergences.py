@@ -37,9 +37,9 @@ class Divergence:
     conjugate_gain: Callable[[Tensor], Tensor]
     """U f′(u) − f(u), the bonus of u (Eq. 11)."""
     derivative_saturates: Callable[[Tensor], Tensor] = _nowhere
-    """Where `derivative` is held constant, as booleans."""
+    """Mask of the places at which `derivative` is held constant."""
     gain_saturates: Callable[[Tensor], Tensor] = _nowhere
-    """Where `conjugate_gain` is."""
+    """Mask of the places at which `conjugate_gain` is."""
     alpha: float | None = None
     """α of an α-divergence, which GEB's 1 + α − π and arctanh(1−π) + α contain; None outside that
     family."""

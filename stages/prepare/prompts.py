@@ -24,7 +24,7 @@ class Prompt:
     reference: str | None
     """Reference answer, if the source has one."""
     cut: bool
-    """Whether the source went on with assistant turns, which are not part of the prompt."""
+    """True if the source went on with assistant turns, which are not part of the prompt."""
 
     def identity(self) -> bytes:
         """The prompt's id, as 16 bytes."""

@@ -52,7 +52,7 @@ class ReferencePass:
     load_model: Callable[[], AbstractContextManager[nn.Module]]
     """Gives the reference model for the time of a block."""
     folder: Path
-    """Where parts are kept between attempts."""
+    """Folder in which parts are kept between attempts."""
     numerics: Numerics
     params: TrainingParams
     process: Process

@@ -42,9 +42,9 @@ class Process:
     """Its number among the processes of its node, from 0; the number of its GPU."""
     world_size: int
     events: Emitter
-    """Where it reports to; only rank 0's is read."""
+    """Receiver of its reports; only rank 0's is read."""
     stop_requested: Callable[[], bool]
-    """Whether SIGTERM came."""
+    """True once SIGTERM came."""
 
     @property
     def is_first(self) -> bool:

@@ -33,9 +33,9 @@ class Numerics:
     weights: Precision
     """Type of the weights in memory."""
     autocast: bool
-    """Whether matrix products are in bfloat16 although the weights are float32."""
+    """True if matrix products are in bfloat16 although the weights are float32."""
     bfloat16: bool
-    """Whether the forward pass is in bfloat16 at all."""
+    """True if the forward pass is in bfloat16 at all."""
 
     @classmethod
     def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
