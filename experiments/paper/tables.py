@@ -134,7 +134,7 @@ class Findings:
     failed: Mapping[str, str]
     """Errors by the names of runs that failed."""
     caution: str = ""
-    """What a reader has to know first; empty if there is nothing."""
+    """Warning that a reader has to know first; empty if there is none."""
 
     def results(self, cell: Names) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed."""

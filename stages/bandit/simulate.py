@@ -51,7 +51,7 @@ class Landscape(NamedTuple):
     reference: Tensor
     """Probabilities of the initial policy, [N] in float64."""
     rewards: Tensor
-    """What each arm pays, [N]."""
+    """Reward of each arm, [N]."""
     best_region: Tensor
     """Booleans [N], arms that pay more than the local optimum."""
     best_arm: int

@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     points: Callable[[Reply], float | None]
     """Points of the answer shown first; None if the reply tells none."""
     forms: str
-    """What a reply's last line should be, for a message."""
+    """Form of a reply's last line, for a message."""
 
 
 def _preferred(reply: Reply) -> float | None:

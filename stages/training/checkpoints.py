@@ -37,7 +37,7 @@ class Checkpoint:
     """Steps done."""
     path: Path
     state: dict[str, Any]
-    """What is kept beside the engine's own files."""
+    """State that is kept beside the engine's own files."""
 
 
 def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:

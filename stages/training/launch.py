@@ -104,6 +104,6 @@ class OutOfMemoryError(UserError):
     """Training did not fit into memory."""
 
     said: str
-    """What was said."""
+    """Message of the allocator, and the process that it came from."""
     smaller: int | None
     """A budget of tokens with which it may fit; None if a smaller one would not help."""

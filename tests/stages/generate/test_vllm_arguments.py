@@ -30,8 +30,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any]:
     """Puts an engine that only keeps its arguments in the place of vLLM's."""
     told: dict[str, Any] = {}
-    arguments = make_dataclass("EngineArgs", ["model", "seed"])
-    arguments.__init__ = lambda self, **given: told.update(given)  # type: ignore[misc]
+    keep = {"__init__": lambda self, **given: told.update(given)}
+    arguments = make_dataclass("EngineArgs", ["model", "seed"], init=False, namespace=keep)
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
     engine = SimpleNamespace(from_engine_args=lambda _: object())
     for name, module in {
