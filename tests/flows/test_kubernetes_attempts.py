@@ -57,7 +57,7 @@ class Pods:
         self._later = dict(later)
 
     def look(self) -> tuple[float, dict[str, Any]]:
-        seen = {name: pod(name, self._codes.get(name)) for name in ("first", "second")}
+        seen = {name: pod(name, self._codes.get(name)) for name in ("geb-x-0", "geb-x-1")}
         self._codes |= self._later
         return time.monotonic(), seen
 
@@ -73,18 +73,17 @@ class Pods:
     ("ends", "codes", "deleted"),
     [
         # The first one saves what both have trained.
-        ([("second", 0), ("first", 0)], [0, 0], []),
-        ([("second", 64)], [143, 64], ["first"]),
+        ([("geb-x-1", 0), ("geb-x-0", 0)], [0, 0], []),
+        ([("geb-x-1", 64)], [143, 64], ["geb-x-0"]),
         # A killed pod is heard of later than the one that lost its connection to it.
-        ([("first", 1), ("second", 137)], [1, 137], []),
+        ([("geb-x-0", 1), ("geb-x-1", 137)], [1, 137], []),
     ],
 )
 def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
     request_: Request, ends: list[tuple[str, int]], codes: list[int], deleted: list[str]
 ) -> None:
     cluster: Any = Pods(*ends)
-    both = [pod("first"), pod("second")]
-    attempt = PodAttempt(cluster, request_, Execution(grace_seconds=5), both, lambda event: None)
+    attempt = PodAttempt(cluster, request_, Execution(grace_seconds=5), "geb-x", lambda event: None)
     endings = attempt.follow(cluster, [], lambda: None, threading.Event())
     assert [each.code for each in endings] == codes
     assert cluster.deleted == deleted
@@ -99,10 +98,9 @@ class Silent(Pods):
 
 
 def test_an_api_server_that_is_silent_is_told_and_that_it_answers_again(request_: Request) -> None:
-    cluster: Any = Silent(("second", 0), ("first", 0))
+    cluster: Any = Silent(("geb-x-1", 0), ("geb-x-0", 0))
     heard: list[Event] = []
-    both = [pod("first"), pod("second")]
-    attempt = PodAttempt(cluster, request_, Execution(), both, heard.append)
+    attempt = PodAttempt(cluster, request_, Execution(), "geb-x", heard.append)
     attempt.follow(cluster, [], lambda: None, threading.Event())
     notices = [each.message for each in heard if isinstance(each, PlaceNotice)]
     assert "the API server here has not answered for 31 s; the stage goes on meanwhile" in notices
@@ -160,12 +158,15 @@ class NodeIsGone:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         return [self._pod]
 
+    def jobsets(self, selector: str) -> list[dict[str, Any]]:
+        return []
+
     def log(self, name: str, **_: object) -> Iterator[bytes]:
         yield b"one line"
         raise ProtocolError("Connection broken")
 
-    def delete_pod(self, name: str) -> None:
-        self.deleted.append(name)
+    def delete(self, pod: dict[str, Any]) -> None:
+        self.deleted.append(pod["metadata"]["name"])
 
 
 def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) -> None:

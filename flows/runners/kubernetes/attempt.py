@@ -1,7 +1,8 @@
 """One attempt at a stage in its pods: their start, their output and their ends.
 
 The first pod runs the stage's program, whose artifact and exit code count. Its end, and the failure
-of another one, is the end of all: the others are asked to end, and get their grace period.
+of another one, is the end of all: the others are asked to end, and get their grace period. If they
+have a JobSet, its controller makes them, and deletes the others after a failure.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from kubernetes.client.exceptions import ApiException
@@ -19,16 +21,21 @@ from flows.runners.attempt_log import AttemptLog
 from flows.runners.base import SUPERVISOR_SECONDS, Ending, OnEvent, PlaceNotice
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, LogReader
 from flows.runners.kubernetes.diagnosis import (
+    DELETED,
     Event,
+    Obstacle,
     ending_of,
+    has_ended,
     has_started,
     image_id_of,
     is_asked_to_end,
     is_lost,
+    is_suspended,
+    obstacle_before,
     obstacle_of,
     why_taken,
 )
-from flows.runners.kubernetes.manifest import Pod, name_of
+from flows.runners.kubernetes.manifest import JobSet, Pod, job_of, name_of
 from flows.runners.place import PlaceAwayError, Poller, SilenceTeller
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
@@ -50,10 +57,10 @@ _AWAY = (ApiException, *UNREACHABLE)
 
 
 class _Node:
-    """One pod, and how it ended."""
+    """One pod, and how it ended; ``place``: :func:`flows.runners.kubernetes.manifest.place_of`."""
 
-    def __init__(self, pod: Pod) -> None:
-        self.name = name_of(pod)
+    def __init__(self, place: str) -> None:
+        self.place = place
         self.pod: Pod | None = None
         self.ending: Ending | None = None
         self.reader: LogReader | None = None
@@ -61,24 +68,43 @@ class _Node:
         self.waits_since = self.events_at = time.monotonic()
         self.told = ""
 
+    @property
+    def name(self) -> str:
+        """Name of its pod; a JobSet's controller names those that it makes."""
+        return self.place if self.pod is None else name_of(self.pod)
+
+    @property
+    def ended_first(self) -> bool:
+        """True if it failed or was taken by itself, so that others may have ended for that."""
+        if self.pod is None or self.ending is None or self.ending.code == EXIT_OK:
+            return False
+        if self.ending.kind == "taken":
+            return self.ending.message != DELETED
+        return not is_asked_to_end(self.pod)
+
 
 class PodAttempt:
-    """The pods of one attempt."""
+    """The pods of one attempt, which a JobSet makes if there is one (``has_jobset``)."""
 
     def __init__(
         self,
         cluster: Cluster,
         request: Request,
         execution: Execution,
-        pods: Sequence[Pod],
+        name: str,
         on_event: OnEvent,
+        *,
+        has_jobset: bool = False,
     ) -> None:
         self._cluster = cluster
         self._request = request
         self._pending_seconds = execution.kubernetes.pending_seconds
         self._on_event = on_event
-        self._nodes = [_Node(pod) for pod in pods]
-        self.num_nodes = len(self._nodes)
+        self._name = name
+        self._has_jobset = has_jobset
+        self._jobset: JobSet | None = None
+        self.num_nodes = request.resources.nodes
+        self._nodes = [_Node(f"{name}-{number}") for number in range(self.num_nodes)]
         self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         # A node may be slow to say that a pod has ended, or never do so.
         self._seconds_to_end = execution.grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
@@ -90,7 +116,9 @@ class PodAttempt:
 
     @property
     def title(self) -> str:
-        """Names of the pods."""
+        """Name of the JobSet, or names of the pods."""
+        if self._has_jobset:
+            return f"JobSet {self._name}"
         return f"pods {', '.join(node.name for node in self._nodes)}"
 
     def follow(
@@ -118,27 +146,32 @@ class PodAttempt:
                 if stopping.is_set() or self._is_decided():
                     self._end_all()
                     continue
-                for node in self._nodes:
-                    if node.pod is not None and not has_started(node.pod):
-                        self._check_start(node, node.pod)
+                for number, node in enumerate(self._nodes):
+                    if node.ending is None:
+                        self._check_start(number, node)
         finally:
             for node in self._nodes:
                 if node.reader is not None:
                     ended = node.ending is not None and node.ending.kind != "taken"
                     node.reader.finish(node_answers=ended)
             self._pass_on(logs)
-        return [node.ending for node in self._nodes if node.ending is not None]
+        return self._endings()
+
+    def _endings(self) -> list[Ending]:
+        """How the pods ended; a JobSet's controller deletes pods as another one's end demands."""
+        endings = [node.ending for node in self._nodes if node.ending is not None]
+        if not (self._has_jobset and any(node.ended_first for node in self._nodes)):
+            return endings
+        stopped = Ending("exited", EXIT_STOPPED)
+        return [stopped if each.message == DELETED else each for each in endings]
 
     def remove(self) -> None:
         """Removes the pods, running or not; without an API server the reaper finds them."""
+        if self._has_jobset:
+            _insist(lambda: self._cluster.delete_jobset(self._name))
         for node in self._nodes:
             grace = 0 if node.pod is not None and is_lost(node.pod) else None
-            deadline = time.monotonic() + _REMOVE_SECONDS
-            while time.monotonic() < deadline:
-                with contextlib.suppress(*_AWAY):
-                    self._cluster.delete_pod(node.name, grace_seconds=grace)
-                    break
-                time.sleep(_TICK_SECONDS)
+            _insist(partial(self._cluster.delete_pod, node.name, grace_seconds=grace))
 
     def _pass_on(self, logs: Sequence[AttemptLog], wait: float = 0) -> None:
         """Passes on all lines that have come, and waits for a first one."""
@@ -149,7 +182,7 @@ class PodAttempt:
                 wait = 0
 
     def _look(self, poller: Poller[Pod]) -> None:
-        seen_at, pods = poller.look()
+        seen_at, things = poller.look()
         self._silence.look(poller.silent_seconds)
         if (silent := time.monotonic() - max(seen_at, self._began)) > _API_SECONDS:
             raise PlaceAwayError(
@@ -158,12 +191,15 @@ class PodAttempt:
             )
         # Pods may be younger than the list.
         if seen_at > self._began:
+            self._jobset = things.get(self._name)
             for number, node in enumerate(self._nodes):
                 if node.ending is None:
-                    self._see(number, node, pods.get(node.name))
+                    self._see(number, node, things.get(node.place))
 
     def _see(self, number: int, node: _Node, pod: Pod | None) -> None:
         if pod is None:
+            if node.pod is None and self._makes_pods():
+                return
             stopped = Ending("exited", EXIT_STOPPED)
             node.ending = stopped if node.is_ended_by_us else self._taken(node)
             return
@@ -182,14 +218,26 @@ class PodAttempt:
                 # store keeps the next attempt waiting.
                 ending = self._taken(node)
             elif ending is not None and not node.is_ended_by_us:
-                ending = ending.or_taken(lambda: why_taken(pod, self._events_of(node)))
+                ending = ending.or_taken(lambda: self._why_taken(node))
         killed_at = math.inf if self._asked_at is None else self._asked_at + self._grace_seconds
         if ending is not None and ending.is_killed and killed_at < time.monotonic():
             ending = Ending("exited", EXIT_STOPPED)
         node.ending = ending
 
+    def _makes_pods(self) -> bool:
+        """True if the JobSet makes a pod that is not there yet, some time."""
+        return self._jobset is not None and not (
+            has_ended(self._jobset) or is_asked_to_end(self._jobset)
+        )
+
     def _taken(self, node: _Node) -> Ending:
-        return Ending("taken", None, why_taken(node.pod, self._events_of(node)))
+        return Ending("taken", None, self._why_taken(node))
+
+    def _why_taken(self, node: _Node) -> str:
+        why = why_taken(node.pod, self._events_of(node.name))
+        if why == DELETED and self._jobset is not None and is_suspended(self._jobset):
+            return "its JobSet was suspended: its queue needs the room"
+        return why
 
     def _is_decided(self) -> bool:
         """True once the first pod has ended, or another one failed, and the cause had its time."""
@@ -215,16 +263,33 @@ class PodAttempt:
                 node.ending = Ending("taken", None, "its node does not answer")
             elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
                 with contextlib.suppress(*_AWAY):
-                    self._cluster.delete_pod(node.name)
+                    if node.pod is None and self._has_jobset:
+                        self._cluster.delete_jobset(self._name)
+                    else:
+                        # The others that have ended keep their logs.
+                        self._cluster.delete_pod(node.name)
                     node.is_ended_by_us = True
 
-    def _check_start(self, node: _Node, pod: Pod) -> None:
+    def _obstacle_of(self, number: int, node: _Node, *, events: bool) -> Obstacle | None:
+        stage = self._request.stage
+        if node.pod is not None:
+            return obstacle_of(node.pod, stage, self._events_of(node.name) if events else ())
+        assert self._jobset is not None
+        job = job_of(self._name, number)
+        return obstacle_before(self._jobset, stage, self._events_of(job) if events else ())
+
+    def _check_start(self, number: int, node: _Node) -> None:
+        if has_started(node.pod) if node.pod is not None else self._jobset is None:
+            return
         now = time.monotonic()
-        obstacle = obstacle_of(pod, self._request.stage)
+        obstacle = self._obstacle_of(number, node, events=False)
         if obstacle is None and now - node.events_at > _EVENTS_SECONDS:
             node.events_at = now
-            obstacle = obstacle_of(pod, self._request.stage, self._events_of(node))
-        message = obstacle.message if obstacle else "the pod does not start"
+            obstacle = self._obstacle_of(number, node, events=True)
+        what, unclear = "pod", "the pod does not start"
+        if node.pod is None:
+            what, unclear = "jobset", "its JobSet makes no pod"
+        message = obstacle.message if obstacle else unclear
         if obstacle is not None and message != node.told:
             node.told = message
             self._on_event(PlaceNotice(level="warning", message=f"waiting: {message}"))
@@ -237,13 +302,23 @@ class PodAttempt:
             limit = f"{self._pending_seconds:g} s, execution.kubernetes.pending_seconds"
             if obstacle is not None:
                 raise UserError(f"{said} (for {limit})", obstacle.remedy)
-            raise StageFailedError(f"{said} (for {limit}); `kubectl describe pod` may say why")
+            raise StageFailedError(f"{said} (for {limit}); `kubectl describe {what}` may say why")
 
-    def _events_of(self, node: _Node) -> list[Event]:
+    def _events_of(self, name: str) -> list[Event]:
         try:
-            return self._cluster.events(node.name)
+            return self._cluster.events(name)
         except _AWAY:
             return []
+
+
+def _insist(remove: Callable[[], None]) -> None:
+    """Removes something, again and again from an API server that is busy."""
+    deadline = time.monotonic() + _REMOVE_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(*_AWAY):
+            remove()
+            break
+        time.sleep(_TICK_SECONDS)
 
 
 def tell_image(pod: Pod) -> None:

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from http.client import FORBIDDEN, INTERNAL_SERVER_ERROR
 from typing import Any, Literal
 
 from kubernetes.utils.quantity import parse_quantity
 
 from flows.runners.base import Ending
 from flows.runners.kubernetes.client import RIGHTS_REMEDY
-from flows.runners.kubernetes.manifest import Pod
+from flows.runners.kubernetes.manifest import JobSet, Pod, is_jobset
 from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]
@@ -46,6 +47,10 @@ _NODE_REASONS = {
     "Terminated": "its node shuts down",
     "Preempting": "its node made room for a critical pod",
 }
+
+
+DELETED = "somebody deleted its pod (kubectl drain, kubectl delete pod)"
+"""Reason of a pod's deletion if nothing tells of another one."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,26 @@ def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
     )
 
 
+def obstacle_before(jobset: JobSet, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
+    """Obstacle that keeps a JobSet from having a pod; ``events`` are those of the pod's Job."""
+    if is_suspended(jobset):
+        return Obstacle("queued: its JobSet is suspended until its queue has room", "", "always")
+    for event in reversed(events):
+        if event.get("reason") == "FailedCreate":
+            said = event.get("message", "")
+            status = FORBIDDEN if "forbidden" in said else INTERNAL_SERVER_ERROR
+            error = refused(status, said, "its Job makes no pod", stage)
+            if isinstance(error, UserError):
+                return Obstacle(error.message, error.remedy, "never")
+            return Obstacle(str(error), f"lower resources.{stage}, or have the quota raised")
+    return None
+
+
+def is_suspended(jobset: JobSet) -> bool:
+    """True while a JobSet is to have no pods: it waits in a queue, or has lost its room."""
+    return bool(jobset["spec"].get("suspend"))
+
+
 def has_started(pod: Pod) -> bool:
     """True once the pod's container has a log: it runs or has run."""
     state = _container(pod).get("state", {})
@@ -144,9 +169,18 @@ def is_lost(pod: Pod) -> bool:
     return running and ready == "False"
 
 
-def is_asked_to_end(pod: Pod) -> bool:
-    """True once the pod is deleted; its program may still save what it has."""
-    return bool(pod["metadata"].get("deletionTimestamp"))
+def is_asked_to_end(thing: Pod | JobSet) -> bool:
+    """True once the pod or JobSet is deleted; a program may still save what it has."""
+    return bool(thing["metadata"].get("deletionTimestamp"))
+
+
+def has_ended(thing: Pod | JobSet) -> bool:
+    """True once nothing of the pod or JobSet is at work."""
+    if not is_jobset(thing):
+        return ending_of(thing) is not None
+    conditions = thing.get("status", {}).get("conditions") or ()
+    done = [each["type"] for each in conditions if each["status"] == "True"]
+    return "Completed" in done or "Failed" in done
 
 
 def ending_of(pod: Pod) -> Ending | None:
@@ -195,7 +229,7 @@ def why_taken(pod: Pod | None, events: Sequence[Event]) -> str:
             return f"{_EVENTS[event['reason']]}: {event.get('message', '')}"
     if pod is not None and is_lost(pod):
         return _EVENTS["NodeNotReady"]
-    return "somebody deleted its pod (kubectl drain, kubectl delete pod)"
+    return DELETED
 
 
 def _disruptions(pod: Pod) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Pods of a stage request: what they run, mount and may use, and what is forbidden.
+"""Pods of a stage request, and their JobSet: what they run, mount and may use, what is forbidden.
 
 Pure. No setting changes the security context: every pod holds to the level "restricted" of
 Kubernetes' Pod Security Standards. Claims are mounted at the paths that the orchestrator uses.
@@ -26,6 +26,14 @@ from stages.harness.from_bucket import SIGN_FILE, SYNC_SECONDS_VARIABLE
 from stages.store.opening import CACHE_VARIABLE
 
 Pod = Mapping[str, Any]
+JobSet = Mapping[str, Any]
+
+JOBSET_API = ("jobset.x-k8s.io", "v1alpha2")
+"""Group and version of the API of JobSets."""
+_JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+_JOB_INDEX = "jobset.sigs.k8s.io/job-index"
+# Kueue admits a JobSet as a whole, by the labels of the JobSet.
+_KUEUE = "kueue.x-k8s.io/"
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
@@ -84,19 +92,45 @@ def annotations_for(request: Request, store: str, death: str) -> dict[str, str]:
     }
 
 
-def name_of(pod: Pod) -> str:
-    """Name of a pod."""
-    return str(pod["metadata"]["name"])
+def name_of(thing: Pod | JobSet) -> str:
+    """Name of a pod or JobSet."""
+    return str(thing["metadata"]["name"])
 
 
-def label(pod: Pod, name: str) -> str:
-    """Value of a label, empty if the pod does not have it."""
-    return str((pod["metadata"].get("labels") or {}).get(name, ""))
+def is_jobset(thing: Pod | JobSet) -> bool:
+    """True for a JobSet; pods of a list do not name their kind."""
+    return thing.get("kind") == "JobSet"
 
 
-def annotation(pod: Pod, name: str) -> str:
-    """Value of an annotation, empty if the pod does not have it."""
-    return str((pod["metadata"].get("annotations") or {}).get(name, ""))
+def jobset_of(pod: Pod) -> str:
+    """Name of a pod's JobSet, empty if it has none."""
+    return label(pod, _JOBSET_NAME)
+
+
+def place_of(thing: Pod | JobSet) -> str:
+    """An attempt's name for its JobSet, and the name with the number of its node for a pod.
+
+    Pods of a JobSet share the label of their template, and differ by the index of their Job.
+    """
+    attempt = label(thing, ATTEMPT)
+    if is_jobset(thing):
+        return attempt
+    return f"{attempt}-{int(label(thing, NODE)) + int(label(thing, _JOB_INDEX) or 0)}"
+
+
+def job_of(attempt: str, node: int) -> str:
+    """Name of the Job that a JobSet makes for a node of an attempt."""
+    return f"{attempt}-others-{node - 1}" if node else f"{attempt}-first-0"
+
+
+def label(thing: Pod | JobSet, name: str) -> str:
+    """Value of a label, empty if the pod or JobSet does not have it."""
+    return str((thing["metadata"].get("labels") or {}).get(name, ""))
+
+
+def annotation(thing: Pod | JobSet, name: str) -> str:
+    """Value of an annotation, empty if the pod or JobSet does not have it."""
+    return str((thing["metadata"].get("annotations") or {}).get(name, ""))
 
 
 def _mounts_for(attempt: Attempt) -> list[dict[str, Any]]:
@@ -234,6 +268,48 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
     """
     mounts = _mounts_for(attempt)
     return [_pod(attempt, node, mounts) for node in range(attempt.request.resources.nodes)]
+
+
+def jobset_for(attempt: Attempt) -> dict[str, Any]:
+    """Manifest of an attempt's JobSet: a Job for each of the pods of `pods_for`.
+
+    Two templates, not one for each node: Kueue takes eight at most.
+
+    Raises:
+        UserError: The store or an input lies in no claim.
+    """
+    first, other, *_ = pods_for(attempt)
+    metadata = {
+        "name": attempt.name,
+        "labels": {k: v for k, v in first["metadata"]["labels"].items() if k != NODE},
+        "annotations": first["metadata"]["annotations"],
+    }
+    jobs = [_job("first", 1, first), _job("others", attempt.request.resources.nodes - 1, other)]
+    spec = {
+        # Retries are the orchestrator's.
+        "failurePolicy": {"maxRestarts": 0},
+        # Nodes meet by the address in the work folder.
+        "network": {"enableDNSHostnames": False},
+        "replicatedJobs": jobs,
+    }
+    group, version = JOBSET_API
+    api = f"{group}/{version}"
+    return {"apiVersion": api, "kind": "JobSet", "metadata": metadata, "spec": spec}
+
+
+def _job(name: str, replicas: int, pod: Pod) -> dict[str, Any]:
+    labels = pod["metadata"]["labels"]
+    own = {key: value for key, value in labels.items() if not key.startswith(_KUEUE)}
+    metadata = {"labels": own, "annotations": pod["metadata"]["annotations"]}
+    spec = {
+        "parallelism": 1,
+        "completions": 1,
+        # Names of indexed pods have no room for the attempt's.
+        "completionMode": "NonIndexed",
+        "backoffLimit": 0,
+        "template": {"metadata": metadata, "spec": pod["spec"]},
+    }
+    return {"name": name, "replicas": replicas, "template": {"spec": spec}}
 
 
 def _pod(attempt: Attempt, node: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:

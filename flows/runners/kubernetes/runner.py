@@ -1,5 +1,6 @@
 """Kubernetes runner: each stage in a pod of its own, or in one for each of its nodes.
 
+A stage with several nodes is a JobSet where the cluster has them, and bare pods elsewhere.
 The orchestrator holds a lease in the store for what it looks after. Under ``on_orchestrator_death:
 stop`` the supervisor in the pod ends the stage when that lease is not renewed any more. The next
 orchestrator that wants the key takes over pods that still run.
@@ -26,7 +27,7 @@ from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, check_rights, explained, reason_of
 from flows.runners.kubernetes.diagnosis import (
     QuotaInUseError,
-    ending_of,
+    has_ended,
     has_started,
     is_asked_to_end,
     refused,
@@ -36,15 +37,19 @@ from flows.runners.kubernetes.manifest import (
     COMPONENT,
     DEATH,
     FULL_KEY,
-    NODE,
     NODES,
     STORE_PLACE,
     Attempt,
+    JobSet,
     Pod,
     annotation,
     attempt_name,
+    is_jobset,
+    jobset_for,
+    jobset_of,
     label,
     name_of,
+    place_of,
     pods_for,
     selector,
 )
@@ -92,19 +97,19 @@ class KubernetesPlace:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
         with explained(self._cluster):
-            for pods in self._attempts(request):
-                if taken is None and _is_whole(pods):
-                    taken = self._attempt(request, pods, on_event)
+            for things in self._attempts(request):
+                if taken is None and _is_whole(things):
+                    taken = self._attempt(request, things[0], on_event)
                     continue
-                for pod in pods:
-                    self._cluster.delete_pod(name_of(pod))
+                for each in things[:1] if is_jobset(things[0]) else things:
+                    self._cluster.delete(each)
         return taken
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> PodAttempt:
         """See :class:`flows.runners.place.Place`."""
         with explained(self._cluster):
-            pods = self._create(request, on_event, stopping)
-        return self._attempt(request, pods, on_event)
+            made = self._create(request, on_event, stopping)
+        return self._attempt(request, made, on_event)
 
     def follow(
         self,
@@ -128,33 +133,41 @@ class KubernetesPlace:
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         with explained(self._cluster):
-            return any(_is_whole(pods) for pods in self._attempts(request))
+            return any(_is_whole(things) for things in self._attempts(request))
 
-    def _attempt(self, request: Request, pods: Sequence[Pod], on_event: OnEvent) -> PodAttempt:
-        return PodAttempt(self._cluster, request, self._execution, pods, on_event)
+    def _attempt(self, request: Request, first: Pod | JobSet, on_event: OnEvent) -> PodAttempt:
+        name, has_jobset = label(first, ATTEMPT), is_jobset(first)
+        return PodAttempt(
+            self._cluster, request, self._execution, name, on_event, has_jobset=has_jobset
+        )
 
     def _poller(self, request: Request) -> Poller[Pod]:
         with self._lock:
             if request.store not in self._pollers:
                 chosen = selector(store=Store.open(request.store).identity)
                 self._pollers[request.store] = Poller(
-                    lambda: {name_of(pod): pod for pod in self._cluster.pods(chosen)},
+                    lambda: {place_of(each): each for each in self._things(chosen)},
                     _POLL_SECONDS,
                     (ApiException, ValueError, *UNREACHABLE),
                 )
             return self._pollers[request.store]
 
+    def _things(self, chosen: str) -> list[dict[str, Any]]:
+        """JobSets and pods with the labels of a selector, JobSets first."""
+        return [*self._cluster.jobsets(chosen), *self._cluster.pods(chosen)]
+
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
-        """Pods for a key, by attempt, each in the order of its nodes."""
+        """JobSet, if there is one, and pods for a key, by attempt."""
         attempts: dict[str, list[dict[str, Any]]] = {}
         store = Store.open(request.store).identity
-        for pod in self._cluster.pods(selector(store=store, key=request.key)):
-            attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
-        return [sorted(pods, key=lambda pod: int(label(pod, NODE))) for pods in attempts.values()]
+        for each in self._things(selector(store=store, key=request.key)):
+            attempts.setdefault(label(each, ATTEMPT), []).append(each)
+        return list(attempts.values())
 
     def _create(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> list[dict[str, Any]]:
+    ) -> Pod | JobSet:
+        """Creates the attempt's JobSet or pods; returns the first of them."""
         store, path = Store.open(request.store), write_request(request)
         url = store.mirror_of
         if url is not None and self._execution.stages_fetch(url):
@@ -169,12 +182,13 @@ class KubernetesPlace:
             request_path=path,
             store=store.identity,
         )
-        manifests = pods_for(attempt)
+        manifests = _manifests_for(attempt, self._cluster)
         say = log_once(on_event)
         deadline = time.monotonic() + self._execution.kubernetes.pending_seconds
         while True:
             try:
-                return create_pods(self._cluster, request, manifests)
+                create_all(self._cluster, request, manifests)
+                return manifests[0]
             except QuotaInUseError as error:
                 if time.monotonic() > deadline:
                     raise
@@ -183,10 +197,14 @@ class KubernetesPlace:
                 raise StoppedError(f"{request.place}: stopped while waiting for the quota")
 
 
-def create_pods(
-    cluster: Cluster, request: Request, manifests: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Creates all pods of an attempt, or none.
+def _manifests_for(attempt: Attempt, cluster: Cluster) -> list[dict[str, Any]]:
+    if attempt.request.resources.nodes > 1 and cluster.has_jobsets:
+        return [jobset_for(attempt)]
+    return pods_for(attempt)
+
+
+def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any]]) -> None:
+    """Creates the JobSet or all pods of an attempt, or none.
 
     Raises:
         UserError: The cluster refuses one, for a reason that a person has to change.
@@ -195,21 +213,22 @@ def create_pods(
     made: list[dict[str, Any]] = []
     try:
         for manifest in manifests:
-            made.append(cluster.create_pod(manifest))
+            cluster.create(manifest)
+            made.append(manifest)
     except BaseException as error:
-        for pod in made:
-            cluster.delete_pod(name_of(pod))
+        for each in made:
+            cluster.delete(each)
         if isinstance(error, ApiException):
             said, where = reason_of(error), request.place
             raise refused(error.status, said, where, request.stage) from error
         raise
-    return made
 
 
-def _is_whole(pods: list[dict[str, Any]]) -> bool:
-    """True while all pods of an attempt are there and at work."""
-    at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
-    return len(at_work) == int(annotation(pods[0], NODES) or 1)
+def _is_whole(things: list[dict[str, Any]]) -> bool:
+    """True while the JobSet or all pods of an attempt are there, and all pods at work."""
+    at_work = [each for each in things if not (has_ended(each) or is_asked_to_end(each))]
+    whole = len(things) if is_jobset(things[0]) else int(annotation(things[0], NODES) or 1)
+    return len(at_work) == whole
 
 
 def user_of(settings: KubernetesSettings) -> tuple[int, int]:
@@ -226,10 +245,10 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
 
 
 def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
-    """Removes pods that dead orchestrators left; a stage at work gets its grace period.
+    """Removes pods and JobSets of dead orchestrators; a stage at work gets its grace period.
 
-    With ``keep_running``, pods at work that were told to outlive their orchestrator stay. Returns a
-    line for each pod that was removed.
+    With ``keep_running``, those at work that were told to outlive their orchestrator stay. Returns
+    a line for each that was removed.
 
     Raises:
         UserError: This account may not use the cluster.
@@ -237,19 +256,24 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     """
     removed = []
     with explained(cluster):
-        for pod in cluster.pods(selector()):
-            if is_asked_to_end(pod):
+        pods = cluster.pods(selector())
+        alone = [pod for pod in pods if not jobset_of(pod)]
+        for thing in [*cluster.jobsets(selector()), *alone]:
+            if is_asked_to_end(thing):
                 continue
-            identity, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
-            key, store = annotation(pod, FULL_KEY), identity.partition("#")[0]
-            is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
+            identity, stage = annotation(thing, STORE_PLACE), label(thing, COMPONENT)
+            key, store = annotation(thing, FULL_KEY), identity.partition("#")[0]
+            is_kept = annotation(thing, DEATH) == "keep" and not has_ended(thing)
             if (is_kept and keep_running) or not _is_here(store, identity):
                 continue
             if orchestrator_lease(store, stage, key).holder() is not None:
                 continue
-            _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
-            cluster.delete_pod(name_of(pod))
-            removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
+            name = name_of(thing)
+            for pod in [pod for pod in pods if jobset_of(pod) == name] or [thing]:
+                _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
+            cluster.delete(thing)
+            what = "JobSet" if is_jobset(thing) else "pod"
+            removed.append(f"removed {what} {name}: its orchestrator is gone")
     return removed
 
 
@@ -290,8 +314,12 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
         check_rights(cluster)
         for stage in type(resources).model_fields:
             request = trial_request(stage, getattr(resources, stage), key="0" * 64, store=folder)
-            pod, *_ = pods_for(Attempt(request, execution, "geb-preflight", user, path, folder))
+            attempt = Attempt(request, execution, "geb-preflight", user, path, folder)
+            # A JobSet is admitted whatever its pods are.
+            pod, *_ = pods_for(attempt)
             _check_pod(cluster, pod, stage)
+            if is_jobset(first := _manifests_for(attempt, cluster)[0]):
+                _dry_run(cluster, first, stage)
         for claim in sorted({each.claim for each in execution.kubernetes.volumes.values()}):
             _check_claim(cluster, claim)
 
@@ -303,8 +331,12 @@ def _check_pod(cluster: Cluster, pod: Pod, stage: str) -> None:
             f"{stage}: no image can be called {image!r}",
             "correct execution.kubernetes.registry, or image of the stage",
         )
+    _dry_run(cluster, pod, stage)
+
+
+def _dry_run(cluster: Cluster, manifest: Pod | JobSet, stage: str) -> None:
     try:
-        cluster.create_pod(pod, dry_run=True)
+        cluster.create(manifest, dry_run=True)
     except ApiException as error:
         found = refused(error.status, reason_of(error), stage, stage)
         # Other pods that use up a quota end some time.
