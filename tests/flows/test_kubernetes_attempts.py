@@ -12,13 +12,14 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.base import PlaceNotice
+from flows.runners.base import Ending, PlaceNotice
+from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes import client as logs
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, LogReader
 from flows.runners.kubernetes.manifest import annotations_for, labels_for
 from flows.runners.kubernetes.runner import reap
-from stages.contract.errors import UserError
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.events import Event
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -83,8 +84,8 @@ def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
     request_: Request, ends: list[tuple[str, int]], codes: list[int], deleted: list[str]
 ) -> None:
     cluster: Any = Pods(*ends)
-    attempt = PodAttempt(cluster, request_, Execution(grace_seconds=5), "geb-x", lambda event: None)
-    endings = attempt.follow(cluster, [], lambda: None, threading.Event())
+    work = PodAttempt(cluster, request_, Execution(grace_seconds=5), "geb-x", lambda event: None)
+    endings = work.follow(cluster, [], lambda: None, threading.Event())
     assert [each.code for each in endings] == codes
     assert cluster.deleted == deleted
 
@@ -100,11 +101,79 @@ class Silent(Pods):
 def test_an_api_server_that_is_silent_is_told_and_that_it_answers_again(request_: Request) -> None:
     cluster: Any = Silent(("geb-x-1", 0), ("geb-x-0", 0))
     heard: list[Event] = []
-    attempt = PodAttempt(cluster, request_, Execution(), "geb-x", heard.append)
-    attempt.follow(cluster, [], lambda: None, threading.Event())
+    work = PodAttempt(cluster, request_, Execution(), "geb-x", heard.append)
+    work.follow(cluster, [], lambda: None, threading.Event())
     notices = [each.message for each in heard if isinstance(each, PlaceNotice)]
     assert "the API server here has not answered for 31 s; the stage goes on meanwhile" in notices
     assert "the API server here answers again" in notices
+
+
+class Gang(Pods):
+    """A cluster with a JobSet, as it is seen time after time; the last view stays."""
+
+    def __init__(self, *views: dict[str, Any]) -> None:
+        super().__init__(("", 0))
+        self._views = list(views)
+
+    def look(self) -> tuple[float, dict[str, Any]]:
+        return time.monotonic(), self._views.pop(0) if len(self._views) > 1 else self._views[0]
+
+    def events(self, name: str) -> list[Any]:
+        return []
+
+
+def jobset(*pods: dict[str, Any], suspend: bool = False) -> dict[str, Any]:
+    """A JobSet and its pods, by their places."""
+    made = {"kind": "JobSet", "metadata": {"name": "geb-x"}, "spec": {"suspend": suspend}}
+    return {"geb-x": made} | {f"geb-x-{number}": each for number, each in enumerate(pods)}
+
+
+def deleted(code: int | None = 143, *, ready: str = "True") -> dict[str, Any]:
+    """A deleted pod that has ended with an exit code, or not yet."""
+    made = pod("any", code)
+    made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    made["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+    return made
+
+
+def follow_gang(request: Request, *views: dict[str, Any]) -> list[Ending]:
+    cluster: Any = Gang(*views)
+    settings = KubernetesSettings(pending_seconds=0.005)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempt, "_TICK_SECONDS", 0.01)
+        return PodAttempt(
+            cluster, request, Execution(kubernetes=settings), "geb-x", print, has_jobset=True
+        ).follow(cluster, [], lambda: None, threading.Event())
+
+
+def test_time_in_a_queue_is_not_time_in_which_a_gang_should_have_started(request_: Request) -> None:
+    queued = jobset(suspend=True)
+    endings = follow_gang(request_, queued, queued, jobset(pod("first", 0), pod("second", 0)))
+    assert [each.code for each in endings] == [0, 0]
+
+
+def test_a_jobset_whose_controller_does_nothing_is_told(request_: Request) -> None:
+    with pytest.raises(StageFailedError, match="its JobSet makes no pod") as caught:
+        follow_gang(request_, jobset())
+    assert "kubectl describe jobset" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("view", "kinds", "said"),
+    [
+        (jobset(pod("first", 1), deleted()), ["exited", "exited"], ""),
+        (jobset(deleted(), deleted()), ["taken", "taken"], "somebody deleted its pod"),
+        (jobset(deleted(), deleted(None, ready="False")), ["exited", "taken"], "does not answer"),
+        (jobset(deleted(), deleted(), suspend=True), ["taken", "taken"], "was suspended"),
+    ],
+    ids=["failed", "deleted", "lost", "suspended"],
+)
+def test_a_pod_that_its_jobset_deleted_is_told_from_one_that_was_taken(
+    request_: Request, view: dict[str, Any], kinds: list[str], said: str
+) -> None:
+    endings = follow_gang(request_, view)
+    assert [each.kind for each in endings] == kinds
+    assert said in endings[1].message
 
 
 LINES = [b"2026-01-01T00:00:00.1Z one", b"2026-01-01T00:00:00.2Z two"]

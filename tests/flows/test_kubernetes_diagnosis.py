@@ -9,6 +9,7 @@ from flows.runners.base import Ending, FailureTail, raise_for
 from flows.runners.kubernetes.diagnosis import (
     QuotaInUseError,
     ending_of,
+    obstacle_before,
     obstacle_of,
     refused,
     why_taken,
@@ -293,3 +294,20 @@ def test_a_refused_pod_is_a_mistake_with_its_remedy(
 
 def test_an_api_server_in_trouble_is_tried_again() -> None:
     assert type(refused(500, "etcd is gone", "train", "train")) is StageFailedError
+
+
+@pytest.mark.parametrize(
+    ("said", "wait", "message"),
+    [
+        (QUOTA.format("pods=1", "pods=4", "pods=4"), "a_while", "its Job makes no pod: the quota"),
+        (QUOTA.format("pods=1", "pods=0", "pods=0"), "never", "its Job makes no pod: the quota"),
+        ("Internal error occurred: failed calling webhook", "a_while", "failed calling webhook"),
+    ],
+)
+def test_a_pod_that_a_job_cannot_make_is_told_by_the_jobs_events(
+    said: str, wait: str, message: str
+) -> None:
+    event = {"reason": "FailedCreate", "message": f"Error creating: {said}"}
+    found = obstacle_before({"spec": {}}, "train", [event])
+    assert found is not None
+    assert (found.wait, message in found.message) == (wait, True)

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import jsonschema
 import pytest
 import yaml
 
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
 from flows.runners.kubernetes.attempt import tell_image
-from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, jobset_for, pods_for
 from stages.contract.errors import UserError
 from stages.contract.manifest import software_versions
 from stages.contract.request import FileInput, Request, Resources
@@ -26,6 +27,12 @@ CLUSTER = ROOT / "configs/cluster/kubernetes"
 
 
 def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any) -> list[Any]:
+    return pods_for(attempt_at(request, death, **settings))
+
+
+def attempt_at(
+    request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any
+) -> Attempt:
     values = {"image": "geb-core:1", "volumes": {request.store: {"claim": "store"}}} | settings
     # Where the inputs of these requests are, which are nobody's.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
@@ -34,7 +41,7 @@ def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: 
     )
     path = f"{request.store}/request.json"
     name = attempt_name(request)
-    return pods_for(Attempt(request, execution, name, (1000, 1000), path, request.store))
+    return Attempt(request, execution, name, (1000, 1000), path, request.store)
 
 
 def pod(request: Request, **settings: Any) -> Any:
@@ -270,6 +277,40 @@ def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         assert term["topologyKey"] == "kubernetes.io/hostname"
+
+
+def closed(schema: Any) -> Any:
+    """A schema that takes no field but those that it names."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rest = {"additionalProperties": False} if "properties" in schema else {}
+    return rest | {key: closed(value) for key, value in schema.items()}
+
+
+def test_a_jobset_of_several_nodes_has_what_its_definition_takes(store: Store) -> None:
+    request = request_of(store, TrainParams(), resources=Resources(nodes=3), run="long" * 20)
+    first, other, _ = pods(request, **EVERYTHING)
+    made = jobset_for(attempt_at(request, **EVERYTHING))
+    definition = yaml.safe_load((ROOT / "tests/kubernetes/jobsets.yaml").read_text())
+    [version] = definition["spec"]["versions"]
+    assert made["apiVersion"] == f"{definition['spec']['group']}/{version['name']}"
+    schema = closed(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    jsonschema.validate(made, schema)
+    labels = made["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "research"
+    jobs = made["spec"]["replicatedJobs"]
+    assert [each["replicas"] for each in jobs] == [1, 2]
+    for job, bare in zip(jobs, (first, other), strict=True):
+        assert len(f"{made['metadata']['name']}-{job['name']}-100") <= 63
+        template = job["template"]["spec"]["template"]
+        assert template["spec"]["containers"] == bare["spec"]["containers"]
+        # Kueue would admit each by itself.
+        assert not any(
+            name.startswith("kueue.x-k8s.io/") for name in template["metadata"]["labels"]
+        )
 
 
 @pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])

@@ -1,9 +1,9 @@
 """A stand-in for JobSet's controller, which the tests' cluster cannot run.
 
-It speaks the cluster's API and does to the JobSets of a namespace and their pods what the controllers
-of JobSet and of Jobs do together: names and labels, ``suspend``, a pod's failure or deletion that
-fails the JobSet, and other pods that are deleted then. There are no Jobs in between. A JobSet with
-the label of a queue is suspended at first, as Kueue does it.
+It speaks the cluster's API, and does to the JobSets of a namespace and their pods what the
+controllers of JobSet and of Jobs do together: names and labels, ``suspend``, a pod's failure or
+deletion that fails the JobSet, and other pods that are deleted then. There are no Jobs in between.
+A JobSet with the label of a queue is suspended at first, as Kueue does it.
 """
 
 import contextlib
