@@ -163,10 +163,11 @@ def test_a_jobset_whose_controller_does_nothing_is_told(request_: Request) -> No
     [
         (jobset(pod("first", 1), deleted()), ["exited", "exited"], ""),
         (jobset(deleted(), deleted()), ["taken", "taken"], "somebody deleted its pod"),
+        (jobset(deleted(1), deleted()), ["exited", "taken"], "somebody deleted its pod"),
         (jobset(deleted(), deleted(None, ready="False")), ["exited", "taken"], "does not answer"),
         (jobset(deleted(), deleted(), suspend=True), ["taken", "taken"], "was suspended"),
     ],
-    ids=["failed", "deleted", "lost", "suspended"],
+    ids=["failed", "deleted", "deleted, then failed", "lost", "suspended"],
 )
 def test_a_pod_that_its_jobset_deleted_is_told_from_one_that_was_taken(
     request_: Request, view: dict[str, Any], kinds: list[str], said: str

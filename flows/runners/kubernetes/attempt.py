@@ -279,7 +279,10 @@ class PodAttempt:
         return obstacle_before(self._jobset, stage, self._events_of(job) if events else ())
 
     def _check_start(self, number: int, node: _Node) -> None:
-        if has_started(node.pod) if node.pod is not None else self._jobset is None:
+        if node.pod is not None and has_started(node.pod):
+            return
+        if node.pod is None and self._jobset is None:
+            # Nothing has been seen of it yet.
             return
         now = time.monotonic()
         obstacle = self._obstacle_of(number, node, events=False)

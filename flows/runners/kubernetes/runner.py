@@ -256,9 +256,10 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     """
     removed = []
     with explained(cluster):
-        pods = cluster.pods(selector())
-        alone = [pod for pod in pods if not jobset_of(pod)]
-        for thing in [*cluster.jobsets(selector()), *alone]:
+        jobsets, pods = cluster.jobsets(selector()), cluster.pods(selector())
+        names = {name_of(each) for each in jobsets}
+        alone = [pod for pod in pods if jobset_of(pod) not in names]
+        for thing in [*jobsets, *alone]:
             if is_asked_to_end(thing):
                 continue
             identity, stage = annotation(thing, STORE_PLACE), label(thing, COMPONENT)
