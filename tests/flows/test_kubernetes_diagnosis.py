@@ -297,17 +297,16 @@ def test_an_api_server_in_trouble_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wait", "message"),
+    ("said", "wait"),
     [
-        (QUOTA.format("pods=1", "pods=4", "pods=4"), "a_while", "its Job makes no pod: the quota"),
-        (QUOTA.format("pods=1", "pods=0", "pods=0"), "never", "its Job makes no pod: the quota"),
-        ("Internal error occurred: failed calling webhook", "a_while", "failed calling webhook"),
+        (QUOTA.format("pods=1", "pods=4", "pods=4"), "a_while"),
+        (QUOTA.format("pods=1", "pods=0", "pods=0"), "never"),
+        ("Internal error occurred: failed calling webhook", "a_while"),
     ],
 )
-def test_a_pod_that_a_job_cannot_make_is_told_by_the_jobs_events(
-    said: str, wait: str, message: str
-) -> None:
+def test_a_pod_that_a_job_cannot_make_is_told_by_the_jobs_events(said: str, wait: str) -> None:
     event = {"reason": "FailedCreate", "message": f"Error creating: {said}"}
     found = obstacle_before({"spec": {}}, "train", [event])
     assert found is not None
-    assert (found.wait, message in found.message) == (wait, True)
+    assert found.wait == wait
+    assert found.message.startswith("its Job makes no pod: the ")

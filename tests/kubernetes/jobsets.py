@@ -29,11 +29,7 @@ _LOOK_SECONDS = 0.3
 
 
 class JobSets:
-    """The JobSets of a namespace, and what is done to them.
-
-    Args:
-        namespace: The namespace's name.
-    """
+    """The JobSets of a namespace, and what is done to them."""
 
     def __init__(self, namespace: str) -> None:
         self._cluster = Cluster(KubernetesSettings(namespace=namespace))

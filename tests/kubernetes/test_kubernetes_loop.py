@@ -16,13 +16,16 @@ from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import Cluster
 from flows.runners.kubernetes.runner import KubernetesPlace, reap
+from stages.contract.errors import PreemptedError
 from stages.contract.events import Log
+from stages.contract.request import Resources
 from stages.store.base import Store
-from tests.at_work import at_work
+from tests.at_work import at_work, hangs
 from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
 from tests.flows.probe_flow import probes
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, Namespace, kubectl
+from tests.kubernetes.jobsets import QUEUE, JobSets, jobsets
 from tests.kubernetes.pods import execution, probe_settings, request_for, runner
 from tests.orchestrators import orchestrator
 
@@ -148,6 +151,50 @@ def test_the_hook_of_a_flow_run_that_was_killed_removes_its_pods(
         run = FlowRun(flow_id=uuid4(), parameters=parameters)
         remove_containers(probes, run, Crashed())
         assert cluster.pods() == []
+
+
+@pytest.fixture
+def there(cluster: Namespace) -> Iterator[JobSets]:
+    """JobSets of the namespace, none of which may be left after the test."""
+    with jobsets(cluster) as made:
+        yield made
+        wait_until(lambda: not made.names() and not cluster.pods())
+
+
+GANG: dict[str, Any] = {"resources": Resources(nodes=2), "behaviour": "hang"}
+
+
+@pytest.mark.alone
+def test_a_gang_waits_in_its_queue_and_is_preempted_when_that_takes_its_room(
+    store: Store, cluster: Namespace, there: JobSets
+) -> None:
+    request = request_for(store, **GANG)
+    chosen = runner(probe_settings(cluster, request, labels={QUEUE: "research"}))
+    with at_work(request, chosen, lambda event: "queued" in str(event)) as work:
+        [queued] = there.names()
+        assert cluster.pods() == []
+        there.suspend(queued, to=False)
+        wait_until(lambda: any(hangs(each) for each in work.heard))
+        assert not any(QUEUE in pod["metadata"]["labels"] for pod in cluster.pods())
+        there.suspend(queued, to=True)
+        error = work.join()
+    assert isinstance(error, PreemptedError)
+    assert "its JobSet was suspended: its queue needs the room" in str(error)
+
+
+@pytest.mark.alone
+def test_a_gang_of_a_dead_orchestrator_is_taken_over_or_removed_at_once(
+    store: Store, cluster: Namespace, there: JobSets
+) -> None:
+    with killed_orchestrator(cluster, store, "keep", **GANG) as (request, settings):
+        pods = [pod["metadata"]["uid"] for pod in cluster.pods()]
+        with at_work(request, runner(settings)):
+            assert [pod["metadata"]["uid"] for pod in cluster.pods()] == pods, "the same ones"
+    with killed_orchestrator(cluster, store, "keep", **GANG) as (_, settings):
+        [name] = there.names()
+        KubernetesPlace(execution(settings))
+        said = f"removed JobSet {name}: its orchestrator is gone"
+        assert reap(Cluster(settings), keep_running=False) == [said]
 
 
 def test_doctor_tells_what_pods_see_from_their_nodes(
