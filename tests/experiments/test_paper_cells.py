@@ -116,14 +116,15 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
 
 def test_runs_that_are_reported_have_other_seeds_than_those_that_tune() -> None:
     tries: dict[str, set[int]] = {}
-    for row in paper_rows("small"):
+    for row in (*paper_rows("small"), *paper_rows("chat")):
         assert not set(row.seeds) & set(row.tuning_seeds)
         if row.experiment != BANDIT:
             tries.setdefault(row.setting, set()).add(
                 len(row.coefficients() * len(row.tuning_seeds))
             )
     # As many for each method, whatever its coefficient is.
-    assert tries == {"front desk": {4}, "long answers": {4}, "hard sums": {4}}
+    small = {"front desk": {4}, "long answers": {4}, "hard sums": {4}}
+    assert tries == {**small, "rules": {3}, "every rule": {3}}
 
 
 def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:
