@@ -20,7 +20,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.loading import merged
+from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
 from flows.pipeline.step import Output, Step
 from flows.report.comparison import held_out_log_pi_ref, training_log_pi_ref
@@ -251,19 +251,25 @@ def _runs(
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
-    What is ``measured`` is by the run's name. Ties go to the value that stands first in the row. A
-    row none of whose runs was measured has no coefficient; a value whose runs were measured in part
-    has the mean of that part.
+    What is ``measured`` is by the run's name. Ties go to the preset's own value, else to the one
+    that stands first in the row. A row none of whose runs was measured has no coefficient; a value
+    whose runs were measured in part has the mean of that part.
     """
     groups: dict[Row, dict[str, list[StudyRun]]] = {}
     for each in runs:
         if each.name in measured:
             groups.setdefault(each.row, {}).setdefault(str(each.coefficient), []).append(each)
-    best = {
-        row: max(found.values(), key=lambda own: fmean(measured[each.name] for each in own))
-        for row, found in groups.items()
-    }
+
+    def rank(own: Sequence[StudyRun]) -> tuple[float, bool]:
+        return fmean(measured[each.name] for each in own), _is_preset(own[0])
+
+    best = {row: max(found.values(), key=rank) for row, found in groups.items()}
     return {row: own[0].coefficient for row, own in best.items()}
+
+
+def _is_preset(run: StudyRun) -> bool:
+    preset = configured(run.row.configuration, {})
+    return with_fields(preset, run.coefficient, run.row.configuration) == preset
 
 
 def finished(runs: Iterable[StudyRun], kept: Path | None = None) -> list[StudyRun]:

@@ -180,6 +180,14 @@ def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_pat
     assert (first.cell.config.train.kappa, first.cell.config.seed) == (2, 0)
 
 
+def test_the_preset_s_own_value_is_taken_where_others_are_no_better(tmp_path: Path) -> None:
+    [row] = read_rows(table(tmp_path, GEB.replace("0.5,2", "0.5,1,2")))
+    runs = tuning_runs([row], {})
+    same = dict.fromkeys((each.name for each in runs), 0.5)
+    assert choose(runs, same) == {row: {"train.kappa": 1}}
+    assert choose(runs, same | {runs[-1].name: 0.7}) == {row: {"train.kappa": 2}}
+
+
 def test_fewer_seeds_are_the_first_ones(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB))
     assert [each.cell.config.seed for each in tuning_runs([row], {}, 1)] == [7, 7]
