@@ -6,8 +6,9 @@ steps of a study of one's own.
 """
 
 import csv
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +17,27 @@ from typing import Any
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
+from flows.pipeline.algorithm import all_steps
+from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.loading import merged
+from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
+from flows.pipeline.step import Output, Step
+from flows.report.comparison import held_out_log_pi_ref, training_log_pi_ref
+from flows.report.files import json_text, write_file
 from flows.report.summary import Summary, last_iteration, summarise
+from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput, key_fields
 from stages.evaluate.summary import DistinctCounter
 from stages.store.opening import open_store
 from stages.tables.schemas import RESPONSES, read_batches
 
 _LONGEST_NGRAM = 4
+_LOG_PI_REF: dict[str, Callable[[Summary], list[float]]] = {
+    "training": training_log_pi_ref,
+    "held-out": held_out_log_pi_ref,
+}
 KINDS = ("experiment", "setting", "method", "divergence")
 
 
@@ -78,6 +90,8 @@ class StudyRun:
     """True for a run that serves the choice of the coefficient, and is not reported."""
     summary: Summary | None = field(default=None, hash=False)
     """Its results once it is finished; see :func:`finished`."""
+    kept: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """In place of the summary: what :func:`keep` wrote of them."""
 
     @property
     def name(self) -> str:
@@ -86,17 +100,23 @@ class StudyRun:
 
     def figures(self, suite: str | None = None) -> Mapping[str, Any]:
         """Figures of the last evaluated iteration; none before it, or if a suite was not run."""
+        if self.kept:
+            found: Mapping[str, Any] = self.kept["suites"].get(suite, {})
+            return found if suite else self.kept["figures"]
         if self.summary is None:
             return {}
         if suite is None:
             last = last_iteration(self.summary)
             return {} if last is None else self.summary.rows[last]
-        found = [each for each in self.summary.suites if each.name == suite]
-        return found[0].rows[-1] if found else {}
+        own = [each for each in self.summary.suites if each.name == suite]
+        return own[0].rows[-1] if own else {}
 
     @cached_property
     def training_figures(self) -> Mapping[str, float | None]:
         """Distinct-n of the responses that the last iteration sampled for training."""
+        if self.kept:
+            kept: Mapping[str, float | None] = self.kept["training"]
+            return kept
         steps = {} if self.summary is None else self.summary.artifacts
         place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
         counter = DistinctCounter(_LONGEST_NGRAM)
@@ -106,6 +126,13 @@ class StudyRun:
             ):
                 counter.add(batch["response"].to_pylist())
         return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
+
+    def log_pi_ref(self, responses: str) -> Sequence[float]:
+        """Log π_ref of the last iteration's ``training`` responses, or ``held-out`` samples."""
+        if self.kept:
+            kept: Sequence[float] = self.kept["log_pi_ref"][responses]
+            return kept
+        return [] if self.summary is None else _LOG_PI_REF[responses](self.summary)
 
 
 def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:
@@ -224,28 +251,35 @@ def _runs(
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
-    What is ``measured`` is by the run's name. Ties go to the value that stands first in the row. A
-    row none of whose runs was measured has no coefficient; a value whose runs were measured in part
-    has the mean of that part.
+    What is ``measured`` is by the run's name. Ties go to the preset's own value, else to the one
+    that stands first in the row. A row none of whose runs was measured has no coefficient; a value
+    whose runs were measured in part has the mean of that part.
     """
     groups: dict[Row, dict[str, list[StudyRun]]] = {}
     for each in runs:
         if each.name in measured:
             groups.setdefault(each.row, {}).setdefault(str(each.coefficient), []).append(each)
-    best = {
-        row: max(found.values(), key=lambda own: fmean(measured[each.name] for each in own))
-        for row, found in groups.items()
-    }
+
+    def rank(own: Sequence[StudyRun]) -> tuple[float, bool]:
+        return fmean(measured[each.name] for each in own), _is_preset(own[0])
+
+    best = {row: max(found.values(), key=rank) for row, found in groups.items()}
     return {row: own[0].coefficient for row, own in best.items()}
 
 
-def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
+def _is_preset(run: StudyRun) -> bool:
+    preset = configured(run.row.configuration, {})
+    return with_fields(preset, run.coefficient, run.row.configuration) == preset
+
+
+def finished(runs: Iterable[StudyRun], kept: Path | None = None) -> list[StudyRun]:
     """Those whose every step the store has under today's key, with their results.
 
-    A run that several cells ask for stands in each.
+    What the store lacks is looked for in ``kept``, a folder of :func:`keep`. A run that several
+    cells ask for stands in each.
     """
     own = list(runs)
-    found: dict[str, Summary] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, config in {each.name: each.cell.config for each in own}.items():
         record = RunRecord(open_store(config.store, create=True), name)
         if (record.path / "config.json").exists():
@@ -253,5 +287,54 @@ def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
             keys = {each.step: each.key for each in done}
             lines = plan(config)
             if all(each.action == "reuse" and keys.get(each.step) == each.key for each in lines):
-                found[name] = summarise(record)
-    return [replace(each, summary=found[each.name]) for each in own if each.name in found]
+                found[name] = {"summary": summarise(record)}
+        if name not in found and kept and (place := kept / f"{name}.json").exists():
+            document = json.loads(place.read_text(encoding="utf-8"))
+            if document["identity"] == _identity(config):
+                found[name] = {"kept": document}
+    return [replace(each, **found[each.name]) for each in own if each.name in found]
+
+
+def keep(runs: Iterable[StudyRun], folder: Path) -> None:
+    """Writes the results of finished runs as ``<run>.json``, for :func:`finished` to find.
+
+    A file counts where the run's settings and the content of its inputs are the same, whatever the
+    machine and its store.
+    """
+    for each in runs:
+        if each.summary is not None:
+            suites = {name: each.figures(name) for name in each.cell.config.suites}
+            log_pi_ref = {
+                responses: [round(value, 3) for value in each.log_pi_ref(responses)]
+                for responses in _LOG_PI_REF
+            }
+            document = {
+                "run": each.name,
+                "identity": _identity(each.cell.config),
+                "figures": each.figures(),
+                "suites": suites,
+                "training": each.training_figures,
+                "log_pi_ref": log_pi_ref,
+            }
+            write_file(folder / f"{each.name}.json", json_text(document))
+
+
+def _identity(config: RunConfig) -> str:
+    return sha256_of(list(identities(all_steps(config))))
+
+
+def identities(steps: Sequence[Step]) -> Iterator[str]:
+    """An identity for each step: what its key would be, were its inputs there."""
+    made: dict[str, str] = {}
+    for step in steps:
+        inputs = {
+            name: [
+                FileInput(location="", digest=f"{made[each.step]}/{each.path}")
+                if isinstance(each, Output)
+                else each
+                for each in group
+            ]
+            for name, group in step.inputs.items()
+        }
+        made[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
+        yield made[step.name]

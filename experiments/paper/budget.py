@@ -1,20 +1,27 @@
 """Budget of the paper's cells: steps that several runs share are counted once."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from experiments.study import KINDS, Row, StudyRun, listed, reported_runs, tuning_runs
+from experiments.study import (
+    KINDS,
+    Row,
+    StudyRun,
+    finished,
+    identities,
+    listed,
+    reported_runs,
+    tuning_runs,
+)
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
-from flows.pipeline.step import Output, Step
 from flows.planning.estimate import StepEstimate, estimate
 from flows.planning.show import count, duration
-from stages.contract.digests import sha256_of
-from stages.contract.request import FileInput, key_fields
 
 _SHOWN_PARTS = 6
 
@@ -24,11 +31,12 @@ def budget(
     overrides: Mapping[str, Any],
     most_seeds: int | None = None,
     parallel_runs: int = 1,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Estimates the runs of cells; coefficients that are not chosen yet count as their first value.
 
     Arguments are those of :func:`experiments.study.tuning_runs`; parallel runs share the time
-    evenly.
+    evenly, and those whose results lie in ``kept`` cost nothing.
 
     Returns:
         Values for a JSON document: tokens, time and GPU-hours of what the store lacks, and a
@@ -44,7 +52,10 @@ def budget(
         groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
         # The bandit has no runs of the flow `iterate`.
         shown += [_cell(row, list(group)) for _, group in groups] or [_cell(row, [])]
-    configs = list({each.name: each.cell.config for each in runs}.values())
+    configs_by_name = {each.name: each.cell.config for each in runs}
+    for each in finished(runs, kept) if kept is not None else ():
+        configs_by_name.pop(each.name, None)
+    configs = list(configs_by_name.values())
     different: dict[str, StepEstimate] = {}
     hub_asked, num_steps = True, 0
     for config in configs:
@@ -55,7 +66,7 @@ def budget(
             hub_asked, planned = False, []
         steps = unread_steps(config)
         costs = estimate(config, planned, steps).steps
-        different |= zip(_identities(steps), costs, strict=True)
+        different |= zip(identities(steps), costs, strict=True)
         num_steps += len(steps)
     todo = [each for each in different.values() if not each.cached]
     return {
@@ -111,20 +122,3 @@ def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
         "tunes": tunes,
         "runs": [each.name for each in runs],
     }
-
-
-def _identities(steps: Sequence[Step]) -> Iterator[str]:
-    """An identity for each step: what its key would be, were its inputs there."""
-    made: dict[str, str] = {}
-    for step in steps:
-        inputs = {
-            name: [
-                FileInput(location="", digest=f"{made[each.step]}/{each.path}")
-                if isinstance(each, Output)
-                else each
-                for each in group
-            ]
-            for name, group in step.inputs.items()
-        }
-        made[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
-        yield made[step.name]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -41,6 +42,7 @@ def paper(
     judge: Judge | None = None,
     rehearse: bool = False,
     config: Shared = NOTHING,
+    kept: Path | None = None,
 ) -> WrittenReport | State[Any]:
     """Computes the paper's cells and writes its tables and figures.
 
@@ -48,7 +50,8 @@ def paper(
     whole may be computed in parts; the report has all that the store holds.
 
     Args:
-        scale: `small`, tasks that a model trained on this machine can do; `full`, the paper's.
+        scale: `small`, tasks that a model trained on this machine can do; `chat`, two that a small
+            chat model can, which `inputs.policy` names; `full`, the paper's.
         only: Experiments, settings, methods and divergences to compute; all if empty.
         seeds: Number of seeds of each cell, the first ones; all if unset.
         parallel_runs: Runs at the same time.
@@ -57,6 +60,8 @@ def paper(
         judge: The judge of AlpacaEval and coherence; unset, both are left out.
         rehearse: Run the full table on tiny models, with a hub and a judge on this machine.
         config: What is to differ from the cells' configurations in all runs.
+        kept: Folder of results as JSON, a file for each finished run: what it holds is not computed
+            again, what is computed is written there.
     """
     name, scale = (NAME, "full") if rehearse else (f"paper-{scale}", scale)
     try:
@@ -68,13 +73,16 @@ def paper(
                 cells = stack.enter_context(rehearsal(store.root / NAME))
             asked, rows = cells(only), cells(_ALL)
             stack.enter_context(inputs_resolved_once())
-            errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)
-            tuning = study.finished(study.tuning_runs(rows, config))
+            errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
+            tuning = study.finished(study.tuning_runs(rows, config), kept)
             done = {each.name: each.figures() for each in tuning}
             rewards = {run: row["mean_reward"] for run, row in done.items() if row}
             chosen = study.choose(tuning, rewards)
-            errors |= _compute(study.reported_runs(asked, config, chosen, seeds), parallel_runs)
-            reported = study.finished(study.reported_runs(rows, config, chosen))
+            runs = study.reported_runs(asked, config, chosen, seeds)
+            errors |= _compute(runs, parallel_runs, kept)
+            reported = study.finished(study.reported_runs(rows, config, chosen), kept)
+            if kept is not None:
+                study.keep([*tuning, *reported], kept)
         caution = NOT_SHOWN if rehearse else ""
         found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
         written = write_report(store, name, found, _bandit(rows, asked, config))
@@ -113,10 +121,12 @@ def _bandit(
     return None
 
 
-def _compute(runs: Sequence[study.StudyRun], parallel_runs: int) -> dict[str, str]:
+def _compute(
+    runs: Sequence[study.StudyRun], parallel_runs: int, kept: Path | None
+) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
     cells = {each.name: each.cell for each in runs}
-    for each in study.finished(runs):
+    for each in study.finished(runs, kept):
         cells.pop(each.name, None)
     found = run_cells(list(cells.values()), parallel_runs)
     return {each.cell.config.name: each.error for each in found if each.summary is None}

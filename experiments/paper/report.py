@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,11 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_name, paper_tables
-from flows.report.comparison import held_out_log_pi_ref, training_log_pi_ref
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import Line, course_figure, histogram_figure, png
 from flows.report.statistics import over_seeds
-from flows.report.summary import Summary
 from stages.store.base import Artifact, Store
 
 _GEB = "GEB"
@@ -113,9 +111,9 @@ def write_report(
     return WrittenReport(document, written[markdown], [written[file] for file in images])
 
 
-_RESPONSES: dict[str, tuple[str, Callable[[Summary], list[float]]]] = {
-    "log-pi-ref": ("training responses", training_log_pi_ref),
-    "log-pi-ref-held-out": ("held-out samples", held_out_log_pi_ref),
+_RESPONSES = {
+    "log-pi-ref": ("training responses", "training"),
+    "log-pi-ref-held-out": ("held-out samples", "held-out"),
 }
 """Responses whose log π_ref a histogram shows, by the beginning of its file's name."""
 
@@ -126,8 +124,8 @@ def _log_pi_ref(found: Findings) -> dict[str, Figure]:
     @cache
     def samples(part: str, experiment: str, setting: str, method: str) -> list[float]:
         runs = found.results((experiment, setting, method, "KL"))
-        _, read = _RESPONSES[part]
-        return [value for run in runs if run.summary for value in read(run.summary)]
+        _, responses = _RESPONSES[part]
+        return [value for run in runs for value in run.log_pi_ref(responses)]
 
     drawn: dict[str, Figure] = {}
     for experiment, setting, method, divergence in (row.names() for row in found.rows):

@@ -17,7 +17,7 @@ from flows.report.statistics import Estimate, holm, over_seeds, welch
 from flows.report.table import Cell, FittedTable, figure_of
 from stages.contract.params import Settings
 
-Scale = Literal["small", "full"]
+Scale = Literal["small", "chat", "full"]
 SCALES: tuple[str, ...] = get_args(Scale)
 BANDIT = "bandit"
 """Experiment that is a run of the flow of the same name."""

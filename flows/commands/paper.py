@@ -34,7 +34,11 @@ from stages.contract.errors import UserError
 
 def paper(
     scale: Annotated[
-        Scale, typer.Option(help="small: tasks for this machine; full: the paper's.")
+        Scale,
+        typer.Option(
+            help="small: tasks for this machine; chat: two for a small chat model "
+            "(--set inputs.policy=…); full: the paper's."
+        ),
     ] = "small",
     only: Annotated[
         list[str] | None,
@@ -65,6 +69,13 @@ def paper(
     judge_key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Variable that holds the judge's key.")
     ] = None,
+    kept: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Results of finished runs as JSON: read instead of computed, and written.",
+        ),
+    ] = None,
     rehearse: Annotated[
         bool,
         typer.Option(
@@ -83,7 +94,7 @@ def paper(
     if not rehearse:
         rows = paper_rows(scale, only or (), kappa, asked)
         with inputs_resolved_once():
-            expected = budget(rows, laid_over, seeds, parallel_runs)
+            expected = budget(rows, laid_over, seeds, parallel_runs, kept)
         lines = budget_lines(expected)
         if dry_run:
             header = (*KINDS, "configuration", "fields", "seeds", "tunes")
@@ -101,7 +112,7 @@ def paper(
     name = "rehearsal" if rehearse else f"paper-{scale}"
     with prefect_session(store_of(laid_over), name, as_json):
         written = paper_flow(
-            scale, only or [], seeds, parallel_runs, kappa, asked, rehearse, laid_over
+            scale, only or [], seeds, parallel_runs, kappa, asked, rehearse, laid_over, kept
         )
     if out is not None:
         written.copy_to(out)

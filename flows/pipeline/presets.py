@@ -24,7 +24,7 @@ STORE_VARIABLE = "GEB_STORE"
 DEFAULT_STORE = "store"
 _SHIPPED = Path(__file__).parents[2] / "configs"
 # Files here are presets; what they extend lies in folders of its own.
-_PLACES = ("", "paper")
+_PLACES = ("", "chat", "paper")
 
 
 def preset_names() -> list[str]:

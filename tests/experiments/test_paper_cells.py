@@ -116,14 +116,15 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
 
 def test_runs_that_are_reported_have_other_seeds_than_those_that_tune() -> None:
     tries: dict[str, set[int]] = {}
-    for row in paper_rows("small"):
+    for row in (*paper_rows("small"), *paper_rows("chat")):
         assert not set(row.seeds) & set(row.tuning_seeds)
         if row.experiment != BANDIT:
             tries.setdefault(row.setting, set()).add(
                 len(row.coefficients() * len(row.tuning_seeds))
             )
     # As many for each method, whatever its coefficient is.
-    assert tries == {"front desk": {4}, "long answers": {4}, "hard sums": {4}}
+    small = {"front desk": {4}, "long answers": {4}, "hard sums": {4}}
+    assert tries == {**small, "rules": {3}, "every rule": {3}}
 
 
 def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:
@@ -177,6 +178,14 @@ def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_pat
     assert reported_runs([row], {}, {}) == [], "nothing is reported before its coefficient is known"
     [first, _] = reported_runs([row], {}, {row: {"train.kappa": 2}})
     assert (first.cell.config.train.kappa, first.cell.config.seed) == (2, 0)
+
+
+def test_the_preset_s_own_value_is_taken_where_others_are_no_better(tmp_path: Path) -> None:
+    [row] = read_rows(table(tmp_path, GEB.replace("0.5,2", "0.5,1,2")))
+    runs = tuning_runs([row], {})
+    same = dict.fromkeys((each.name for each in runs), 0.5)
+    assert choose(runs, same) == {row: {"train.kappa": 1}}
+    assert choose(runs, same | {runs[-1].name: 0.7}) == {row: {"train.kappa": 2}}
 
 
 def test_fewer_seeds_are_the_first_ones(tmp_path: Path) -> None:

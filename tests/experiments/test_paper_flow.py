@@ -46,7 +46,8 @@ def configs(tmp_path: Path) -> Path:
 
 def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
     store, out = tmp_path / "store", tmp_path / "results"
-    arguments = ("paper", "--store", store, "--json", "--out", out)
+    kept = tmp_path / "kept"
+    arguments = ("paper", "--store", store, "--json", "--out", out, "--kept", kept)
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     found = json.loads(done.stdout)
     # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
@@ -64,6 +65,15 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     assert "✓" not in again.stderr, "no run is started for what the store has"
     assert json.loads(again.stdout)["runs"] == found["runs"]
+    elsewhere = ("paper", "--store", tmp_path / "elsewhere", "--json", "--kept", kept)
+    done = geb_ok(*elsewhere, GEB_CONFIGS=str(configs))
+    assert "✓" not in done.stderr, "no run is started for what is kept as JSON"
+    assert json.loads(done.stdout)["tables"] == found["tables"]
+    budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
+    assert budget["runs"] == 0
+    (configs / "letters.py").write_text(ORACLE.replace("26", "27"))
+    budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
+    assert budget["runs"] == 3, "another oracle is another run, of whatever name"
 
 
 def check_by_hand(store: Path, found: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from stages.contract.request import FileInput
 from stages.store.opening import open_store
 from tests.flows.loop import geb, geb_ok, geb_refused
 
-CONFIG = Path(__file__).parents[2] / "configs" / "chat" / "rules.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "chat" / "rules-short.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     weights = [each / "model.safetensors" for each in (trained, folder)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
     exported = tmp_path / "exported"
-    geb_ok("export", "rules:1", str(exported), GEB_STORE=sizes["store"])
+    geb_ok("export", "rules-short:1", str(exported), GEB_STORE=sizes["store"])
     assert "license: apache-2.0" in (exported / "README.md").read_text()
     assert answer_of(exported) == answer_of(trained)
 
