@@ -268,8 +268,9 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
 
 
 def _is_preset(run: StudyRun) -> bool:
-    preset = configured(run.row.configuration, {})
-    return with_fields(preset, run.coefficient, run.row.configuration) == preset
+    row = run.row
+    preset = with_fields(configured(row.configuration, {}), row.fields, row.configuration)
+    return with_fields(preset, run.coefficient, row.configuration) == preset
 
 
 def finished(runs: Iterable[StudyRun], kept: Path | None = None) -> list[StudyRun]:

@@ -186,6 +186,10 @@ def test_the_preset_s_own_value_is_taken_where_others_are_no_better(tmp_path: Pa
     same = dict.fromkeys((each.name for each in runs), 0.5)
     assert choose(runs, same) == {row: {"train.kappa": 1}}
     assert choose(runs, same | {runs[-1].name: 0.7}) == {row: {"train.kappa": 2}}
+    runs = tuning_runs(paper_rows("small", ["others"]), {})
+    found = choose(runs, dict.fromkeys((each.name for each in runs), 0.5))
+    own = {"f-DPO": 1, "IPO": 1, "SE-POPO": 1, "COPO": 1, "RPO": 1, "REBEL": 1, "iterative RPO": 2}
+    assert {row.method: next(iter(value.values())) for row, value in found.items()} == own
 
 
 def test_fewer_seeds_are_the_first_ones(tmp_path: Path) -> None:
