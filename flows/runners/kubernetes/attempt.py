@@ -158,7 +158,7 @@ class PodAttempt:
         return self._endings()
 
     def _endings(self) -> list[Ending]:
-        """How the pods ended; a JobSet's controller deletes pods as another one's end demands."""
+        """Endings of the pods; one that JobSet deleted for another one's end counts as stopped."""
         endings = [node.ending for node in self._nodes if node.ending is not None]
         if not (self._has_jobset and any(node.ended_first for node in self._nodes)):
             return endings
