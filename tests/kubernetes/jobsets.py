@@ -7,6 +7,7 @@ at first, as Kueue does it.
 """
 
 import contextlib
+import os
 import threading
 import uuid
 from collections.abc import Iterator
@@ -33,7 +34,9 @@ class JobSets:
 
     def __init__(self, namespace: str) -> None:
         self._cluster = Cluster(KubernetesSettings(namespace=namespace))
-        self._custom = client.CustomObjectsApi(config.new_client_from_config())
+        # Read here: the client's own default is what the variable named as it was imported.
+        connection = config.new_client_from_config(os.environ["KUBECONFIG"])
+        self._custom = client.CustomObjectsApi(connection)
         self._place = ("jobset.x-k8s.io", "v1alpha2", namespace, "jobsets")
 
     def names(self) -> list[str]:
