@@ -290,10 +290,21 @@ def finished(runs: Iterable[StudyRun], kept: Path | None = None) -> list[StudyRu
             if all(each.action == "reuse" and keys.get(each.step) == each.key for each in lines):
                 found[name] = {"summary": summarise(record)}
         if name not in found and kept and (place := kept / f"{name}.json").exists():
-            document = json.loads(place.read_text(encoding="utf-8"))
+            document = _read_kept(place)
             if document["identity"] == _identity(config):
                 found[name] = {"kept": document}
     return [replace(each, **found[each.name]) for each in own if each.name in found]
+
+
+def _read_kept(place: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        missing = {"identity", "figures", "suites", "training", "log_pi_ref"} - document.keys()
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{place} holds no results: {error}", "remove it") from error
+    if missing:
+        raise UserError(f"{place} lacks {', '.join(sorted(missing))}", "remove it")
+    return document
 
 
 def keep(runs: Iterable[StudyRun], folder: Path) -> None:

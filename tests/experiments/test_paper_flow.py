@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.experiments.test_paper_cells import HEAD
-from tests.flows.loop import ROOT, SMALL, geb_ok, steps
+from tests.flows.loop import ROOT, SMALL, geb_ok, geb_refused, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -74,6 +74,10 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     (configs / "letters.py").write_text(ORACLE.replace("26", "27"))
     budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
     assert budget["runs"] == 3, "another oracle is another run, of whatever name"
+    (damaged,) = kept.glob("*kappa_1-s0.json")
+    damaged.write_text('{"identity": "')
+    said = geb_refused(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs))
+    assert f"{damaged} holds no results: " in said
 
 
 def check_by_hand(store: Path, found: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes import client as logs
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, LogReader
-from flows.runners.kubernetes.manifest import annotations_for, labels_for
+from flows.runners.kubernetes.identity import annotations_for, labels_for
 from flows.runners.kubernetes.runner import reap
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.events import Event

@@ -20,7 +20,7 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.manifest import jobset_of, label, name_of
+from flows.runners.kubernetes.identity import jobset_of, label, name_of
 from tests.kubernetes.cluster import Namespace, kubectl
 
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.runners.kubernetes.manifest import place_of
+from flows.runners.kubernetes.identity import place_of
 from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric

@@ -35,7 +35,7 @@ from flows.runners.kubernetes.diagnosis import (
     obstacle_of,
     why_taken,
 )
-from flows.runners.kubernetes.manifest import JobSet, Pod, job_of, name_of
+from flows.runners.kubernetes.identity import JobSet, Pod, job_of, name_of
 from flows.runners.place import PlaceAwayError, Poller, SilenceTeller
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
@@ -57,7 +57,7 @@ _AWAY = (ApiException, *UNREACHABLE)
 
 
 class _Node:
-    """One pod, and how it ended; ``place``: :func:`flows.runners.kubernetes.manifest.place_of`."""
+    """One pod, and how it ended; ``place``: :func:`flows.runners.kubernetes.identity.place_of`."""
 
     def __init__(self, place: str) -> None:
         self.place = place

@@ -22,7 +22,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
-from flows.runners.kubernetes.manifest import JOBSET_API, JobSet, Pod, is_jobset, name_of
+from flows.runners.kubernetes.identity import JOBSET_API, JobSet, Pod, is_jobset, name_of
 from stages.contract.errors import StageFailedError, UserError
 
 UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)

@@ -10,7 +10,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from flows.runners.base import Ending
 from flows.runners.kubernetes.client import RIGHTS_REMEDY
-from flows.runners.kubernetes.manifest import JobSet, Pod, is_jobset
+from flows.runners.kubernetes.identity import JobSet, Pod, is_jobset
 from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]

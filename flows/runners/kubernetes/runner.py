@@ -32,27 +32,24 @@ from flows.runners.kubernetes.diagnosis import (
     is_asked_to_end,
     refused,
 )
-from flows.runners.kubernetes.manifest import (
+from flows.runners.kubernetes.identity import (
     ATTEMPT,
     COMPONENT,
     DEATH,
     FULL_KEY,
     NODES,
     STORE_PLACE,
-    Attempt,
     JobSet,
     Pod,
     annotation,
-    attempt_name,
     is_jobset,
-    jobset_for,
     jobset_of,
     label,
     name_of,
     place_of,
-    pods_for,
     selector,
 )
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, jobset_for, pods_for
 from flows.runners.place import Poller, chown_outputs, orchestrator_lease
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
