@@ -17,6 +17,7 @@ from pathlib import Path
 from flows.execution.run_record import recorded_attempt
 from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.algorithm import all_steps
+from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from stages.contract.events import Emitter
 from stages.harness.program import execute
@@ -30,20 +31,25 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--in-process", action="store_true", help="stages run in this process")
     options = parser.parse_args()
-    config = load_config(options.config, options.set)
+    plain_run(load_config(options.config, options.set), options.in_process)
+
+
+def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
+    """Artifacts by step, each computed here or found in the store."""
     executor = StepExecutor(config)
     executor.record.save_config(config)
     made: dict[str, Artifact] = {}
     with recorded_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
         for step in all_steps(config):
             started = time.perf_counter()
-            if options.in_process:
+            if in_process:
                 stage = importlib.import_module(f"stages.{step.stage}.run").STAGE
                 execute(stage, build_request(config, executor.store, step, made), Emitter(nowhere))
             # What the stage has just made is found, and is on record.
             made[step.name] = executor.execute(step, made).artifact
             took = time.perf_counter() - started
             print(f"{config.name} {step.name}: {took:.1f} s", flush=True)
+    return made
 
 
 if __name__ == "__main__":

@@ -85,6 +85,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a checkpoint in place of the shapes")
     parser.add_argument("--pairs-of", type=Path, help="its pairs: a pairs.parquet of a run")
     parser.add_argument("--batch-pairs", type=int, default=BATCH_PAIRS, help="pairs of a step")
+    parser.add_argument(
+        "--tokens-at-once", type=int, default=_TOKENS_AT_ONCE, help="with --model, our micro-batch"
+    )
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=_COMPARED)
     parser.add_argument("--all", action="store_true", help="all contestants")
     parser.add_argument("--rounds", type=int, default=1, help="the median of so many is taken")
@@ -122,7 +125,7 @@ def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -
         folder = Path(place)
         table = folder / "pairs.parquet"
         if options.model:
-            model, tokens_at_once = options.model, _TOKENS_AT_ONCE
+            model, tokens_at_once = options.model, options.tokens_at_once
             count = options.pairs or _PAIRS
             pairs = take_pairs(options.pairs_of, model, table, num_pairs=count)
         else:
