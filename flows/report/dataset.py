@@ -108,7 +108,9 @@ def _pairs(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
 
 def _responses(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
     artifacts, place = summary.artifacts, f"iteration-{iteration}"
-    shards = [n for n in range(len(artifacts)) if f"{place}/score/{n}" in artifacts]
+    # The record keeps shards of attempts that had more of them.
+    num_shards = summary.config.generate.num_shards
+    shards = [n for n in range(num_shards) if f"{place}/score/{n}" in artifacts]
     tables = [
         [artifacts[f"{place}/{stage}/{shard}"].file(file) for shard in shards]
         for stage, file in (("generate", "responses.parquet"), ("score", "scores.parquet"))

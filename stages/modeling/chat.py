@@ -1,5 +1,6 @@
 """Messages to token ids by the checkpoint's own chat template, with exactly one BOS."""
 
+import datetime
 import inspect
 import signal
 import threading
@@ -12,6 +13,9 @@ from stages.contract.errors import UserError
 Messages = Sequence[Mapping[str, str]]
 # Time limit for one prompt's rendering, which takes a millisecond.
 _LIMIT_SECONDS = 5
+# What templates that ask for the date are told, so that a key's prompts are the same on every day;
+# it is the date that Llama 3.2's template has where there is no clock.
+_DAY = datetime.datetime(2024, 7, 26)
 
 
 def require_chat_template(tokenizer: Any, place: str) -> None:
@@ -93,18 +97,24 @@ def render_answered(
     prompt = render_prompt(tokenizer, messages, template_args=arguments)
     answered = [*messages, {"role": "assistant", "content": answer}]
     whole = _render(tokenizer, answered, add_generation_prompt=False, **arguments)
-    if not prompt or whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+    if prompt and whole[: len(prompt)] == prompt and len(whole) > len(prompt):
+        return prompt, _until_last_eos(tokenizer, whole[len(prompt) :])
+    # A tokenizer may merge the prompt's last newline with newlines that the answer opens with.
+    before = _text(tokenizer, messages, add_generation_prompt=True, **arguments)
+    after = _text(tokenizer, answered, add_generation_prompt=False, **arguments)
+    if not prompt or not after.startswith(before) or after == before:
         raise UserError(
-            "the chat template does not continue a prompt with the answer: the tokens of a "
-            "conversation do not begin with those of its prompt",
+            "the chat template does not continue a prompt with the answer: the text of a "
+            "conversation does not begin with that of its prompt",
             "use a chat template whose generation prompt is the beginning of an assistant turn",
         )
-    return prompt, _until_last_eos(tokenizer, whole, len(prompt))[len(prompt) :]
+    own = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
+    return prompt, _until_last_eos(tokenizer, own)
 
 
-def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int) -> list[int]:
+def _until_last_eos(tokenizer: Any, token_ids: list[int]) -> list[int]:
     """Cuts what a template writes after the answer's end: sampling stops there."""
-    for index in range(len(token_ids) - 1, num_prompt_tokens - 1, -1):
+    for index in range(len(token_ids) - 1, -1, -1):
         if token_ids[index] == tokenizer.eos_token_id:
             return token_ids[: index + 1]
     return token_ids
@@ -119,7 +129,10 @@ def _text(tokenizer: Any, messages: Messages, **template_args: Any) -> str:
     try:
         with _time_limit():
             return tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, **template_args
+                [dict(message) for message in messages],
+                tokenize=False,
+                strftime_now=_DAY.strftime,
+                **template_args,
             )
     except Exception as error:
         # A template is a program: besides refusing, it may divide by nothing or never end.

@@ -1,10 +1,11 @@
 """From a row of a preference data set to a prompt with two ranked responses. Pure."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.data_files import is_message
+from stages.contract.data_files import is_message, lone_surrogate
 from stages.contract.errors import UserError
 from stages.preferences.params import PreferencesParams
 
@@ -29,6 +30,13 @@ class Preference:
     rejected: str
     scores: tuple[float, float]
 
+    def __post_init__(self) -> None:
+        texts = [*(each["content"] for each in self.messages), self.chosen, self.rejected]
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise lone_surrogate("the row", error) from error
+
     @property
     def tie(self) -> bool:
         """True if nothing is preferred."""
@@ -51,10 +59,8 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
             f"{params.chosen_column} and {params.rejected_column} answer different prompts",
             "give both conversations the same turns before their last",
         )
-    better, worse = row.get("score_chosen"), row.get("score_rejected")
-    scores = _UNSCORED
-    if isinstance(better, int | float) and isinstance(worse, int | float):
-        scores = (better, worse)
+    better, worse = _score(row.get("score_chosen")), _score(row.get("score_rejected"))
+    scores = _UNSCORED if better is None or worse is None else (better, worse)
     return Preference(_with_system(prompt, params), chosen, rejected, scores)
 
 
@@ -66,10 +72,16 @@ def _best_and_worst(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
             f"no prompt in column {params.prompt_column!r} (columns: {', '.join(row)})",
             "set preferences.prompt_column to `instruction`, UltraFeedback's column",
         )
+    completions = row[COMPLETIONS]
+    if not isinstance(completions, list) or not all(isinstance(c, Mapping) for c in completions):
+        raise UserError(
+            f"{COMPLETIONS!r} is no list of objects",
+            f'write each completion as {{"response": …, "{_SCORE}": …}}, or rename the column',
+        )
     scored = [
-        (float(each[_SCORE]), each["response"])
-        for each in row[COMPLETIONS]
-        if isinstance(each.get(_SCORE), int | float) and isinstance(each.get("response"), str)
+        (score, each["response"])
+        for each in completions
+        if (score := _score(each.get(_SCORE))) is not None and isinstance(each.get("response"), str)
     ]
     if len(scored) < 2:
         return None
@@ -77,6 +89,13 @@ def _best_and_worst(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
     worst = min(reversed(scored), key=lambda each: each[0])
     messages = _with_system([{"role": "user", "content": prompt}], params)
     return Preference(messages, best[1], worst[1], (best[0], worst[0]))
+
+
+def _score(value: Any) -> float | None:
+    """A score as a number; None for one that is missing, as NaN is in tables."""
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
 
 
 def _side(row: Mapping[str, Any], name: str, given: Any) -> tuple[Messages, str]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stages.contract.data_files import lone_surrogate
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.prepare.params import PrepareParams
@@ -31,7 +32,7 @@ class Prompt:
         try:
             return bytes.fromhex(prompt_id(self.messages))
         except UnicodeEncodeError as error:
-            raise _lone_surrogate("text", error) from error
+            raise lone_surrogate("the text", error) from error
 
 
 def read_prompt(
@@ -139,7 +140,7 @@ def _reference_text(value: Any) -> str | None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise _lone_surrogate("reference answer", error) from error
+            raise lone_surrogate("the reference answer", error) from error
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and not math.isfinite(value):
@@ -152,11 +153,4 @@ def _reference_text(value: Any) -> str | None:
     raise UserError(
         f"the reference answer is {type(value).__name__}, not text or a number",
         "point `reference_column` at a text column",
-    )
-
-
-def _lone_surrogate(what: str, error: UnicodeEncodeError) -> UserError:
-    return UserError(
-        f"the {what} holds a lone surrogate ({error.object[error.start]!r})",
-        "repair the encoding of the source",
     )

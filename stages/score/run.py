@@ -87,8 +87,8 @@ def _check_nulls(ctx: Context, statistics: _Statistics) -> None:
     if statistics.num_null > ctx.params.max_null_share * total:
         raise UserError(
             f"{what}; max_null_share allows {ctx.params.max_null_share:g}",
-            "remove what keeps the oracle from scoring, or raise max_null_share to leave their "
-            "prompts out of the pairs",
+            "remove what keeps the oracle from scoring; or raise max_null_share to leave their "
+            "prompts out of the pairs, and the oracle is asked for all of them again",
         )
     ctx.events.warning(f"{what}; their prompts are left out of the pairs")
 

@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.data_files import DATA_SUFFIXES, is_message, read_data_file
+from stages.contract.data_files import DATA_SUFFIXES, is_message, lone_surrogate, read_data_file
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_answered
 from stages.sft.params import SftParams
@@ -70,11 +70,7 @@ def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Convers
     try:
         "".join(turn["content"] for turn in conversation).encode()
     except UnicodeEncodeError as error:
-        # No tokenizer reads it.
-        raise UserError(
-            f"{place} holds a lone surrogate ({error.object[error.start]!r})",
-            "repair the encoding of the file",
-        ) from error
+        raise lone_surrogate(place, error) from error
     return conversation
 
 

@@ -147,9 +147,11 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
     room = lengths.max_length_tokens - len(prompt)
 
     def cut(response: Response) -> Response:
-        return replace(
-            response, token_ids=response.token_ids[:room], logprobs=response.logprobs[:room]
-        )
+        logprobs = response.logprobs[:room]
+        if len(prompt) < len(pair.prompt):
+            # They are those after the whole prompt.
+            logprobs = np.full_like(logprobs, np.nan)
+        return replace(response, token_ids=response.token_ids[:room], logprobs=logprobs)
 
     return replace(pair, prompt=prompt, chosen=cut(pair.chosen), rejected=cut(pair.rejected))
 

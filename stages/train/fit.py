@@ -101,7 +101,6 @@ class PairFit(Fit[TrainParams]):
                 out / "checkpoint",
                 self.tokenizer,
                 decay=params.ema_decay,
-                dtype=self.save_dtype(),
                 folder=out / "ema",
             )
         reference.write_reference(

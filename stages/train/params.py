@@ -1,6 +1,6 @@
 """Parameters of the train stage. Defaults are those of the paper's published code."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -110,6 +110,11 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         """The section of a function that is not asked, and λ of counts that are not taken."""
         unused = set() if self.objective == "python" else {"python"}
         return frozenset(unused if self.bonus_weight == "count" else unused | {"count_ridge"})
+
+    def result_fields(self) -> dict[str, Any]:
+        """Settings that enter the key; averages of versions before were in the policy's type."""
+        fields = super().result_fields()
+        return fields | {"ema_dtype": "float32"} if self.reference == "ema" else fields
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

@@ -118,9 +118,10 @@ def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
     for pair in pairs:
         if any(np.isnan(each.logprobs).any() for each in pair.sides):
             raise UserError(
-                f"pair {pair.index}: the sampler's log-probabilities are not known, and "
-                "train.reference_logprobs is 'sampler'",
-                "set train.reference_logprobs to 'model', or sample with a backend that gives them",
+                f"pair {pair.index}: the sampler's log-probabilities are not known, or not after a "
+                "prompt that is cut to max_prompt_tokens; train.reference_logprobs is 'sampler'",
+                "set train.reference_logprobs to 'model'; or sample with a backend that gives them "
+                "and raise train.max_prompt_tokens",
             )
     return {pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in pairs}
 
@@ -189,10 +190,12 @@ def save_average(
     tokenizer: Any,
     *,
     decay: float,
-    dtype: torch.dtype,
     folder: Path,
 ) -> None:
-    """Writes decay · reference + (1 − decay) · trained policy, the next reference."""
+    """Writes decay · reference + (1 − decay) · trained policy, the next reference.
+
+    In float32: most steps of an average are too small for weights of 16 bits, which they leave.
+    """
     average, policy = (
         load_causal_lm(source, dtype="float32", device=torch.device("cpu"))
         for source in (reference, ModelSource(str(checkpoint)))
@@ -204,4 +207,4 @@ def save_average(
     }
     state = average.state_dict(keep_vars=True)
     weights = {name: averaged.get(id(weight), weight) for name, weight in state.items()}
-    save_checkpoint(average, weights, tokenizer, dtype, folder)
+    save_checkpoint(average, weights, tokenizer, torch.float32, folder)

@@ -7,6 +7,7 @@ that ``torchrun`` sets, too, and hears on its stdout what it reports and why it 
 import os
 import sys
 import time
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -17,6 +18,9 @@ from stages.contract.events import Emitter, Failure
 from stages.harness.program import deferred_stop, run_program
 from stages.harness.supervisor import die_with_parent
 from stages.training.launch import OutOfMemoryError, load_call
+
+# All wait while the first process writes the checkpoint. Nodes notice by themselves what fails.
+_TIMEOUT = timedelta(hours=6)
 
 
 class _Sender(Emitter):
@@ -54,6 +58,7 @@ def _train(connection: Connection, events: Emitter) -> None:
             store=PrefixStore("workers", store),
             rank=rank,
             world_size=world_size,
+            timeout=_TIMEOUT,
         )
         process = Process(rank, local_rank, world_size, events, stop.is_set)
         try:

@@ -1,8 +1,15 @@
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from stages.contract.errors import UserError
-from stages.modeling.chat import render_conversation, render_prompt, with_one_bos
-from tests.tiny_models import BOS_ID, EOS_ID, make_tiny_tokenizer
+from stages.modeling.chat import (
+    render_answered,
+    render_conversation,
+    render_prompt,
+    with_one_bos,
+)
+from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_tiny_tokenizer
 
 ASSISTANT = "<assistant>"
 
@@ -66,3 +73,25 @@ def test_what_the_template_raises_is_a_users_error():
         render_prompt(
             tokenizer, [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}]
         )
+
+
+def test_an_answer_may_open_with_newlines_that_merge_with_the_prompt_s():
+    characters = {each: index for index, each in enumerate(["<", ">", "\n", "\n\n", "r", "b"])}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(characters, [("\n", "\n")])), eos_token=">"
+    )
+    fast.chat_template = (
+        "{% for each in messages %}<\n{{ each.content }}{{ '>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<\n{% endif %}"
+    )
+    prompt, answer = render_answered(fast, [{"role": "user", "content": "r"}], "\n\nb")
+    assert fast.convert_ids_to_tokens(prompt) == ["<", "\n", "r", ">", "<", "\n"]
+    assert fast.convert_ids_to_tokens(answer) == ["\n\n", "b", ">"]
+
+
+def test_a_template_that_asks_for_the_date_gives_the_same_prompt_on_every_day():
+    tokenizer = make_tiny_tokenizer(
+        chat_template="{{ {'26 Jul 2024': 'red'}[strftime_now('%d %b %Y')] }}" + CHAT_TEMPLATE
+    )
+    ids = render_prompt(tokenizer, [{"role": "user", "content": "cat"}])
+    assert "red" in tokenizer.convert_ids_to_tokens(ids)

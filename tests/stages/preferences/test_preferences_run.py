@@ -46,6 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ultrafeedback": {
         "prompt": ASKED,
         "completions": [
+            {"response": "never scored", "overall_score": math.nan},
             {"response": "two", "overall_score": 8.0, "model": "a"},
             {"response": CHOSEN, "overall_score": 8.5, "model": "b"},
             {"response": REJECTED, "overall_score": 7.0, "model": "c"},
@@ -142,6 +143,8 @@ def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
         ),
         ({"chosen": PROMPT, "rejected": PROMPT}, "'chosen' does not end with an assistant turn"),
         ({"chosen": said("blue"), "rejected": said("red")}, "no user turn is before the response"),
+        ({"prompt": ASKED, "completions": ["a", "b"]}, "'completions' is no list of objects"),
+        ({"prompt": ASKED, "chosen": "\ud83d", "rejected": "a"}, "the row holds a lone surrogate"),
         ({"instruction": ASKED, "completions": []}, "no prompt in column 'prompt' .*instruction"),
     ],
 )

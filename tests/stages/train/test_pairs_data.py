@@ -45,18 +45,21 @@ def test_token_ids_and_logprobs_are_those_of_the_table(tmp_path):
 
 
 def test_an_over_long_pair_keeps_the_end_of_its_prompt_and_the_start_of_its_responses(tmp_path):
-    path = write_changed(
-        tmp_path,
-        prompt_token_ids=list(range(20)),
-        chosen_token_ids=list(range(30, 45)),
-        chosen_logprobs=[-float(index) for index in range(15)],
-    )
-    pairs, counts = load_pairs([path], params())
+    long = {
+        "prompt_token_ids": list(range(20)),
+        "chosen_token_ids": list(range(30, 45)),
+        "chosen_logprobs": [-float(index) for index in range(15)],
+    }
+    pairs, counts = load_pairs([write_changed(tmp_path, **long)], params())
     assert (counts.used, counts.truncated) == (2, 1)
     assert pairs[1].prompt.tolist() == [16, 17, 18, 19]
     assert pairs[1].chosen.token_ids.tolist() == [30, 31, 32, 33, 34, 35]
-    assert pairs[1].chosen.logprobs.tolist() == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
     assert pairs[1].rejected.token_ids.tolist() == [8, 9]
+    # The sampler's log-probabilities are those after the whole prompt.
+    with pytest.raises(UserError, match=r"pair 1: .* not after a prompt that is cut"):
+        sampler_logprobs(pairs)
+    pairs, _ = load_pairs([write_changed(tmp_path, **long | {"prompt_token_ids": [1]})], params())
+    assert sampler_logprobs(pairs)[1][0].tolist() == [-float(index) for index in range(9)]
 
 
 def test_a_pair_at_the_limit_is_left_alone(tmp_path):
