@@ -16,7 +16,7 @@ from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_tasks import StepTasks, step_tasks
-from flows.execution.run_record import RunRecord, runs
+from flows.execution.run_record import RunRecord, require_made_by, runs
 from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
@@ -73,6 +73,7 @@ def _doubt(config: RunConfig, model: str, prompts: str) -> Doubt:
     store = open_store(config.store)
     version = ModelRegistry(store).find(model)
     record = RunRecord.existing(store, version.run)
+    require_made_by(record, version)
     with step_tasks(StepExecutor(config)) as tasks:
         sceptic = _Sceptic(config, tasks, record, f"{version.name}:{version.version}")
         checks = list(sceptic.checks(prompts))

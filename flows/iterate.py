@@ -12,6 +12,7 @@ from prefect.states import State
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import OBSERVERS
 from flows.execution.oracle_trial import try_oracle
+from flows.execution.plan import plan
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
 from flows.execution.step_executor import StepExecutor
@@ -133,7 +134,7 @@ def _recorded(config: RunConfig) -> StepExecutor:
     if warning := try_oracle(config):
         _warn(config.name)(warning)
     executor = StepExecutor(config)
-    executor.record.save_config(config)
+    executor.record.start(config, lambda: {each.step: each.key for each in plan(config)})
     return executor
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.metadata
+import io
 import os
 import sys
 import warnings
@@ -88,6 +89,9 @@ def _options(
 
 def main() -> None:
     """Runs the command line; 0 when the work is done, 64 for a person's mistake, 1 otherwise."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal or a log that has no κ shows a question mark.
+        sys.stdout.reconfigure(errors="replace")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         sys.exit(_run())

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -86,7 +87,9 @@ def init(
     with new_folder(target):
         write_task(target, kind, {**answers, "policy": policy and _from_here(policy)})
     console.print(f"{target} is ready; what each file is: {target / 'README.md'}", markup=False)
-    console.print(f"next: [bold]cd {escape(str(folder))}[/], then [bold]geb run geb.yaml[/]")
+    console.print(
+        f"next: [bold]cd {escape(shlex.quote(str(folder)))}[/], then [bold]geb run geb.yaml[/]"
+    )
 
 
 def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> None:

@@ -11,7 +11,7 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +36,11 @@ from stages.store.locks import AliveLock, is_held
 from stages.store.registry import ModelRegistry, ModelVersion
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
-State = Literal["running", "preempted", "done", "reused", "failed", "cancelled", "stopped"]
-
+State = Literal[
+    "running", "preempted", "done", "reused", "failed", "cancelled", "stopped", "outdated"
+]
+"""State of a step; `outdated`: the run has other settings now, by which the step has another key,
+or none."""
 
 _ATTEMPTS = "attempts"
 
@@ -101,6 +104,32 @@ class RunRecord:
                 path.replace(kept)
             self.store.share(kept)
         self.write("config.json", config.to_json())
+
+    def start(self, config: RunConfig, keys: Callable[[], Mapping[str, str | None]]) -> None:
+        """Puts the configuration of an attempt on record, and outdates steps of another one.
+
+        Args:
+            config: The configuration.
+            keys: Gives the key of each step that is known before it begins, by the step's name.
+
+        Raises:
+            UserError: A process of this host works on the run with another configuration.
+        """
+        if self.holds(config):
+            return self.save_config(config)
+        for each in attempts(self):
+            if each.state == "running" and each.host == socket.gethostname():
+                raise UserError(
+                    f"run {self.name} is at work with other settings (pid {each.pid})",
+                    "give this one another name (--set name=NAME), or end that one first",
+                )
+        before = list(self.steps())
+        present = keys() if before else {}
+        self.save_config(config)
+        for step in before:
+            if present.get(step.step) != step.key:
+                self.save_step(step.model_copy(update={"state": "outdated"}))
+        return None
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the run's folder, for other hosts too."""
@@ -178,11 +207,30 @@ def sweeps(store: Store) -> dict[str, SweepRecord]:
 
 
 def run_of(store: Store, name: str) -> tuple[str, ModelVersion | None]:
-    """The run that a name means: its own, or that of a registered model, with the version."""
+    """The run that a name means: its own, or that of a registered model, with the version.
+
+    Raises:
+        UserError: The run of that name has other settings by now than it made the model with.
+    """
     registry = ModelRegistry(store)
     is_model = registry.has(name) and name not in runs(store)
     found = registry.find(name) if is_model else None
-    return (found.run if found else name), found
+    if found is None:
+        return name, None
+    require_made_by(RunRecord(store, found.run), found)
+    return found.run, found
+
+
+def require_made_by(record: RunRecord, version: ModelVersion) -> None:
+    """Raises UserError if the run's present settings are not those that made a model's version."""
+    made = {each.key for each in record.steps() if each.state != "outdated"}
+    if version.checkpoint.key not in made:
+        raise UserError(
+            f"{version.name}:{version.version} was made by other settings of the run {version.run} "
+            "than it has now",
+            f"start the run again with those settings ({record.path}/config-*.json has all that it "
+            "had before), under a name of its own to keep both",
+        )
 
 
 def resume_command(name: str, store: str) -> str:

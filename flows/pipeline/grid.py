@@ -55,7 +55,8 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
             raise UserError(f"{axis!r} says something twice", "name each field and value once")
         if name in _SET_BY_THE_SWEEP:
             raise UserError(
-                f"{name} is set by the sweep", "seeds have an argument of their own; leave it out"
+                f"{name} is set by the sweep",
+                "leave it out of the grid; `geb sweep` has --name, --seeds and --store",
             )
         found[name] = values
     return found

@@ -45,16 +45,33 @@ class _Loader(yaml.SafeLoader):
             )
 
 
-# As in YAML 1.2: PyYAML reads `off`, `on`, `yes` and `no` as truth values, and `zero_stage: off`
-# would be 0. Settings that are truth values take these words all the same.
-_BOOL = "tag:yaml.org,2002:bool"
+# As in YAML 1.2. PyYAML's are those of 1.1, where `off` is a truth value, `010` is 8, `1:30` is 90,
+# `1e-3` is a text and `2026-11-26` none. Settings that are truth values take `off` all the same.
+_PLAIN = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    "timestamp": (r"(?!)", ""),
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [each for each in resolvers if each[0] != _BOOL]
+    first: [each for each in resolvers if each[0].rpartition(":")[2] not in _PLAIN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    _BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
+for _kind, (_pattern, _first) in _PLAIN.items():
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first)
+    )
+
+
+def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
 def read_yaml(path: Path) -> Any:
@@ -86,7 +103,7 @@ def parse_yaml(text: str, place: str) -> Any:
     try:
         return _copied(yaml.load(text, _Loader), place, itertools.count())
     except (yaml.YAMLError, ValueError) as error:
-        # PyYAML lets Python's own error through for a date that no calendar has.
+        # Python's own error is that of an integer of thousands of digits.
         raise UserError(f"{place} is not YAML: {error}", "correct it") from error
     except RecursionError as error:
         raise _too_large(place, f"nested deeper than {_MAX_DEPTH} levels") from error

@@ -103,7 +103,13 @@ class Comparison:
         found = [told(each, *tested.get((each, *_DECISIVE), (None, None))) for each in others]
         fewest = min((len(each.values) for each in own), default=_ENOUGH_SEEDS)
         few = f" A method has {fewest} runs: too few." if fewest < _ENOUGH_SEEDS else ""
-        return f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(found)}.{few}"
+        unfinished = "".join(
+            f" {each.run} has {last_iteration(each) or 0} of {each.config.iterations} iterations."
+            for each in self.runs
+            if last_iteration(each) != each.config.iterations
+        )
+        told_of = f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(found)}."
+        return f"{told_of}{few}{unfinished}"
 
     def tables(self) -> list[FittedTable]:
         """The tables: methods over seeds with their tests, runs, and differences by prompt."""

@@ -108,9 +108,12 @@ def _pairs(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
 
 def _responses(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
     artifacts, place = summary.artifacts, f"iteration-{iteration}"
-    # The record keeps shards of attempts that had more of them.
     num_shards = summary.config.generate.num_shards
-    shards = [n for n in range(num_shards) if f"{place}/score/{n}" in artifacts]
+    shards = [
+        n
+        for n in range(num_shards)
+        if all(f"{place}/{stage}/{n}" in artifacts for stage in ("generate", "score"))
+    ]
     tables = [
         [artifacts[f"{place}/{stage}/{shard}"].file(file) for shard in shards]
         for stage, file in (("generate", "responses.parquet"), ("score", "scores.parquet"))

@@ -220,7 +220,7 @@ def run_status(record: RunRecord) -> RunStatus:
     except UserError:
         # Another version wrote the run: what is on record is all that is known.
         names = []
-    known = {each.step: each for each in record.steps()}
+    known = {each.step: each for each in record.steps() if each.state != "outdated"}
     if last is not None:
         # Steps of earlier attempts may be of another configuration.
         known = {

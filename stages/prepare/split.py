@@ -88,7 +88,7 @@ def split(
         if test_prompts >= len(train):
             raise UserError(
                 f"test_prompts is {test_prompts}, but there are only {len(train)} distinct prompts",
-                "lower `test_prompts`, add prompts, or give a `test` source",
+                "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
             )
         test, kept = train[:test_prompts], train[test_prompts:]
         overlap = 0

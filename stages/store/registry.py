@@ -110,8 +110,8 @@ def read(path: Path, kind: type[R]) -> R | None:
         DamagedRecordError: It is not a record of that kind.
     """
     remedy = (
-        "restore it from a backup, or remove it and register (`geb resume RUN`) or set "
-        "(`geb promote MODEL:VERSION`) it again"
+        "restore it from a backup, or remove it and register (`geb resume RUN --from promote`) or "
+        "set (`geb promote MODEL:VERSION`) it again"
     )
     try:
         return read_record(path, kind, remedy)

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,8 @@ def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path:
     assert " is better, +0.710 [" in seeds and seeds.endswith(", p < 0.001.")
     assert compare_summaries(runs[1:]).verdict().endswith(" A method has 2 runs: too few.")
     assert compare_summaries(two[:1]).verdict().startswith("plain is the only one")
+    longer = replace(two[1], config=two[1].config.model_copy(update={"iterations": 2}))
+    assert compare_summaries([two[0], longer]).verdict().endswith(". bonus has 1 of 2 iterations.")
 
 
 def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from tests.flows.loop import (
     MANY_STEPS,
     geb,
+    geb_json,
     geb_ok,
+    geb_refused,
     kill_amid_a_step,
     kill_stage,
     result_digests,
@@ -125,3 +127,20 @@ def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: 
         wait_for_line(process, "iteration-1/generate/0:", "started")
     resumed = result_digests(store)["sft"]
     assert resumed == result_digests(finished.parent / "store")["sft"]
+
+
+def test_results_of_other_settings_are_not_those_of_the_run(copied: Path) -> None:
+    store = copied.parent / "store"
+    with started("run", copied, "--set", "train.epochs=300") as process:
+        wait_for_line(process, "iteration-1/train:", "loss")
+        refused = geb_refused("run", copied, "--set", "train.kappa=3")
+        assert f"run small is at work with other settings (pid {process.pid})" in refused
+    found = geb_json("report", "small", "--store", store)
+    assert "iteration-1/pair" in found["artifacts"]
+    assert found["checkpoint"] is None
+    assert {found["rows"][1][name] for name in ("loss", "mean_reward", "kappa")} == {None}
+    for command in ("why", "doubt"):
+        refused = geb_refused(command, "small:1", "--store", store)
+        assert "small:1 was made by other settings of the run small" in refused
+    geb_ok("run", copied)
+    assert geb_json("report", "small", "--store", store)["rows"][1]["mean_reward"] is not None
