@@ -32,10 +32,11 @@ def cautions(config: RunConfig) -> Iterator[str]:
         )
     test = sizes.rows_of([resolve_input(config, None, "test_prompts", own)] if own else [])
     held_out = sizes.held_out_prompts(config, test)
-    if data and not own and config.prepare.test_prompts >= data:
+    asked = config.prepare.test_prompts
+    if data and not own and asked >= data.number:
         yield (
-            f"prepare.test_prompts is {config.prepare.test_prompts} of {data:g} prompts: none is left "
-            "to train on. Lower it, add prompts, or set inputs.test_prompts"
+            f"prepare.test_prompts is {asked} of {data.number} prompts: none is left to train on. "
+            "Lower it, add prompts, or set inputs.test_prompts"
         )
     # None at all is an error of `prepare`.
     if 0 < held_out < _FEW_PROMPTS:

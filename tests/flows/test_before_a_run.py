@@ -60,6 +60,7 @@ def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numb
     assert "±24 points" in prompts
     train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
     assert said_of(tmp_path, 1000, train=train) == []
+    assert "is 20 of 20 prompts: none" in said_of(tmp_path, 20, prepare={"test_prompts": 20})[0]
 
 
 @pytest.mark.parametrize(

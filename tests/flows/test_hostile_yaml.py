@@ -7,6 +7,7 @@ import pytest
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config, load_overridden, load_settings
+from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -122,3 +123,8 @@ def test_what_is_extended_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("extends: pipe.yaml\n")
     with pytest.raises(UserError, match=r"config\.yaml: extends .*pipe\.yaml, which is no file"):
         load_config(tmp_path / "config.yaml")
+
+
+def test_plain_values_are_those_of_yaml_1_2() -> None:
+    values = [0.001, 10, 16, "1:30", "2026-11-26", "off"]
+    assert parse_yaml("[1e-3, 010, 0x10, 1:30, 2026-11-26, off]", "here") == values
