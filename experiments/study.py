@@ -7,6 +7,7 @@ steps of a study of one's own.
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -117,13 +118,12 @@ class StudyRun:
             kept: Mapping[str, float | None] = self.kept["training"]
             return kept
         steps = {} if self.summary is None else self.summary.artifacts
-        config = self.cell.config
-        shards = [
-            f"iteration-{config.iterations}/generate/{n}" for n in range(config.generate.num_shards)
-        ]
+        place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
         counter = DistinctCounter(_LONGEST_NGRAM)
-        for table in (steps[each].file("responses.parquet") for each in shards if each in steps):
-            for batch in read_batches(table, RESPONSES, columns=["response"]):
+        for artifact in (found for step, found in steps.items() if place.fullmatch(step)):
+            for batch in read_batches(
+                artifact.file("responses.parquet"), RESPONSES, columns=["response"]
+            ):
                 counter.add(batch["response"].to_pylist())
         return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 

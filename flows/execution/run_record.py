@@ -217,7 +217,7 @@ def run_of(store: Store, name: str) -> tuple[str, ModelVersion | None]:
     found = registry.find(name) if is_model else None
     if found is None:
         return name, None
-    require_made_by(RunRecord(store, found.run), found)
+    require_made_by(RunRecord.existing(store, found.run), found)
     return found.run, found
 
 

@@ -25,7 +25,7 @@ from stages.contract.request import ArtifactInput
 from stages.store.base import Store
 from stages.store.registry import ModelRegistry
 from tests.flows.evaluations import artifact_in, write_evaluation
-from tests.flows.loop import geb, geb_ok, geb_refused
+from tests.flows.loop import geb, geb_ok, geb_refused, steps
 
 PROMPTS = [f"p{number}" for number in range(12)]
 
@@ -209,7 +209,8 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
     # A version of an iteration before the last, and one whose run is gone.
     registry = ModelRegistry(Store.open(str(store)))
     for model, run in (("small", "small"), ("old", "gone")):
-        checkpoint = ArtifactInput(stage="train", key="0" * 64, path="checkpoint", digest="0" * 64)
+        key = steps(store)["sft"]["key"]
+        checkpoint = ArtifactInput(stage="sft", key=key, path="checkpoint", digest="0" * 64)
         registry.register(model, checkpoint, metrics={}, run=run, step="iteration-0/promote")
     for arguments, said in (
         (["small@latest", "again"], "small@latest is of iteration-0/promote"),

@@ -16,7 +16,7 @@ from stages.contract.errors import UserError
 
 def test_a_grid_times_seeds_with_names_of_their_own() -> None:
     axes = parse_axes(["train.kappa=0.5,1e-3", "train.deepspeed.zero_stage=off,1"])
-    assert axes == {"train.kappa": [0.5, "1e-3"], "train.deepspeed.zero_stage": ["off", 1]}
+    assert axes == {"train.kappa": [0.5, 1e-3], "train.deepspeed.zero_stage": ["off", 1]}
     found = cells("try", configured("quickstart", {}), parse_axes(["train.kappa=0.5,1"]), [0, 7])
     assert [each.config.name for each in found] == [
         "try-kappa_0.5-s0",

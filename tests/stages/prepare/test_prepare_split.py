@@ -119,7 +119,7 @@ def test_more_iterations_keep_the_capped_parts_of_the_first_ones(seed, cap):
 def test_holding_out_everything_is_refused():
     with pytest.raises(UserError, match="test_prompts is 4, but there are only 4") as caught:
         divide([[1, 2, 3, 4, 4]], test_prompts=4)
-    assert "lower `test_prompts`" in caught.value.remedy
+    assert "lower prepare.test_prompts" in caught.value.remedy
 
 
 def test_an_empty_part_is_refused():
