@@ -115,21 +115,19 @@ class RunRecord:
         Raises:
             UserError: A process of this host works on the run with another configuration.
         """
-        if self.holds(config):
-            return self.save_config(config)
-        for each in attempts(self):
-            if each.state == "running" and each.host == socket.gethostname():
-                raise UserError(
-                    f"run {self.name} is at work with other settings (pid {each.pid})",
-                    "give this one another name (--set name=NAME), or end that one first",
-                )
-        before = list(self.steps())
-        present = keys() if before else {}
+        if not self.holds(config):
+            for each in attempts(self):
+                if each.state == "running" and each.host == socket.gethostname():
+                    raise UserError(
+                        f"run {self.name} is at work with other settings (pid {each.pid})",
+                        "give this one another name (--set name=NAME), or end that one first",
+                    )
+            before = list(self.steps())
+            present = keys() if before else {}
+            for step in before:
+                if present.get(step.step) != step.key:
+                    self.save_step(step.model_copy(update={"state": "outdated"}))
         self.save_config(config)
-        for step in before:
-            if present.get(step.step) != step.key:
-                self.save_step(step.model_copy(update={"state": "outdated"}))
-        return None
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the run's folder, for other hosts too."""
