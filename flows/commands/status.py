@@ -163,7 +163,8 @@ def _statuses(store: Store, name: str | None) -> list[RunStatus]:
     known = sweeps(store)
     if name and name not in known:
         return [run_status(RunRecord.existing(store, name))]
-    wanted = known[name].runs if name else None
+    # A run may have the sweep's name, which is that of its file.
+    wanted = [name, *known[name].runs] if name else None
     return [
         run_status(RunRecord(store, each, refresh=False))
         for each in runs(store)
