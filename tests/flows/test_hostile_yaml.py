@@ -41,7 +41,7 @@ _MERGED = "m0: &m0 {k: 1}\n" + "".join(
         ("execution: {docker: {mounts: {~nouser/a: ro}}}\n", ["execution.docker.mounts"]),
         ("execution: {kubernetes: {volumes: {~nouser/a: {}}}}\n", ["kubernetes.volumes"]),
         ("iterations: 1000000000\n", ["iterations", "1000"]),
-        ("seed: 2026-99-99\n", ["is not YAML"]),
+        ("seed: 2026-99-99\n", ["seed: ", 'not "2026-99-99"']),
         (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
         (f"{'x' * 900}: 1\n", ["no such setting"]),
         ("? [a, b]\n: 1\n", ["is not YAML"]),

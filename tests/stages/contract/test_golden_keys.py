@@ -86,7 +86,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "96bbd284fce83a6c1527563f4824ed3bc1ff5628d85bdd19a149cdad2c04c2e8",
+        "384e127a2e51785307ac8edb19b1c013285623009dcdfbc891a2f2760b1f5898",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
