@@ -13,8 +13,8 @@ from stages.contract.errors import UserError
 Messages = Sequence[Mapping[str, str]]
 # Time limit for one prompt's rendering, which takes a millisecond.
 _LIMIT_SECONDS = 5
-# What templates that ask for the date are told, so that a key's prompts are the same on every day;
-# it is the date that Llama 3.2's template has where there is no clock.
+# Templates that ask for the date get this one, so that a key's prompts are the same on every day.
+# Llama 3.2's template falls back on it by itself.
 _DAY = datetime.datetime(2024, 7, 26)
 
 
