@@ -15,6 +15,7 @@ import heapq
 import itertools
 import multiprocessing
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -88,7 +89,7 @@ def compute(run: study.StudyRun, kept: Path) -> float:
 
 
 def main() -> None:
-    """Starts runs until none is left or time is up."""
+    """Starts runs until none is left or time is up; exit code 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("scale")
     parser.add_argument("--kept", type=Path, required=True, help="folder of results as JSON")
@@ -100,6 +101,7 @@ def main() -> None:
     started = time.monotonic()
     jobs = Jobs(paper_rows(options.scale, options.only), {SETTINGS: options.set}, options.kept)
     running: dict[Future[float], str] = {}
+    failed: list[str] = []
     pool = ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn"))
     while (jobs or running) and (left := started + options.seconds - time.monotonic()) > 0:
         while len(running) < options.processes and jobs:
@@ -108,6 +110,7 @@ def main() -> None:
         for each in wait(running, min(left, 60.0), FIRST_COMPLETED).done:
             name = running.pop(each)
             if (error := each.exception()) is not None:
+                failed.append(name)
                 print(f"{name} failed: {error!r}", flush=True)
                 continue
             print(f"{time.monotonic() - started:.0f} s: {name} {each.result():.3f}", flush=True)
@@ -115,6 +118,7 @@ def main() -> None:
     print(f"{len(jobs) + len(running)} runs known to be left", flush=True)
     for process in multiprocessing.active_children():
         process.kill()
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
