@@ -94,7 +94,7 @@ class GenerateParams(StageParams):
     """Samples ``num_samples`` responses per prompt from a policy."""
 
     stage: ClassVar[str] = "generate"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     inputs = {
         "policy": InputSpec("model"),
         "prompts": InputSpec("prompts"),

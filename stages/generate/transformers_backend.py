@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.grouped_attention import share_heads
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.engine_errors import engine_error
@@ -24,6 +25,9 @@ from stages.modeling.probe import require_static_rope
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
 # cache, carrying them costs their part of every forward pass.
 _COMPACT_SHARE = 0.25
+_LIKELIEST = 256
+"""Tokens that are sorted first for top-p: they nearly always hold the mass that it keeps, and to
+sort a whole vocabulary takes longer than a small model's forward pass."""
 
 
 class TransformersBackend:
@@ -32,6 +36,8 @@ class TransformersBackend:
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         sources = filter(None, (policy.source, policy.reference))
         self._models = [load_causal_lm(each, dtype=params.dtype) for each in sources]
+        for each in self._models:
+            share_heads(each)
         self._model = self._models[0]
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
@@ -221,10 +227,28 @@ def filtered_probabilities(
     probabilities = torch.softmax(logits.double() / temperature, dim=-1)
     if top_p >= 1:
         return probabilities
-    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
-    mass_before = ordered.cumsum(-1) - ordered
+    count = _LIKELIEST
+    ordered, index, mass_before = _likeliest(probabilities, count)
+    # Equals of the last one may be missing: those before it must have the mass.
+    while count < probabilities.shape[-1] and bool(
+        (mass_before.where(ordered == ordered[:, -1:], 1.0).amin(-1) < top_p).any()
+    ):
+        count *= 16
+        ordered, index, mass_before = _likeliest(probabilities, count)
     kept = ordered.masked_fill(mass_before >= top_p, 0.0)
     return torch.zeros_like(probabilities).scatter(-1, index, kept / kept.sum(-1, keepdim=True))
+
+
+def _likeliest(
+    probabilities: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """At most ``count`` tokens by falling probability, of equals the first in the vocabulary first.
+
+    Returns their probabilities and ids, and the sum of the probabilities before each.
+    """
+    found = probabilities.topk(min(count, probabilities.shape[-1])).indices.sort(dim=-1).values
+    ordered, place = probabilities.gather(-1, found).sort(dim=-1, descending=True, stable=True)
+    return ordered, found.gather(-1, place), ordered.cumsum(-1) - ordered
 
 
 def draw(

@@ -124,10 +124,10 @@ def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
     store: Store, tmp_path: Path
 ) -> None:
     make_tiny_llama(tmp_path / "policy")
-    make_pairs(tmp_path / "pairs.parquet", 64)
+    # It must not end before it is paused.
+    pairs = [make_pairs(tmp_path / "pairs.parquet", 1024)]
 
     def training(place: Path) -> Request:
-        pairs = [tmp_path / "pairs.parquet"]
         # As often as by default: not before the training's end.
         return request_for(place, tmp_path / "policy", pairs, checkpoint_every_steps=None)
 

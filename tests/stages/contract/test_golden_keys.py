@@ -53,12 +53,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "364929504a6110fe063d235b3ffb8fb33ab3685b4e30b2ad56f76fb3b275981f",
+        "df40fb3e7447bf8f79f13772a9f60d45f5bf545330d3da970f276d892348f0b2",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "6b46840e058bfd25ae0bb0c542d9d3c0432632955a72c09588d1572d944c7233",
+        "b7ac464e54c2a3510e5238f8ee00c08a615efa685440bdc9b7006bfefef5156b",
     ),
     (
         ScoreParams(oracle="python"),
