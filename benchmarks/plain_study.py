@@ -37,9 +37,11 @@ class Jobs:
         self._waiting: list[tuple[int, int, study.StudyRun]] = []
         self._count, self._known = itertools.count(), set[str]()
         self._rewards: dict[str, float] = {}
+        self._ended = set[str]()
         every = [each for own in self._tuning for each in own]
         for run in study.finished(every, kept):
             self._rewards[run.name] = run.figures()["mean_reward"]
+            self._ended.add(run.name)
         for cell, runs in enumerate(self._tuning):
             self._add(cell, runs)
             self._add_reported(cell)
@@ -51,16 +53,21 @@ class Jobs:
         """The first run that waits."""
         return heapq.heappop(self._waiting)[2]
 
-    def ended(self, name: str, reward: float) -> None:
-        """Notes the mean reward of a run; a cell whose coefficient is now known gets its seeds."""
-        self._rewards[name] = reward
+    def ended(self, name: str, reward: float | None) -> None:
+        """Notes the mean reward of a run, None if it failed.
+
+        A cell whose tuning runs have all ended gets its seeds under the best of them.
+        """
+        self._ended.add(name)
+        if reward is not None:
+            self._rewards[name] = reward
         for cell, runs in enumerate(self._tuning):
             if any(each.name == name for each in runs):
                 self._add_reported(cell)
 
     def _add_reported(self, cell: int) -> None:
         own = self._tuning[cell]
-        if all(each.name in self._rewards for each in own):
+        if all(each.name in self._ended for each in own):
             chosen = study.choose(own, self._rewards)
             self._add(cell, study.reported_runs([self._rows[cell]], self._overrides, chosen))
 
@@ -112,6 +119,7 @@ def main() -> None:
             if (error := each.exception()) is not None:
                 failed.append(name)
                 print(f"{name} failed: {error!r}", flush=True)
+                jobs.ended(name, None)
                 continue
             print(f"{time.monotonic() - started:.0f} s: {name} {each.result():.3f}", flush=True)
             jobs.ended(name, each.result())

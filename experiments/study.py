@@ -288,7 +288,7 @@ def finished(runs: Iterable[StudyRun], kept: Path | None = None) -> list[StudyRu
             keys = {each.step: each.key for each in done}
             lines = plan(config)
             if all(each.action == "reuse" and keys.get(each.step) == each.key for each in lines):
-                found[name] = {"summary": summarise(record)}
+                found[name] = {"summary": summarise(record, config)}
         if name not in found and kept and (place := kept / f"{name}.json").exists():
             document = _read_kept(place)
             if document["identity"] == _identity(config):
@@ -332,7 +332,12 @@ def keep(runs: Iterable[StudyRun], folder: Path) -> None:
 
 
 def _identity(config: RunConfig) -> str:
-    return sha256_of(list(identities(all_steps(config))))
+    asked = [config.evaluation, *(config.for_suite(each).evaluation for each in config.suites)]
+    # No step's key has what changes reports only.
+    shown = [
+        [each.correct_from, *each.pass_at_k] for each in asked if each.correct_from is not None
+    ]
+    return sha256_of([*identities(all_steps(config)), *shown])
 
 
 def identities(steps: Sequence[Step]) -> Iterator[str]:

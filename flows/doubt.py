@@ -118,8 +118,7 @@ class _Sceptic:
         if fresh is not None:
             self._compare("fresh", self._steps, fresh, self._sampling("fresh"))
         generated = (artifacts[f"other-seed/{each}/generate/0"] for each in ("policy", "base"))
-        bad = self._spoil(*generated)
-        self._tasks.submit(self._probe(bad))
+        self._tasks.submit(self._probe(*self._spoil(*generated)))
         artifacts = self._tasks.wait()
         yield self._gain("another sampling seed", artifacts, "other-seed")
         if fresh is None:
@@ -178,8 +177,11 @@ class _Sceptic:
             return None
         return self._table("fresh.parquet", PROMPTS, fresh[: self._config.prepare.test_prompts])
 
-    def _spoil(self, policy: Artifact, base: Artifact) -> External:
-        """A table of answers: the policy's own as sample 0, the base's as 1, then the bad ones."""
+    def _spoil(self, policy: Artifact, base: Artifact) -> tuple[External, External]:
+        """A table of answers: the policy's own as sample 0, the base's as 1, then the bad ones.
+
+        Another has the base's answer against each, for an oracle that compares.
+        """
         tables = (read_rows(each.file("responses.parquet"), RESPONSES) for each in (policy, base))
         own, honest = (
             [row for row in each if row["sample_index"] == 0][:_PROBED_PROMPTS] for each in tables
@@ -192,7 +194,12 @@ class _Sceptic:
                 [row["response"], start["response"], *bad_answers(row, other)]
             )
         ]
-        return self._table("bad-answers.parquet", RESPONSES, answers)
+        honest_by_prompt = {row["prompt_id"]: row["response"] for row in honest}
+        against = [row | {"response": honest_by_prompt[row["prompt_id"]]} for row in answers]
+        return (
+            self._table("bad-answers.parquet", RESPONSES, answers),
+            self._table("honest-answers.parquet", RESPONSES, against),
+        )
 
     def _table(self, name: str, schema: Any, rows: Iterable[Mapping[str, Any]]) -> External:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -200,11 +207,12 @@ class _Sceptic:
         write_table(path, schema, rows)
         return resolve(str(path), "dataset")
 
-    def _probe(self, answers: External) -> Any:
+    def _probe(self, answers: External, against: External) -> Any:
         """The step that scores them; an answer that the oracle refuses has no score."""
         score = self._config.score.model_copy(update={"max_null_share": 1.0})
         config = self._config.model_copy(update={"score": score})
-        step = Steps(config, self._external).score("doubt", 0, answers)
+        opponents = against if score.compares else None
+        step = Steps(config, self._external).score("doubt", 0, answers, opponents)
         return type(step)("bad-answers", step.params, step.inputs)
 
     def _gain(self, name: str, artifacts: Mapping[str, Artifact], place: str) -> DoubtCheck:

@@ -155,7 +155,8 @@ def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
 def _is_older(held: Held, seconds: float) -> bool:
     # Somebody may write a record just now: a temporary file has no lease that would tell.
     least = max(seconds, _WRITE_SECONDS) if held.kind == "temporary" else seconds
-    return time.time() - held.written >= least
+    # A clock that was put back makes files of the future.
+    return not least or time.time() - held.written >= least
 
 
 def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> str:

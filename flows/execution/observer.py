@@ -94,6 +94,12 @@ class StepStatus:
         self._started = time.time()
         self._observers = OBSERVERS.get()
 
+    def wanted(self) -> None:
+        """The artifact is about to be looked for: `geb gc` leaves alone what a record names."""
+        known = self._record.step(self._step.name)
+        if known is None or known.key != self._request.key:
+            self._save("running")
+
     def started(self) -> None:
         """The stage starts, or starts again."""
         # Waiting for a slot is not the stage's time.

@@ -299,7 +299,7 @@ def recorded_attempt(record: RunRecord) -> Iterator[None]:
         state = _state_of(error)
         update = {"state": state, "ended": time.time(), "message": str(error)}
         # Where the store failed as well, the run's own error is the one to report.
-        with suppress(StoreError):
+        with suppress(StoreError, UserError):
             _save(record, attempt.model_copy(update=update))
         raise
     else:

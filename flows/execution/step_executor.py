@@ -14,7 +14,7 @@ from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.atomic import explain_disk_errors
-from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError, StoreError
+from stages.contract.errors import DamagedArtifactError, GebError, PreemptedError, StoppedError
 from stages.contract.events import Log
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, make_request
@@ -115,6 +115,7 @@ class StepExecutor:
         status = StepStatus(self.record, step, request)
         try:
             with explain_disk_errors(self.store.root):
+                status.wanted()
                 self._set_aside_if_forced(step, request, status.event)
                 found = self._find(request, status.event)
                 found = found or self._wait_for_other(request, status.event)
@@ -122,12 +123,12 @@ class StepExecutor:
                     self._compute(request, status)
                 artifact = found or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(GebError):
                 status.ended(self._end, str(error))
             raise
         except BaseException as error:
             # If the store failed, its error is the one to report.
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(GebError):
                 status.ended("failed", str(error))
             raise
         status.ended("reused" if found else "done")

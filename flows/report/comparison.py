@@ -101,7 +101,8 @@ class Comparison:
             place = each.run, each.evaluation, each.figure
             tested[place] = each.estimate(), each.adjusted_p_value
         found = [told(each, *tested.get((each, *_DECISIVE), (None, None))) for each in others]
-        fewest = min((len(each.values) for each in own), default=_ENOUGH_SEEDS)
+        decisive = [each for each in own if (each.evaluation, each.figure) == _DECISIVE]
+        fewest = min((len(each.values) for each in decisive), default=_ENOUGH_SEEDS)
         few = f" A method has {fewest} runs: too few." if fewest < _ENOUGH_SEEDS else ""
         unfinished = "".join(
             f" {each.run} has {last_iteration(each) or 0} of {each.config.iterations} iterations."

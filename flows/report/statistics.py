@@ -103,15 +103,14 @@ def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
 def welch(first: Sequence[float], second: Sequence[float], whole: float | None = None) -> Estimate:
     """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
 
-    Interval and p-value are those of Welch's t test (Welch 1947). Runs whose values do not vary at
-    all have neither. ``whole`` is as in :func:`over_seeds`.
+    Interval and p-value are those of Welch's t test (Welch 1947). Runs whose values do not vary,
+    but for rounding, have neither. ``whole`` is as in :func:`over_seeds`.
 
     Raises:
         ValueError: One of them is empty.
     """
     difference = over_seeds(second).value - over_seeds(first).value
-    varied = len(first) > 1 and len(second) > 1 and np.std(first) + np.std(second) > 0
-    if not varied:
+    if min(len(first), len(second)) < 2 or (_constant(first) and _constant(second)):
         return Estimate(difference)
     with warnings.catch_warnings():
         # One method's runs may all have the same value; the variance is then the other's alone.
@@ -134,9 +133,14 @@ def difference_of_methods(
         return welch([value for _, value in first], [value for _, value in second], whole), "Welch"
     differences = np.array([new[seed] - old[seed] for seed in old])
     mean = float(differences.mean())
-    if np.allclose(differences, mean, rtol=1e-9, atol=1e-12):
+    if _constant(differences):
         return Estimate(mean), "paired"
     return _tested(mean, stats.ttest_1samp(differences, 0.0), whole), "paired"
+
+
+def _constant(values: Floats | Sequence[float]) -> bool:
+    """True if values are equal but for rounding."""
+    return np.allclose(values, values[0], rtol=1e-9, atol=1e-12)
 
 
 def _tested(difference: float, test: Any, whole: float | None) -> Estimate:

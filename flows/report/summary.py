@@ -125,12 +125,13 @@ def kappa_label(train: TrainParams) -> str:
     return "κ " + ", ".join(f"{each:g}" for each in given)
 
 
-def summarise(record: RunRecord) -> Summary:
+def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
     """Reads a run's results; a step without an artifact leaves its figures out.
 
-    A damaged artifact is left out as well, with a warning.
+    A damaged artifact is left out as well, with a warning. ``config`` says what reports show;
+    unset takes the run's.
     """
-    config = record.config()
+    config = config or record.config()
     found = Summary(run=record.name, config=config, store=record.store.location)
     found.status = run_status(record)
     for step in record.steps():

@@ -149,6 +149,12 @@ def _artifacts(record: RunRecord) -> dict[str, Artifact]:
     return {step: artifact for step, artifact in found.items() if artifact is not None}
 
 
+def _needed(artifacts: Mapping[str, Artifact], step: str) -> Artifact:
+    if step not in artifacts:
+        raise UserError(f"the store has no result of {step}", "resume the run, then ask again")
+    return artifacts[step]
+
+
 def _cautions(
     before: Mapping[str, Any], after: Mapping[str, Any], config: RunConfig, asked: RunConfig
 ) -> Iterator[str]:
@@ -159,6 +165,10 @@ def _cautions(
         yield "score: the oracle would be asked again; the stored scores are compared"
     if config.iterations > 1:
         yield "after iteration 1 the samples would come from another policy"
+    if config.inputs.preferences:
+        yield "the pairs are those of inputs.preferences, whatever `pair` says"
+    if "accumulate" in (config.pair_data, asked.pair_data):
+        yield "pair_data accumulate: the figures are those of an iteration's own pairs"
     if asked.train.target_ratio is not None:
         yield "κ is calibrated on all pairs here, on the first batches in a training"
 
@@ -167,15 +177,16 @@ def _pairs(
     scratch: Path, artifacts: Mapping[str, Artifact], t: int, config: RunConfig, asked: RunConfig
 ) -> tuple[Path, Path]:
     """Tables of pairs of an iteration, as the run made it and as the other settings would."""
-    own = artifacts[f"iteration-{t}/pair"]
+    own = _needed(artifacts, f"iteration-{t}/pair")
     path = own.file("pairs.parquet")
     code = asked.inputs.strategy_code if asked.pair.strategy == "python" else None
-    if config.pair == asked.pair and code is None:
+    if config.inputs.preferences or (config.pair == asked.pair and code is None):
         return path, path
     inputs: dict[str, list[FileInput]] = {"responses": [], "scores": []}
     for shard in range(config.generate.num_shards):
-        scores = artifacts[f"iteration-{t}/score/{shard}"].file("scores.parquet")
-        responses = artifacts[f"iteration-{t}/generate/{shard}"].file("responses.parquet")
+        scores = _needed(artifacts, f"iteration-{t}/score/{shard}").file("scores.parquet")
+        generated = _needed(artifacts, f"iteration-{t}/generate/{shard}")
+        responses = generated.file("responses.parquet")
         for name, each in (("responses", responses), ("scores", scores)):
             inputs[name].append(FileInput(location=str(each), digest=digest_of(each)))
     if code is not None:
@@ -204,10 +215,16 @@ def _figures(
     cases = []
     for t, paths in tables.items():
         reference = artifacts[f"iteration-{t}/train"].file("reference_logprobs.parquet")
+        earlier = range(1, t) if config.pair_data == "accumulate" else ()
+        before = (_needed(artifacts, f"iteration-{each}/pair") for each in earlier)
+        first = sum(each.manifest.files["pairs.parquet"].rows or 0 for each in before)
         both = []
         for path, each in zip(paths, (config, asked), strict=True):
             params = each.train.model_copy(update={"iteration": t}).model_dump(mode="json")
-            known = {"pairs": [str(path)], "params": params, "reference": str(reference)}
+            # In the first iteration every reference is the base.
+            is_stored = t == 1 or each.train.reference == config.train.reference
+            known = {"pairs": [str(path)], "params": params, "first_pair": first}
+            known["reference"] = str(reference) if is_stored else ""
             both.append(known | {"code": each.inputs.objective_code})
         cases.append(both)
     question, answer = scratch / "asked.json", scratch / "found.json"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stages.contract.atomic import atomic_path
 from stages.contract.errors import GebError
 from stages.store.locks import is_held, try_lock
 
@@ -58,9 +59,10 @@ class Home:
 
     def password(self) -> str:
         """Name and password in Prefect's form, made when they are first asked for."""
-        if not self.password_file.exists():
-            self.password_file.touch(mode=0o600)
-            self.password_file.write_text(f"geb:{secrets.token_urlsafe(18)}")
+        if not self.password_file.exists() or not self.password_file.stat().st_size:
+            with atomic_path(self.password_file) as scratch:
+                scratch.touch(mode=0o600)
+                scratch.write_text(f"geb:{secrets.token_urlsafe(18)}")
         return self.password_file.read_text().strip()
 
     def claim(self) -> bool:

@@ -8,8 +8,9 @@ Shapes: ``R`` annotations, one for each compared response.
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,11 @@ def _compared(ctx: StageContext[EvaluateParams], prefix: str) -> dict[Key, dict[
     return found
 
 
+def _as_long(annotations: Sequence[Annotation]) -> bool:
+    """True if the answers of each comparison differ in length by as much."""
+    return len({len(each["output_2"]) - len(each["output_1"]) for each in annotations}) == 1
+
+
 class _Regression:
     """The library's regression, and what it needs to know of the instructions.
 
@@ -123,8 +129,7 @@ class _Regression:
                 f"{len(annotations)} comparisons are too few for a length-controlled win rate",
                 f"evaluate on at least {_FEWEST} prompts whose responses have scores",
             )
-        differences = {len(each["output_2"]) - len(each["output_1"]) for each in annotations}
-        if len(differences) == 1:
+        if _as_long(annotations):
             self._ctx.events.warning(
                 f"{prefix}{NAME}: all answers differ in length by as much; nothing to control"
             )
@@ -172,10 +177,12 @@ class _Regression:
         prompts = list(of_prompt.values())
         # Any fixed number: the same comparisons have the same interval.
         rng = np.random.default_rng(20260101)
-        found = [
-            self._win_rate([each for place in drawn for each in prompts[place]])
-            for drawn in rng.integers(len(prompts), size=(resamples, len(prompts)))
-        ]
+        found = []
+        for drawn in rng.integers(len(prompts), size=(resamples, len(prompts))):
+            sample = [each for place in drawn for each in prompts[place]]
+            # Where no length differs the regression has nothing to control, and fails.
+            plain = fmean(each["preference"] - 1 for each in sample)
+            found.append(plain if _as_long(sample) else self._win_rate(sample))
         return [float(end) for end in np.quantile(found, (0.025, 0.975))]
 
     def _win_rate(self, annotations: list[Annotation]) -> float:

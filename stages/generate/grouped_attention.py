@@ -30,16 +30,8 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers' `sdpa`, which it calls but for one query and shared heads.
 
-    Args:
-        module: The model's attention layer.
-        query: [B, H, queries, D].
-        key: [B, G, S, D].
-        value: [B, G, S, D].
-        attention_mask: [B, 1, queries, S]; None if every key is seen.
-        others: What else transformers hands over.
-
-    Returns:
-        [B, queries, H, D], and None in the place of attention weights.
+    From query [B, H, queries, D], key and value [B, G, S, D] and a mask [B, 1, queries, S], or None
+    if every key is seen, to [B, queries, H, D]. ``others`` is what else transformers hands over.
     """
     heads, groups = query.shape[1], key.shape[1]
     if query.shape[2] > 1 or heads == groups or others.get("position_bias") is not None:

@@ -2,8 +2,8 @@
 
     python -m stages.train.what_if ASKED.json FOUND.json
 
-At that step the policy is the model that sampled the pairs, so that the sampler's log-probabilities
-are log π, and log π_ref too if the reference is the previous policy.
+At that step the policy is the model that sampled an iteration's own pairs, so that the sampler's
+log-probabilities are log π. Where the reference is the same model, stored log π_ref is log π too.
 
 Shapes: `B` pairs, `S` tokens of a response.
 """
@@ -55,14 +55,18 @@ def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
     """
     params = TrainParams.model_validate(asked["params"])
     pairs, _ = load_pairs([Path(each) for each in asked["pairs"]], params)
-    policy = sampler_logprobs(pairs)
-    reference = policy
-    if params.reference != "previous":
-        pairs = [pair for pair in pairs if all(_name(pair, each) in known for each in pair.sides)]
-        reference = {
-            pair.index: (known[_name(pair, pair.chosen)], known[_name(pair, pair.rejected)])
-            for pair in pairs
-        }
+    reference = {
+        pair.index: (known[_name(pair, pair.chosen)], known[_name(pair, pair.rejected)])
+        for pair in pairs
+        if all(_name(pair, each) in known for each in pair.sides)
+    }
+    if params.reference == "previous" or params.iteration == 1:
+        # The policy is the reference.
+        reference |= _sampled([pair for pair in pairs if pair.index not in reference])
+        policy = reference
+    else:
+        pairs = [pair for pair in pairs if pair.index in reference]
+        policy = _sampled(pairs)
     if not pairs:
         raise UserError(
             f"log π_ref of no pair is stored, and train.reference is {params.reference!r}",
@@ -103,13 +107,27 @@ def _sums(
     return total
 
 
+def _sampled(pairs: Sequence[Pair]) -> RefLogprobs:
+    try:
+        return sampler_logprobs(pairs)
+    except UserError as error:
+        raise UserError(
+            "log π of some pairs is not stored: a sampler gave none, or they are a data set's",
+            "start a run with these settings",
+        ) from error
+
+
 def _name(pair: Pair, response: Response) -> tuple[str, bytes]:
     return pair.prompt_id, response.token_ids.tobytes()
 
 
-def _stored(pairs: Sequence[Pair], reference: RefLogprobs) -> Iterator[tuple[Any, np.ndarray]]:
+def _stored(
+    pairs: Sequence[Pair], reference: RefLogprobs, first: int
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Stored log π_ref of pairs, of which the training knew the first as number ``first``."""
     for pair in pairs:
-        for response, logprobs in zip(pair.sides, reference.get(pair.index, ()), strict=False):
+        stored = reference.get(first + pair.index, ())
+        for response, logprobs in zip(pair.sides, stored, strict=False):
             yield _name(pair, response), logprobs
 
 
@@ -121,8 +139,10 @@ def _answer(events: Emitter) -> None:
         pairs, _ = load_pairs(
             [Path(each) for each in own["pairs"]], TrainParams.model_validate(own["params"])
         )
-        known = dict(_stored(pairs, read_reference([Path(own["reference"])])))
-        found.append([first_step(each, known) for each in (own, other)])
+        known = dict(_stored(pairs, read_reference([Path(own["reference"])]), own["first_pair"]))
+        found.append(
+            [first_step(each, known if each["reference"] else {}) for each in (own, other)]
+        )
     Path(sys.argv[2]).write_text(dump_json(found))
     events.info(f"{len(found)} iterations")
 

@@ -71,6 +71,9 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     assert json.loads(done.stdout)["tables"] == found["tables"]
     budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
     assert budget["runs"] == 0
+    accuracy = (*elsewhere, "--dry-run", "--set", "evaluation.correct_from=0.5")
+    budget = json.loads(geb_ok(*accuracy, GEB_CONFIGS=str(configs)).stdout)
+    assert budget["runs"] == 3, "the figures that are kept have no accuracy"
     (configs / "letters.py").write_text(ORACLE.replace("26", "27"))
     budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
     assert budget["runs"] == 3, "another oracle is another run, of whatever name"

@@ -47,6 +47,12 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     ]
     fresh = pq.read_table(store / "runs/small-doubt/fresh.parquet")["messages"].to_pylist()
     assert [each[0]["content"][13:] for each in fresh] == ["tea to room 7.", "towels to room 7."]
+    asked, against = (
+        pq.read_table(store / f"runs/small-doubt/{each}-answers.parquet")
+        for each in ("bad", "honest")
+    )
+    given, base = (each["response"].to_pylist() for each in (asked, against))
+    assert base[3 :: 2 + len(BAD_ANSWERS)] == given[1 :: 2 + len(BAD_ANSWERS)]
     # A model that is its base again gains nothing, whatever the seed.
     assert checks["another sampling seed"]["passed"] is False
     assert checks["another training seed"]["passed"] is None

@@ -31,11 +31,3 @@ def line(step: Step) -> str:
 def test_steps_seeds_and_inputs_are_as_written_down():
     steps = all_steps(load_config(ROOT / "configs/quickstart.yaml", OVERRIDES))
     assert [line(step) for step in steps] == GOLDEN.read_text().splitlines()
-
-
-def test_the_parts_of_the_prompts_are_as_many_as_the_iterations():
-    for iterations in (1, 3):
-        [prepare, *_] = all_steps(
-            load_config(ROOT / "configs/quickstart.yaml", [f"iterations={iterations}"])
-        )
-        assert prepare.params.model_dump()["iterations"] == iterations

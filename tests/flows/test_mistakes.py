@@ -221,3 +221,14 @@ def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path: Path) -> No
     assert done.returncode == 64
     assert "is not a request" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_what_a_command_says_has_paths_as_they_are(tmp_path: Path) -> None:
+    store, prompts = tmp_path / "[/old]" / "store", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": 5}\n')
+    config = write_config(tmp_path, inputs={"prompts": [str(prompts)]})
+    assert f"nothing of {store} is running" in geb("down", "--home", store).stdout
+    failed = geb("run", config, "--store", store)
+    assert failed.returncode == 64, failed.stderr
+    assert f"to compute; store {store}" in failed.stdout
+    assert f"--store '{store}'" in failed.stdout + failed.stderr

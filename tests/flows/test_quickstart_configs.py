@@ -31,11 +31,6 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differin
     assert sorted(named) == ["name", *(f"train.{each}" for each in differing)], lines
 
 
-def test_the_mixture_is_of_the_policy_and_the_start():
-    config = load_config(CONFIGS / "quickstart-mixture.yaml")
-    assert (config.generate.mixture, config.train.reference) == (0.5, "initial")
-
-
 def test_xpo_pairs_the_policy_with_the_start_and_its_term_is_on_the_start_s_response():
     config = load_config(CONFIGS / "quickstart-xpo.yaml")
     assert (config.generate.num_samples, config.generate.mixture) == (2, 1.0)
@@ -45,11 +40,3 @@ def test_xpo_pairs_the_policy_with_the_start_and_its_term_is_on_the_start_s_resp
     for change in ("generate.mixture=0", f"inputs.preferences={prompts}"):
         with pytest.raises(UserError, match="no response is drawn from one"):
             load_config(CONFIGS / "quickstart-xpo.yaml", [change])
-
-
-def test_the_data_is_enough_for_every_iteration():
-    config = load_config(CONFIGS / "quickstart.yaml")
-    assert config.prepare.prompts_per_iteration is not None
-    wanted = config.prepare.test_prompts + config.iterations * config.prepare.prompts_per_iteration
-    [prompts] = config.inputs.prompts
-    assert len(Path(prompts).read_text().splitlines()) == wanted

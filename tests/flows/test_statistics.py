@@ -114,7 +114,7 @@ def test_runs_that_are_all_alike_leave_welch_s_test_to_the_others_spread() -> No
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [([1.0], [2.0, 3.0]), ([1.0, 2.0], [2.0]), ([1.0, 1.0], [2.0, 2.0])]
+    ("first", "second"), [([1.0], [2.0, 3.0]), ([1.0, 2.0], [2.0]), ([0.1] * 3, [0.2] * 3)]
 )
 def test_seeds_that_are_one_or_do_not_vary_are_not_tested(
     first: list[float], second: list[float]

@@ -124,8 +124,7 @@ def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
     store: Store, tmp_path: Path
 ) -> None:
     make_tiny_llama(tmp_path / "policy")
-    # It must not end before it is paused.
-    pairs = [make_pairs(tmp_path / "pairs.parquet", 1024)]
+    pairs = [make_pairs(tmp_path / "pairs.parquet", 1024)]  # It is not to end before it is paused.
 
     def training(place: Path) -> Request:
         # As often as by default: not before the training's end.

@@ -69,7 +69,8 @@ class JobFolder:
         # Whole at once: others read the request of each folder that they see.
         new = cls(_jobs(store) / f".{name}")
         new.path.mkdir(parents=True)
-        request.write(new.path / REQUEST_FILE)
+        content = request.model_dump_json(indent=2)
+        write_atomically(new.path / REQUEST_FILE, content, durable=True)
         return cls(new.path.rename(_jobs(store) / name))
 
     def request(self) -> Request:
@@ -122,8 +123,8 @@ class JobFolder:
         """True while the orchestrator that waits for the job lives."""
         try:
             request = self.request()
-        except FileNotFoundError:
-            # Another run has just removed it.
+        except (FileNotFoundError, ValidationError):
+            # Another run has just removed it; or it is damaged, and stays for a person to look at.
             return True
         return orchestrator_lease(request.store, request.stage, request.key).holder() is not None
 

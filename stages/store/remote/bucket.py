@@ -180,15 +180,18 @@ class Bucket:
 
     def put(
         self, name: str, data: bytes, *, absent: bool = False, replaces: Entry | None = None
-    ) -> None:
-        """Writes a small object: ``absent`` only if there is none, or only if it ``replaces`` one.
+    ) -> str:
+        """Writes a small object and returns its ETag.
+
+        It is written if it is ``absent``, or if it ``replaces`` one, or else in any case.
 
         Raises:
             ConflictError: The condition does not hold.
         """
         mode: Any = "create" if absent else replaces.condition() if replaces else "overwrite"
         try:
-            self._ask(lambda: self._client.put(name, data, mode=mode, use_multipart=False))
+            put = self._ask(lambda: self._client.put(name, data, mode=mode, use_multipart=False))
+            return put["e_tag"] or ""
         except ConflictError:
             # The write whose answer got lost on its way was done, and the next one met it.
             now = self.get(name)
@@ -196,6 +199,7 @@ class Bucket:
                 raise ConflictError(
                     f"{self.url}/{name} has been changed meanwhile; try again"
                 ) from None
+            return now.etag
 
     def list(self, folder: str = "") -> dict[str, Entry]:
         """Objects below a folder (the whole prefix if empty), by names relative to it, in order."""

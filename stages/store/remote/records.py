@@ -6,7 +6,7 @@ in place of the nanoseconds a number from its ETag that ends in 777. Other files
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,8 @@ from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket, Entry
 _SECOND = 10**9
 _MARK = 777
 _RECORDS = ".json"
+# Folders whose records are written in blocks of `changed` alone.
+_CHANGED = ("models",)
 
 
 class Records:
@@ -35,7 +37,10 @@ class Records:
         # Records that this host is changing stay as they are until then.
         if lock is not None:
             try:
-                self._pull(folder, self._bucket.list(folder))
+                there = self._bucket.list(folder)
+                if folder in _CHANGED:
+                    self._drop_unless(_is_marked, folder, there)
+                self._pull(folder, there)
             finally:
                 os.close(lock)
 
@@ -61,17 +66,26 @@ class Records:
             ConflictError: Another host changed a record meanwhile.
         """
         with exclusive_lock(self._changing(folder)):
-            # What a change before this one left, which did not get into the bucket, goes.
             there = self._bucket.list(folder)
-            for path, entry in self._local(folder, there):
-                if not _is_copy(path, entry):
-                    path.unlink()
+            self._drop_unless(_is_copy, folder, there)
             self._pull(folder, there)
-            yield
-            # The versions of a model come before the aliases that name them.
-            for path, entry in sorted(self._local(folder, there), reverse=True):
-                if not _is_copy(path, entry):
-                    self._replace(path, entry)
+            try:
+                yield
+                # The versions of a model come before the aliases that name them.
+                for path, entry in sorted(self._local(folder, there), reverse=True):
+                    if not _is_copy(path, entry):
+                        self._replace(path, entry)
+            except BaseException:
+                self._drop_unless(_is_copy, folder, there)
+                raise
+
+    def _drop_unless(
+        self, keeps: Callable[[Path, Entry | None], bool], folder: str, there: dict[str, Entry]
+    ) -> None:
+        """Removes what a change left here that did not get into the bucket."""
+        for path, entry in self._local(folder, there):
+            if not keeps(path, entry):
+                path.unlink(missing_ok=True)
 
     def _pull(self, folder: str, there: dict[str, Entry]) -> None:
         stale = [
@@ -96,8 +110,10 @@ class Records:
         name = self._name(path)
         with path.open("rb") as file:
             before = os.fstat(file.fileno())
-            self._bucket.put(name, file.read(), **condition)
-            stamp = _stamp(self._bucket.head(name))
+            etag = self._bucket.put(name, file.read(), **condition)
+            there = self._bucket.head(name)
+            # What another host wrote after it is older than any other file: it is fetched.
+            stamp = _stamp(there) if there.etag == etag else 0
             # A file that changed while it travelled is uploaded by the next push.
             if os.fstat(file.fileno()).st_mtime_ns == before.st_mtime_ns:
                 os.utime(file.fileno(), ns=(stamp, stamp))
@@ -122,10 +138,13 @@ class Records:
 def _is_stale(path: Path, entry: Entry) -> bool:
     if not path.exists():
         return True
-    modified = path.stat().st_mtime_ns
-    if modified % 1000 == _MARK:
-        return modified != _stamp(entry)
-    return modified // _SECOND < int(entry.modified)
+    if _is_marked(path, entry):
+        return not _is_copy(path, entry)
+    return path.stat().st_mtime_ns // _SECOND < int(entry.modified)
+
+
+def _is_marked(path: Path, entry: Entry | None) -> bool:
+    return path.stat().st_mtime_ns % 1000 == _MARK
 
 
 def _is_copy(path: Path, entry: Entry | None) -> bool:

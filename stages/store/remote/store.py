@@ -25,9 +25,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from stages.contract.atomic import explain_disk_errors, write_atomically
-from stages.contract.errors import ConflictError, DamagedArtifactError, StoreError, UserError
+from stages.contract.errors import (
+    ConflictError,
+    DamagedArtifactError,
+    DamagedRecordError,
+    StoreError,
+    UserError,
+)
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
 from stages.store.base import FORMAT, MARKER, Artifact, OnBytes, Store
 from stages.store.local_usage import Held, Kind
@@ -290,7 +299,11 @@ def _check_marker(bucket: Bucket, *, create: bool) -> None:
             f"no store at {bucket.url} ({bucket.endpoint}): it has no {MARKER}. Is that the right "
             "bucket, prefix and endpoint?"
         )
-    found = json.loads(marker.data).get("format")
+    try:
+        found = TypeAdapter(dict[str, Any]).validate_json(marker.data).get("format")
+    except ValidationError as error:
+        remedy = f'write {{"format": {_BUCKET_FORMAT}}} in its place, then run `geb verify`'
+        raise DamagedRecordError(f"{bucket.url}/{MARKER} is damaged", remedy) from error
     if found != _BUCKET_FORMAT:
         raise UserError(
             f"{bucket.url} is a store of format {found}; this version reads {_BUCKET_FORMAT}",

@@ -50,6 +50,7 @@ def test_a_record_that_another_host_changed_meanwhile_is_not_overwritten(here, t
     with pytest.raises(ConflictError, match="changed meanwhile"):
         move_behind_the_back()
     assert objects(here.location)[alias] == b'{"moved": "by somebody without a lease"}'
+    assert not (here.root / alias).exists(), "no other host has it"
 
 
 def test_a_look_at_the_registry_does_not_undo_a_move_that_is_under_way(here, there, tmp_path):
