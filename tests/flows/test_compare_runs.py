@@ -134,7 +134,7 @@ def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path:
     assert told.endswith("p = 1.000.")
     runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed) for seed in range(3)]
     runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, s, design="arctanh") for s in range(3)]
-    runs[-1].rows[-1]["repetition"] = None
+    runs[-1].rows[-1]["mean_log_pi_ref"] = None
     seeds = compare_summaries(runs).verdict()
     assert seeds.startswith(f"{start.removesuffix('plain: ')}f-DPO, reverse_kl: arctanh, ")
     assert " is better, +0.710 [" in seeds and seeds.endswith(", p < 0.001.")
