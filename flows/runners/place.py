@@ -198,7 +198,9 @@ def work_name(request: Request) -> str:
     """Name of new work for a request, for people and for who looks for it by its key."""
     place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
     key = request.key[:KEY_CHARACTERS]
-    return f"geb-{request.run}-{place}-{key}-{uuid.uuid4().hex[:6]}"
+    # It is the name of a file, too: at most 255 bytes.
+    what = f"geb-{request.run}-{place}"[:200]
+    return f"{what}-{key}-{uuid.uuid4().hex[:6]}"
 
 
 def sign_of(store: str, stage: str, key: str) -> Path:
