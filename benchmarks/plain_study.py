@@ -1,4 +1,4 @@
-"""The runs of `geb paper` without Prefect, in processes that stay: many small runs on one GPU.
+"""The runs of `geb paper` without Prefect, a process each: many small runs on one GPU.
 
     python -m benchmarks.plain_study chat --kept results/chat --processes 12 --seconds 500 \
         --set inputs.policy=CHECKPOINT --set store=/dev/shm/store
@@ -109,7 +109,9 @@ def main() -> None:
     jobs = Jobs(paper_rows(options.scale, options.only), {SETTINGS: options.set}, options.kept)
     running: dict[Future[float], str] = {}
     failed: list[str] = []
-    pool = ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn"))
+    # A process for each run: memory of many trainings in one adds up (12 GB after nine).
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(options.processes, spawn, max_tasks_per_child=1)
     while (jobs or running) and (left := started + options.seconds - time.monotonic()) > 0:
         while len(running) < options.processes and jobs:
             run = jobs.next()

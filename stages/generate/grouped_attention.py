@@ -1,11 +1,10 @@
 """Attention of one new token a row, without a copy of the keys for each head that shares them.
 
-transformers repeats keys and values for every query head of a group before it calls torch. Where a
-token is decoded the cache is nearly all that attention reads, so that a model with three heads to
-a group reads three times as much. Here the heads of a group stand in the place of the queries of
-the one head that they share, which gives the same sums.
+transformers repeats keys and values for every query head of a group. Where a token is decoded the
+cache is nearly all that attention reads. Here the heads of a group stand in the place of queries of
+the one head of keys and values that they share, which gives the same sums.
 
-Shapes: `B` rows, `H` heads, `G` groups of heads (heads of keys and values), `S` keys, `D` width.
+Shapes: `B` rows, `H` heads, `G` groups of heads, `S` keys, `D` width.
 """
 
 from typing import Any
@@ -14,10 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-GROUPED = "grouped"
-"""Name under which the attention is registered (``attn_implementation``)."""
 
 
 def grouped_attention(
@@ -34,7 +29,10 @@ def grouped_attention(
     if every key is seen, to [B, queries, H, D]. ``others`` is what else transformers hands over.
     """
     heads, groups = query.shape[1], key.shape[1]
-    if query.shape[2] > 1 or heads == groups or others.get("position_bias") is not None:
+    # A mask or a bias may have a plane for each head.
+    has_planes = attention_mask is not None and attention_mask.shape[1] > 1
+    has_planes |= others.get("position_bias") is not None
+    if query.shape[2] > 1 or heads == groups or has_planes:
         found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return found, None
     found = functional.scaled_dot_product_attention(
@@ -47,12 +45,9 @@ def grouped_attention(
     return found.flatten(1, 2)[:, None], None
 
 
-def share_heads(model: Any) -> None:
-    """Sets the attention in a model that transformers runs by `sdpa`."""
-    own = model.config.get_text_config()._attn_implementation
-    if own == "sdpa" and getattr(model, "_supports_attention_backend", False):
-        model.set_attn_implementation(GROUPED)
+def share_heads() -> None:
+    """Sets the attention in this process.
 
-
-AttentionInterface.register(GROUPED, grouped_attention)
-AttentionMaskInterface.register(GROUPED, sdpa_mask)
+    It keeps the name `sdpa`, by which some families of models choose their masks.
+    """
+    AttentionInterface.register("sdpa", grouped_attention)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.grouped_attention import share_heads
@@ -25,9 +26,8 @@ from stages.modeling.probe import require_static_rope
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
 # cache, carrying them costs their part of every forward pass.
 _COMPACT_SHARE = 0.25
+# Tokens that are sorted first for top-p: to sort a whole vocabulary can take longer than a pass.
 _LIKELIEST = 256
-"""Tokens that are sorted first for top-p: they nearly always hold the mass that it keeps, and to
-sort a whole vocabulary takes longer than a small model's forward pass."""
 
 
 class TransformersBackend:
@@ -36,8 +36,7 @@ class TransformersBackend:
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         sources = filter(None, (policy.source, policy.reference))
         self._models = [load_causal_lm(each, dtype=params.dtype) for each in sources]
-        for each in self._models:
-            share_heads(each)
+        share_heads()
         self._model = self._models[0]
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
@@ -120,6 +119,11 @@ class TransformersBackend:
                 alive, drawn = alive[running], drawn[running]
             for each in (decoder, *others):
                 each.advance(drawn)
+        if logprobs.isnan().any():
+            raise UserError(
+                f"the policy's logits are not finite in {params.dtype}",
+                "set generate.dtype to bfloat16 or float32",
+            )
         columns = (each.tolist() for each in (tokens, logprobs, lengths, finished))
         return [
             Sample(ids[:length], found[:length], STOP if done else LENGTH)
@@ -172,7 +176,7 @@ class _Decoder:
         self._select(rows.nonzero()[:, 0])
 
     def _select(self, index: torch.Tensor) -> None:
-        self._cache.batch_select_indices(index)
+        self._cache.reorder_cache(index)
         self._mask, self._positions = self._mask[index], self._positions[index]
         self.logits = self.logits[index]
 
@@ -242,9 +246,9 @@ def filtered_probabilities(
 def _likeliest(
     probabilities: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """At most ``count`` tokens by falling probability, of equals the first in the vocabulary first.
+    """Probabilities and ids of the likeliest tokens, and the sum of the probabilities before each.
 
-    Returns their probabilities and ids, and the sum of the probabilities before each.
+    Equals stand as in the vocabulary.
     """
     found = probabilities.topk(min(count, probabilities.shape[-1])).indices.sort(dim=-1).values
     ordered, place = probabilities.gather(-1, found).sort(dim=-1, descending=True, stable=True)
@@ -267,4 +271,6 @@ def draw(
     # Rounding must not carry a uniform number next to 1 past the end of the vocabulary.
     target = torch.minimum(uniform[:, None] * total, total.nextafter(torch.zeros_like(total)))
     # right=True passes over tokens of probability 0 when the target is exactly on their boundary.
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # Past the end of the vocabulary where logits are not numbers.
+    return drawn.clamp(max=logits.shape[-1] - 1)

@@ -5,6 +5,7 @@ Runs if ``lm_eval`` is installed: the environment and the image `eval`.
 
 import importlib.metadata
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class InstructionChecks:
             found = self.check(
                 {"key": 0, "prompt": prompt, **wanted, "kwargs": arguments}, [row["response"]]
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, re.error) as error:
             why = f"the instructions cannot be checked ({type(error).__name__}: {error})"
             return Verdict(None, why)
         strict, loose = found["inst_level_strict_acc"], found["inst_level_loose_acc"]

@@ -113,6 +113,8 @@ class TrainingLoop(Generic[B]):
         """Updates the weights by one global batch and returns the step's record."""
         engine, objective = self.engine, self.objective
         batches = list(islice(self._micro_batches, self._plan.accumulation))
+        # Passes that calibrate κ have dropout at each step, a resumed training's first one too.
+        engine.train()
         objective.before_step(step, batches)
         total = torch.zeros((), device=engine.device)
         sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=engine.device)
@@ -127,7 +129,6 @@ class TrainingLoop(Generic[B]):
     def micro_step(self, batch: B, *, last: bool) -> tuple[Tensor, Tensor]:
         """Adds a micro-batch's part of the global batch's gradient; waits for no device."""
         with self.engine.accumulating(last=last):
-            self.engine.train()
             batch = batch.to(self.engine.device)
             loss, sums = self.objective.micro_loss(batch)
             # Gradients are averaged over processes, the mean is over the terms of all of them.

@@ -20,8 +20,7 @@ from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket, Entry
 _SECOND = 10**9
 _MARK = 777
 _RECORDS = ".json"
-# Folders whose records are written in blocks of `changed` alone.
-_CHANGED = ("models",)
+_CHANGED = ("models",)  # Folders whose records are written in blocks of `changed` alone.
 
 
 class Records:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
@@ -86,8 +86,11 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
         GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.4),
         # A window shorter than prompt and response.
         MistralConfig(**SIZES, sliding_window=6, initializer_range=0.4),
+        # A mask for each head; layers of linear attention.
+        AutoConfig.for_model("doge", **SIZES, initializer_range=0.4),
+        AutoConfig.for_model("qwen3_next", **SIZES | {"num_hidden_layers": 4}, head_dim=16),
     ],
-    ids=["gpt2", "mistral"],
+    ids=["gpt2", "mistral", "doge", "qwen3-next"],
 )
 def test_other_architectures(generate, tmp_path, config):
     tokenizer = make_tiny_tokenizer()
