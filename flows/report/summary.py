@@ -128,8 +128,7 @@ def kappa_label(train: TrainParams) -> str:
 def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
     """Reads a run's results; a step without an artifact leaves its figures out.
 
-    A damaged artifact is left out as well, with a warning. ``config`` says what reports show;
-    unset takes the run's.
+    A damaged artifact is left out as well, with a warning. Unset, ``config`` is the run's own.
     """
     config = config or record.config()
     found = Summary(run=record.name, config=config, store=record.store.location)

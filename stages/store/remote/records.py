@@ -8,7 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,11 @@ class Records:
     def _drop_unless(
         self, keeps: Callable[[Path, Entry | None], bool], folder: str, there: dict[str, Entry]
     ) -> None:
-        """Removes what a change left here that did not get into the bucket."""
+        """Removes what a change left here that did not get into the bucket; others may do so too."""
         for path, entry in self._local(folder, there):
-            if not keeps(path, entry):
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if not keeps(path, entry):
+                    path.unlink()
 
     def _pull(self, folder: str, there: dict[str, Entry]) -> None:
         stale = [
