@@ -81,7 +81,7 @@ class Records:
     def _drop_unless(
         self, keeps: Callable[[Path, Entry | None], bool], folder: str, there: dict[str, Entry]
     ) -> None:
-        """Removes what a change left here that did not get into the bucket; others may do so too."""
+        """Removes what a change left here that did not get into the bucket; others may, too."""
         for path, entry in self._local(folder, there):
             with suppress(FileNotFoundError):
                 if not keeps(path, entry):
