@@ -93,9 +93,11 @@ def iterate(
     try:
         asked = _asked(preset, config, fresh)
         publish_configuration(asked, preset)
-        executor = _recorded(asked)
-        resume = resume_command(asked.name, asked.store)
-        return _run(asked, executor)
+        ready = _checked(asked)
+        with recorded_attempt(ready.record, lambda: _put_on_record(asked, ready.record)):
+            executor = ready
+            resume = resume_command(asked.name, asked.store)
+            return _run(asked, executor)
     except GebError as error:
         if executor is not None and not isinstance(error, RunCancelledError):
             _report_failure(executor.record)
@@ -127,20 +129,22 @@ def iterate_resolved(config: RunConfig) -> RunResult:
     return iterate(NO_PRESET, config.to_values())
 
 
-def _recorded(config: RunConfig) -> StepExecutor:
-    """Checks what can be checked before the first stage, and puts the configuration on record."""
+def _checked(config: RunConfig) -> StepExecutor:
+    """Checks what can be checked before the first stage."""
     label(config)
     try_own_code(config)
     if warning := try_oracle(config):
         _warn(config.name)(warning)
-    executor = StepExecutor(config)
-    executor.record.start(config, lambda: {each.step: each.key for each in plan(config)})
-    return executor
+    return StepExecutor(config)
+
+
+def _put_on_record(config: RunConfig, record: RunRecord) -> None:
+    record.start(config, lambda: {each.step: each.key for each in plan(config)})
 
 
 def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
     record = executor.record
-    with recorded_attempt(record), tracked(config, record, _warn(config.name)) as trackers:
+    with tracked(config, record, _warn(config.name)) as trackers:
 
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.

@@ -32,7 +32,7 @@ from stages.contract.errors import (
 )
 from stages.contract.records import read_content, read_record
 from stages.store.base import Store
-from stages.store.locks import AliveLock, is_held
+from stages.store.locks import AliveLock, exclusive_lock, is_held
 from stages.store.registry import ModelRegistry, ModelVersion
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
@@ -279,8 +279,11 @@ class Attempt(BaseModel):
 
 
 @contextmanager
-def recorded_attempt(record: RunRecord) -> Iterator[None]:
-    """Records the block as an attempt at the run, with its end."""
+def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Records the block as an attempt at the run, with its end.
+
+    ``begin`` is called first, while no other attempt at the run begins on this host.
+    """
     started = time.time()
     attempt = Attempt(
         id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started))}-{uuid.uuid4().hex[:6]}",
@@ -291,8 +294,10 @@ def recorded_attempt(record: RunRecord) -> Iterator[None]:
     )
     # The kernel frees it with the process: "running" without it is said of a dead one.
     alive = AliveLock(_lock(record, attempt))
-    alive.take()
-    _save(record, attempt)
+    with exclusive_lock(record.path / _ATTEMPTS / ".begin"):
+        begin()
+        alive.take()
+        _save(record, attempt)
     try:
         yield
     except BaseException as error:

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +29,13 @@ from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from flows.report.lineage import lineage_of
 from flows.report.status import RunStatus, StepStatus, SweepStatus, duration, step_logs
-from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError
+from stages.contract.errors import (
+    GebError,
+    RunCancelledError,
+    StoppedError,
+    StoreError,
+    UserError,
+)
 from stages.contract.manifest import Manifest
 from stages.store.base import Store
 from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, plan, steps, write_config
@@ -101,6 +108,31 @@ def test_a_run_s_state_is_how_its_last_attempt_ended(
     assert found["state"] == state
     assert [each["state"] for each in found["attempts"]] == ["failed", state]
     assert state in shown(record, "status")
+
+
+def test_of_two_runs_that_begin_at_once_with_other_settings_one_is_refused(
+    record: RunRecord,
+) -> None:
+    second = record.config().model_copy(update={"seed": 1})
+
+    def run_second() -> None:
+        with recorded_attempt(record, lambda: record.start(second, dict)):
+            pass
+
+    def begin_first() -> None:
+        record.start(record.config(), dict)
+        found.append(pool.submit(run_second))
+        with pytest.raises(TimeoutError):
+            found[0].result(0.5)
+
+    found: list[Future[None]] = []
+    with (
+        ThreadPoolExecutor() as pool,
+        recorded_attempt(record, begin_first),
+        pytest.raises(UserError, match="is at work with other settings"),
+    ):
+        found[0].result()
+    assert record.config().seed == 0
 
 
 def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(record: RunRecord) -> None:
