@@ -189,7 +189,13 @@ class _Decoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        self._cache = output.past_key_values
+        if (cache := output.get("past_key_values")) is None:
+            raise UserError(
+                f"{type(self._model).__name__} has no cache of past tokens as the backend "
+                "'transformers' needs it",
+                "set generate.backend to 'vllm', or take another policy",
+            )
+        self._cache = cache
         self.logits = output.logits[:, -1]
 
 

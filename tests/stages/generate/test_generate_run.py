@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig
 
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
@@ -93,15 +93,25 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
     ids=["gpt2", "mistral", "doge", "qwen3-next"],
 )
 def test_other_architectures(generate, tmp_path, config):
+    model = save_model(config, tmp_path / "model")
+    rows, _, _ = generate(model=model)
+    assert_raw_logprobs(rows, model)
+
+
+def test_a_policy_without_a_cache_of_tokens_is_refused(generate, tmp_path):
+    config = MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(UserError, match="MambaForCausalLM has no cache of past tokens"):
+        generate(model=save_model(config, tmp_path / "model"), max_length_tokens=64)
+
+
+def save_model(config, path):
     tokenizer = make_tiny_tokenizer()
     config.vocab_size = len(tokenizer)
     config.bos_token_id, config.eos_token_id, config.pad_token_id = BOS_ID, EOS_ID, 0
-    model = tmp_path / "model"
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    rows, _, _ = generate(model=model)
-    assert_raw_logprobs(rows, model)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
 
 
 def test_temperature_zero_agrees_with_transformers_generate(generate, policy):
