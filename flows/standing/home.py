@@ -29,8 +29,6 @@ class Standing(BaseModel):
     """Address of the Prefect API, for PREFECT_API_URL."""
     store: str
     """Store that the deployments start with."""
-    database: str | None = None
-    """Database that was given for the server, without its password; None is a file of this home."""
     password_file: str | None = None
     """File of the password that the server asks for; None if it asks for none."""
 
