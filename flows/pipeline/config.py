@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, StringConstraints, model_validator
 
-from flows.pipeline.placement import Estimation, Execution, resolve_shards, resources_of
+from flows.pipeline.placement import Estimation, Execution, resources_of
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
@@ -95,7 +95,7 @@ class Evaluation(Settings):
     max_new_tokens: int = Field(4096, ge=1)
     """Longest response in tokens."""
     num_shards: int = Field(1, ge=1, le=1000)
-    """Shards of the held-out prompts, each a task of its own; `auto` as in `generate`."""
+    """Shards of the held-out prompts, each a task of its own."""
     backend: Literal["transformers", "vllm"] | None = None
     """Engine that samples; unset takes that of `generate`."""
     correct_from: float | None = None
@@ -234,11 +234,6 @@ class RunConfig(StageSettings):
     """Assumptions of the run's estimate: hardware, price, lengths."""
     tracking: Tracking = Tracking()
     """Trackers of the whole run (docs/tracking.md)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve_shards(cls, values: Any) -> Any:
-        return resolve_shards(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="before")
     @classmethod

@@ -185,23 +185,6 @@ def test_what_cannot_work_together_is_refused(overrides, message):
         load_config(QUICKSTART, overrides)
 
 
-def test_shards_that_are_left_to_what_there_is():
-    suite = {"last": {"prompts": "p.jsonl", "num_shards": "auto"}}
-    config = load_config(
-        QUICKSTART,
-        [
-            "generate.num_shards=auto",
-            "evaluation.num_shards=auto",
-            f"suites={json.dumps(suite)}",
-            "execution.parallel=6",
-        ],
-    )
-    assert config.generate.num_shards == 6
-    assert config.evaluation.num_shards == 6
-    assert config.suites["last"].num_shards == 6
-    assert json.loads(config.to_json())["generate"]["num_shards"] == 6
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
