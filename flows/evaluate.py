@@ -12,6 +12,7 @@ from prefect.states import State
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.execution.prefect_tasks import StepTasks, step_tasks
+from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
@@ -32,7 +33,6 @@ from flows.report.prefect_artifacts import failed
 from flows.report.rows import Paired, adjusted, against_base, p_text, told
 from flows.report.summary import evaluated_row
 from flows.report.table import BASE, POLICY, SUITE_COLUMNS, Cell, FittedTable, SuiteFigures
-from stages.contract.atomic import write_atomically
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -158,9 +158,9 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
     found = _read(config, models, artifacts)
-    path = store.run_path(config.name) / "evaluation.html"
-    write_atomically(path, render("evaluation.html.jinja", found=found))
-    found = replace(found, page=store.share(path))
+    record = RunRecord(store, config.name, refresh=False)
+    page = record.write("evaluation.html", render("evaluation.html.jinja", found=found))
+    found = replace(found, page=page)
     survives_outage(create_table_artifact)(
         found.table().records(),
         key=artifact_key(config.name),
