@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -35,8 +36,10 @@ class Standing(BaseModel):
     @property
     def exports(self) -> str:
         """The command of a shell after which `geb run` reports to this server."""
-        password = f' PREFECT_API_AUTH_STRING="$(cat {self.password_file})"'
-        return f"export PREFECT_API_URL={self.api}" + (password if self.password_file else "")
+        command = f"export PREFECT_API_URL={self.api}"
+        if self.password_file:
+            command += f' PREFECT_API_AUTH_STRING="$(cat {shlex.quote(self.password_file)})"'
+        return command
 
 
 class Home:
