@@ -27,31 +27,20 @@ Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
 def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     """List registered models, their versions and aliases."""
     registry = ModelRegistry(open_store(store))
-    found = {name: registry.versions(name) for name in registry.names()}
-    aliases = {name: registry.aliases(name) for name in found}
-    doubts = {
-        (name, each.version): doubt
-        for name, versions in found.items()
-        for each in versions
-        if (doubt := registry.doubt(name, each.version))
-    }
-    document = {
-        name: {
+    document, rows = {}, []
+    for name in registry.names():
+        versions, aliases = registry.versions(name), registry.aliases(name)
+        found = {each.version: registry.doubt(name, each.version) for each in versions}
+        doubts = {version: doubt for version, doubt in found.items() if doubt}
+        document[name] = {
             "versions": [each.model_dump(mode="json") for each in versions],
-            "aliases": {each.alias: each.version for each in aliases[name]},
-            "doubts": {
-                each.version: doubts[name, each.version].model_dump(mode="json")
-                for each in versions
-                if (name, each.version) in doubts
-            },
+            "aliases": {each.alias: each.version for each in aliases},
+            "doubts": {version: each.model_dump(mode="json") for version, each in doubts.items()},
         }
-        for name, versions in found.items()
-    }
-    rows = [
-        _row(each, aliases[name], doubts.get((name, each.version)), newest=each is versions[-1])
-        for name, versions in found.items()
-        for each in versions
-    ]
+        rows += [
+            _row(each, aliases, doubts.get(each.version), newest=each is versions[-1])
+            for each in versions
+        ]
     answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=7))
 
 
