@@ -12,6 +12,7 @@ from prefect.states import State
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.execution.prefect_tasks import StepTasks, step_tasks
+from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
@@ -32,7 +33,6 @@ from flows.report.prefect_artifacts import failed
 from flows.report.rows import Paired, adjusted, against_base, p_text, told
 from flows.report.summary import evaluated_row
 from flows.report.table import BASE, POLICY, SUITE_COLUMNS, Cell, FittedTable, SuiteFigures
-from stages.contract.atomic import write_atomically
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -40,11 +40,10 @@ from stages.store.opening import open_store
 
 @dataclass(frozen=True)
 class Models:
-    """The two models and the prompts, by the arguments of :func:`evaluate`; None for empty ones."""
+    """The two models and the suite, by the arguments of :func:`evaluate`; None for empty ones."""
 
     policy: str
     base: str | None = None
-    prompts: str | None = None
     suite: str | None = None
 
 
@@ -118,7 +117,6 @@ def _flow_run_name() -> str:
 def evaluate(
     policy: str,
     base: str = "",
-    prompts: str = "",
     suite: str = "",
     preset: Preset = DEFAULT_PRESET,
     config: Overrides = NOTHING,
@@ -129,15 +127,13 @@ def evaluate(
         policy: A registered model (`name`, `name@alias` or `name:version`), a checkpoint folder,
             or a hub id.
         base: The model to compare with; empty takes the one that the configuration starts from.
-        prompts: File or hub data set of prompts; empty takes those that the configuration holds
-            out.
         suite: Suite of the configuration whose prompts, sampling and oracle are used; empty takes
             the evaluation on held-out prompts.
         preset: The configuration whose sampling, oracle and metrics are used.
         config: What is to differ from the preset. An empty field takes the preset's value, or the
             default if the preset has none.
     """
-    models = Models(policy, base or None, prompts or None, suite or None)
+    models = Models(policy, base or None, suite or None)
     name = f"{preset}-evaluation"
     try:
         asked = configured(preset, config)
@@ -151,22 +147,20 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
     store = open_store(config.store, create=True)
     if models.suite is not None:
         asked = config.suites.get(models.suite)
-        if asked and not asked.prompts and not models.prompts:
+        if asked and not asked.prompts:
             raise UserError(
                 f"the suite {models.suite} has no prompts: it scores samples of a run once more",
-                "name prompts with --prompts",
+                f"name some with --set suites.{models.suite}.prompts=FILE",
             )
         config = config.for_suite(models.suite)
     external = _external(config, models, store)
-    if models.suite is None and models.prompts is not None:
-        config = config.model_copy(update={"iterations": 0})
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
     found = _read(config, models, artifacts)
-    path = store.run_path(config.name) / "evaluation.html"
-    write_atomically(path, render("evaluation.html.jinja", found=found))
-    found = replace(found, page=store.share(path))
+    record = RunRecord(store, config.name, refresh=False)
+    page = record.write("evaluation.html", render("evaluation.html.jinja", found=found))
+    found = replace(found, page=page)
     survives_outage(create_table_artifact)(
         found.table().records(),
         key=artifact_key(config.name),
@@ -198,27 +192,17 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
             "there is no model to compare with: the configuration warm-starts its own",
             "name one as the base, for example a first version (`quickstart:1`)",
         )
-    is_own = models.suite is None and models.prompts is None
-    external = resolve_inputs(config) if is_own else _given(config, models)
+    external = resolve_inputs(config) if models.suite is None else _of_suite(config, models.suite)
     compared = {"policy": resolve_model(models.policy, store), "base": resolve_model(base, store)}
     return external | compared
 
 
-def _given(config: RunConfig, models: Models) -> dict[str, list[External]]:
-    """Inputs of a suite, or of an evaluation on prompts that the caller names."""
-    require_oracle_inputs(config, models.suite)
-    places = input_places(config, models.suite)
-    places |= {"policy": (), "warm_start": (), "prompts": ()}
-    suite = models.suite
-    if models.prompts is not None:
-        # Prompts that the caller names are no setting of the suite.
-        suite, places["test_prompts"] = None, (models.prompts,)
+def _of_suite(config: RunConfig, suite: str) -> dict[str, list[External]]:
+    """Inputs of a suite alone: a configuration of suites may have none of a run's."""
+    require_oracle_inputs(config, suite)
     return {
-        name: [
-            resolve_input(config, suite if name == "test_prompts" else models.suite, name, place)
-            for place in named
-        ]
-        for name, named in places.items()
+        name: [resolve_input(config, suite, name, place) for place in places]
+        for name, places in input_places(config, suite).items()
     }
 
 

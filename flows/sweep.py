@@ -1,20 +1,17 @@
 """The flow `sweep`: a grid of settings over seeds, each cell a run, and their comparison."""
 
 import itertools
-import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from prefect.states import State
 
 from flows.execution.cancellation import interruptible_together, stage_flow
 from flows.execution.observer import OBSERVERS
-from flows.execution.run_record import RunRecord, SweepRecord, save_sweep
+from flows.execution.run_record import SweepRecord, save_sweep
 from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
@@ -22,7 +19,6 @@ from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
 from flows.report.prefect_artifacts import failed, publish_comparison
-from flows.report.status import duration, run_status
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.store.opening import open_store
@@ -113,21 +109,11 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
             f"parallel_runs is {parallel_runs}, and at least one run must be at work",
             "set it to 1 or more",
         )
-    ended, taken = itertools.count(1), list[float]()
+    ended = itertools.count(1)
 
     def run(cell: Cell) -> Finding:
-        begun = time.monotonic()
         found = _run(cell)
-        # One that failed, or that the store had, tells nothing of the others' time.
-        if found.summary:
-            record = RunRecord(open_store(cell.config.store), cell.config.name)
-            if not run_status(record).is_found:
-                taken.append(time.monotonic() - begun)
-        done = next(ended)
-        message = f"{done} of {len(planned)} runs have ended"
-        if done < len(planned) and taken:
-            left = fmean(taken) * math.ceil((len(planned) - done) / parallel_runs)
-            message += f", about {duration(left)} left"
+        message = f"{next(ended)} of {len(planned)} runs have ended"
         for each in OBSERVERS.get():
             each.sweep_moved(sweep, message)
         return found

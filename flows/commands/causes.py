@@ -21,7 +21,6 @@ from flows.pipeline.loading import check_config, merged, overrides_of
 from flows.pipeline.presets import NO_PRESET
 from flows.report.files import render
 from flows.report.table import FittedTable
-from stages.contract.atomic import write_atomically
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 
@@ -37,7 +36,7 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
     opened = open_store(store)
     record = RunRecord.existing(opened, run_of(opened, name)[0])
     found = explain(summarise(record))
-    page = _written(record, "why.html", render("why.html.jinja", why=found))
+    page = record.write("why.html", render("why.html.jinja", why=found))
     lessons = [(each.name, each.first) for each in found.kinds if each.first]
     lines = [
         f"{name}, first in iteration {first.iteration}, step {first.steps[0] + 1}\n"
@@ -64,7 +63,7 @@ def what_if(
     values = merged(config.to_values(), overrides_of(overrides or ()))
     asked = check_config(values, f"run {name} with --set")
     found = compare(record, config, asked)
-    page = _written(record, "what-if.html", render("what_if.html.jinja", found=found))
+    page = record.write("what-if.html", render("what_if.html.jinja", found=found))
     lines = [found.plan_line(), *found.cautions, f"page  {page}"]
     answer(as_json, asdict(found) | {"page": page}, found.title(), found.table(), *lines)
 
@@ -95,12 +94,6 @@ def doubt(
     table = FittedTable("", ("check", "result", "finding"), rows, kept=3, left=3)
     title = f"{name} {found.verdict()}"
     text = render("doubt.html.jinja", title=title, found=found, table=table)
-    page = _written(RunRecord(opened, f"{config.name}-doubt"), "doubt.html", text)
+    page = RunRecord(opened, f"{config.name}-doubt").write("doubt.html", text)
     document = found.model_dump(mode="json") | {"verdict": found.verdict(), "page": page}
     answer(as_json, document, table, title, f"page  {page}")
-
-
-def _written(record: RunRecord, name: str, text: str) -> str:
-    """Writes a page into a run's folder and returns its address."""
-    write_atomically(record.path / name, text)
-    return record.store.share(record.path / name)

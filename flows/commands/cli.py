@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -177,20 +177,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
     """Shows warnings about a configuration or a record as messages, others as Python does."""
     if issubclass(category, DamagedRecordWarning):
-        errors = messages()
-        errors.print(f"[bold yellow]warning[/] {escape(str(message))}")
+        messages().print(f"[bold yellow]warning[/] {escape(str(message))}")
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from rich.text import Text
 from flows.commands.terminal import TerminalConsole, messages
 from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
-from flows.pipeline.fields import run_rows
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.presets import DEFAULT_STORE
@@ -28,7 +27,6 @@ from flows.pipeline.step import Step
 from flows.standing.home import Home
 from stages.contract.errors import StoreError, UserError
 from stages.store.opening import location_of, open_store
-from stages.store.registry import ModelRegistry
 
 if TYPE_CHECKING:
     # It takes scipy and matplotlib, which most commands do without.
@@ -37,52 +35,15 @@ if TYPE_CHECKING:
 _WIDE_COLUMNS = 200
 
 
-def _store_of(context: typer.Context) -> str:
-    return context.params.get("store") or os.environ.get("GEB_STORE") or DEFAULT_STORE
-
-
-def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of the store's runs that begin so, for a shell."""
-    return [each for each in _runs_at(_store_of(context)) if each.startswith(incomplete)]
-
-
-def _complete_model(context: typer.Context, incomplete: str) -> list[str]:
-    try:
-        registry = ModelRegistry(open_store(_store_of(context)))
-    except StoreError:
-        return []
-    known: list[str] = []
-    for name in registry.names():
-        known += [name, *(f"{name}@{each.alias}" for each in registry.aliases(name))]
-        known += [f"{name}:{each.version}" for each in registry.versions(name)]
-    return [each for each in known if each.startswith(incomplete)]
-
-
-def _complete_field(incomplete: str) -> list[str]:
-    return [f"{each.name}=" for each in run_rows(incomplete)]
-
-
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Set one field, e.g. train.kappa=1e-3.",
-        autocompletion=_complete_field,
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="Set one field, e.g. train.kappa=1e-3."),
 ]
-RunName = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="Name of a run in the store.", autocompletion=complete_run),
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
 Registered = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="NAME, NAME:VERSION or NAME@ALIAS of the registry.",
-        autocompletion=_complete_model,
-    ),
+    typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the registry."),
 ]
 StorePath = Annotated[
     str,
@@ -129,7 +90,7 @@ def configured(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
     """The configuration that a command line names; UserError if it is wrong or not there."""
-    if not path.exists() and str(path) in _runs_at(store or DEFAULT_STORE):
+    if not path.exists() and _is_run(str(path), store or DEFAULT_STORE):
         raise UserError(
             f"{path} is a run in the store, not a configuration file",
             f"`geb resume {path}` goes on with it; `geb run FILE.yaml` starts one",
@@ -137,12 +98,12 @@ def configured(
     return load_config(path, chosen(overrides, store=store, runner=runner))
 
 
-def _runs_at(store: str) -> list[str]:
-    """Names of the runs of a store; none if there is no store."""
+def _is_run(name: str, store: str) -> bool:
+    """True if a store, if there is one, has a run of that name."""
     try:
-        return runs(open_store(store))
+        return name in runs(open_store(store))
     except StoreError:
-        return []
+        return False
 
 
 def chosen(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from flows.commands.common import AsJson, Overrides, StorePath, chosen, console, print_json
+from flows.commands.common import AsJson, ConfigStore, Overrides, chosen, console, print_json
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_settings
 from flows.runners.choose import reap_for, runner_findings
@@ -24,7 +24,7 @@ _MIN_FREE_GIB = 5
 
 
 def doctor(
-    store: StorePath = "store",
+    store: ConfigStore = None,
     vllm: Annotated[Path, typer.Option(help="Interpreter of the vLLM environment.")] = Path(
         ".venv-vllm/bin/python"
     ),
@@ -47,8 +47,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check what a run needs of this machine; exit code 1 when something essential is missing."""
-    named = chosen(overrides, store=None if config else store)
-    configured = load_settings(config, named, RunConfig)
+    configured = load_settings(config, chosen(overrides, store=store), RunConfig)
     if reap:
         for line in reap_for(runner, configured):
             typer.echo(line, err=as_json)
@@ -63,8 +62,8 @@ def doctor(
     findings = [
         Finding("linux", sys.platform == "linux", platform.platform()),
         _import_check("torch environment", sys.executable, "torch, transformers, deepspeed"),
-        _disk_check(cache_home() if "://" in store else Path(store)),
-        _store_check(store),
+        _disk_check(cache_home() if "://" in configured.store else Path(configured.store)),
+        _store_check(configured.store),
     ]
     optional = [
         _import_check("vLLM environment", str(vllm), "vllm"),

@@ -42,10 +42,6 @@ def evaluate(
         str | None,
         typer.Option(metavar="MODEL", help="Compare with it, not with what CONFIG starts from."),
     ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Prompts, in place of those that CONFIG holds out."),
-    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A suite of CONFIG: its prompts, sampling and oracle."),
@@ -63,7 +59,10 @@ def evaluate(
     store: ConfigStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a model with a base on prompts, with the sampling and the oracle of CONFIG."""
+    """Compare a model with a base on held-out prompts, by the sampling and the oracle of CONFIG.
+
+    Other prompts: --set inputs.test_prompts=FILE.
+    """
     settings = configured(config, overrides, runner, store)
     wanted = [parse_export(each) for each in exports or ()]
     evaluation = settings.for_suite(suite).evaluation if suite else settings.evaluation
@@ -72,8 +71,7 @@ def evaluate(
     with prefect_session(settings.store, f"{settings.name}-evaluation", as_json, num_steps):
         from flows.evaluate import evaluate as evaluate_flow
 
-        places = base or "", prompts or "", suite or ""
-        found = evaluate_flow(policy, *places, NO_PRESET, settings.to_values())
+        found = evaluate_flow(policy, base or "", suite or "", NO_PRESET, settings.to_values())
     for path in wanted:
         export(path, policy, suite or "held-out", found.responses)
     lines = [f"metrics  {found.artifact}", *(f"outputs  {path}" for path in wanted)]

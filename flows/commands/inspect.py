@@ -12,7 +12,6 @@ from flows.commands.common import (
     StorePath,
     answer,
     answer_comparison,
-    complete_run,
     console,
     print_json,
 )
@@ -55,11 +54,7 @@ def fields(
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN RUN…",
-            help="Runs or models; others stand against the first.",
-            autocompletion=complete_run,
-        ),
+        typer.Argument(metavar="RUN RUN…", help="Runs or models, the others against the first."),
     ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the comparison; of the runs if unset.")

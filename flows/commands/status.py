@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from flows.commands.common import AsJson, RunName, StorePath, complete_run, console, print_json
+from flows.commands.common import AsJson, RunName, StorePath, console, print_json
 from flows.commands.terminal import neutral
 from flows.execution.run_record import RunRecord, runs, sweeps
 from flows.report.status import (
@@ -51,9 +51,7 @@ _ROWS_AROUND = 8
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN]", help="A run or a sweep; all if left out.", autocompletion=complete_run
-        ),
+        typer.Argument(metavar="[RUN]", help="A run or a sweep; all if left out."),
     ] = None,
     store: StorePath = "store",
     watch: Annotated[

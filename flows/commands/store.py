@@ -1,7 +1,6 @@
 """Commands ``geb verify`` and ``geb gc``: damage in a store, and what nothing in it refers to."""
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -128,12 +127,12 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())
     present = {(each.stage, each.key) for each in listed if each.kind == "artifact"}
-    needed = _Needed(store)
-    needed.update()
+    store.refresh("models")
+    needed = _needed(store)
     found = [
         Garbage(held, why)
         for held in listed
-        if (why := _why(store, held, needed.keys, present)) and _is_older(held, older_than)
+        if (why := _why(store, held, needed, present)) and _is_older(held, older_than)
     ]
     return sorted(found, key=lambda each: each.held.bytes, reverse=True)
 
@@ -141,12 +140,14 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
 def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     """Deletes what :func:`collect` found, unless a run needs it by now; returns what it deleted."""
     removed = []
-    needed, present = _Needed(store), set(store.artifacts())
+    seen: dict[Path, tuple[int, int]] | None = None
     for each in garbage:
-        # A run writes down the keys that it wants before it computes or reads them.
-        if needed.update():
-            present = set(store.artifacts())
-        if _why(store, each.held, needed.keys, present):
+        # A run writes down the keys that it wants before it computes or reads them. A store may
+        # hold hundreds of runs: they are read again when a record has changed, whose state is
+        # taken first, so that the next look sees what changes meanwhile.
+        if (now := _records(store)) != seen:
+            seen, needed, present = now, _needed(store), set(store.artifacts())
+        if _why(store, each.held, needed, present):
             store.remove(each.held)
             removed.append(each)
     return removed
@@ -177,59 +178,43 @@ def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> s
     return why if why and store.lease(*name).holder() is None else ""
 
 
-class _Needed:
+def _needed(store: Store) -> set[_Name]:
     """Keys of all runs' last steps and registered models, and of all that they were made of.
 
-    A store may hold hundreds of runs, and each deletion asks anew: records are read again when
-    one of them has changed.
+    Raises:
+        DamagedRecordError: A record cannot be read, so that nobody knows what it needs.
     """
+    versions = ModelRegistry(store).all_versions()
+    waiting = [(each.checkpoint.stage, each.checkpoint.key) for each in versions]
+    for run in recorded(store):
+        steps = RunRecord(store, run).steps(strict=True)
+        waiting += [(each.stage, each.key) for each in steps]
+    found: set[_Name] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            with suppress(DamagedArtifactError):
+                manifest = store.manifest(*name)
+                groups = manifest.inputs.values() if manifest else ()
+                waiting += [
+                    (each["stage"], each["key"])
+                    for group in groups
+                    for each in group
+                    if each["kind"] == "artifact"
+                ]
+    return found
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._records: dict[Path, tuple[int, int]] = {}
-        self.keys: set[_Name] = set()
 
-    def update(self) -> bool:
-        """Reads the records if any has changed since the last call; True if so.
-
-        Raises:
-            DamagedRecordError: A record cannot be read, so that nobody knows what it needs.
-        """
-        self._store.refresh("runs")
-        self._store.refresh("models")
-        # Before the records are read: the next call sees a change meanwhile.
-        found = dict(self._modified())
-        if self._records and found == self._records:
-            return False
-        self._records, self.keys = found, set()
-        waiting = list(self._roots())
-        while waiting:
-            name = waiting.pop()
-            if name not in self.keys:
-                self.keys.add(name)
-                with suppress(DamagedArtifactError):
-                    waiting += self._made_of(name)
-        return True
-
-    def _roots(self) -> Iterator[_Name]:
-        for version in ModelRegistry(self._store).all_versions():
-            yield version.checkpoint.stage, version.checkpoint.key
-        for run in recorded(self._store):
-            for step in RunRecord(self._store, run).steps(strict=True):
-                yield step.stage, step.key
-
-    def _made_of(self, name: _Name) -> Iterator[_Name]:
-        manifest = self._store.manifest(*name)
-        for group in manifest.inputs.values() if manifest else ():
-            yield from (
-                (each["stage"], each["key"]) for each in group if each["kind"] == "artifact"
-            )
-
-    def _modified(self) -> Iterator[tuple[Path, tuple[int, int]]]:
-        """Records, each with its time of modification and inode, which every writing changes."""
-        for pattern in ("runs/*/steps/*.json", "models/*/versions/*.json"):
-            for path in self._store.root.glob(pattern):
-                with suppress(FileNotFoundError):
-                    # The link's own: one that leads to itself is told by whoever reads the record.
-                    state = path.lstat()
-                    yield path, (state.st_mtime_ns, state.st_ino)
+def _records(store: Store) -> dict[Path, tuple[int, int]]:
+    """Records, each with its time of modification and inode, which every writing changes."""
+    store.refresh("runs")
+    store.refresh("models")
+    found = {}
+    for pattern in ("runs/*/steps/*.json", "models/*/versions/*.json"):
+        for path in store.root.glob(pattern):
+            with suppress(FileNotFoundError):
+                # The link's own: one that leads to itself is told by whoever reads the record.
+                state = path.lstat()
+                found[path] = state.st_mtime_ns, state.st_ino
+    return found

@@ -1,11 +1,9 @@
 """Commands ``geb up``, ``down``, ``automations``: what serves the Prefect UI on this machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +12,6 @@ from flows.standing.home import DEFAULT_HOME, HOME_VARIABLE, Home, Standing
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.opening import open_store
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import URL
 
 # A stage's grace period, the worker's and the server's.
 _END_SECONDS = 180.0
@@ -34,15 +29,6 @@ def up(
     ] = 4200,
     limit: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     home: HomePath = DEFAULT_HOME,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            envvar="GEB_DATABASE",
-            show_envvar=True,
-            help="PostgreSQL of a Prefect server started here, "
-            "postgresql://USER:PASSWORD@HOST/DATABASE; a file in --home if unset.",
-        ),
-    ] = None,
     password: Annotated[
         bool, typer.Option(help="Let a Prefect server started here ask for a password.")
     ] = True,
@@ -53,15 +39,10 @@ def up(
     """
     place = Home(home)
     opened = open_store(store, create=True)
-    from flows.standing.database import check_database, parse_database
-
-    url = None if database is None else parse_database(database)
-    if not place.claim():
-        _show_running(place, opened.location, url)
-        return
-    if url is not None:
-        check_database(url)
-    _run(place, opened, port, limit, url, password)
+    if place.claim():
+        _run(place, opened, port, limit, password)
+    else:
+        _show_running(place, opened.location)
 
 
 def down(home: HomePath = DEFAULT_HOME) -> None:
@@ -86,9 +67,7 @@ def automations() -> None:
         console.print(name)
 
 
-def _run(
-    home: Home, store: Store, port: int, limit: int, database: URL | None, password: bool
-) -> None:
+def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console.print("starting; the first start takes half a minute")
@@ -100,18 +79,12 @@ def _run(
 
     services = Services(home)
     configured = get_current_settings().api.url
-    if configured and database is not None:
-        raise UserError(
-            "--database is for a Prefect server that is started here, and PREFECT_API_URL names "
-            f"{configured}",
-            "leave --database out, or unset PREFECT_API_URL",
-        )
     try:
         if configured:
             require_access()
             ui = get_current_settings().ui_url or configured.removesuffix("/api")
         else:
-            ui = services.start_server(port, database, password, store.root / "runs")
+            ui = services.start_server(port, password, store.root / "runs")
         deployments = register_deployments(store.location, Path.cwd(), limit)
         services.start_worker()
         standing = Standing(
@@ -119,7 +92,6 @@ def _run(
             ui=ui,
             api=str(get_current_settings().api.url),
             store=store.location,
-            database=None if database is None else database.render_as_string(),
             password_file=str(home.password_file) if password and not configured else None,
         )
         home.announce(standing)
@@ -135,16 +107,15 @@ def _run(
         services.end(console.print)
 
 
-def _show_running(home: Home, store: str, database: URL | None) -> None:
+def _show_running(home: Home, store: str) -> None:
     standing = home.standing()
     if standing is None:
         raise UserError(
             f"another `geb up` of {home.path} is starting or ending", "try again in a moment"
         )
-    if standing.store != store or (database and standing.database != database.render_as_string()):
+    if standing.store != store:
         raise UserError(
-            f"`geb up` is running already, with the store {standing.store} and the database "
-            f"{standing.database or 'in its home'}",
+            f"`geb up` is running already, with the store {standing.store}",
             "`geb down` first, or use another --home and --port beside it",
         )
     console.print(f"running already, pid {standing.pid}")
@@ -157,6 +128,4 @@ def _show(standing: Standing) -> None:
         password = Path(standing.password_file).read_text()
         console.print(f"password       {password}", markup=False, soft_wrap=True)
     console.print(f"store          {standing.store}", markup=False)
-    if standing.database is not None:
-        console.print(f"database       {standing.database}", markup=False)
     console.print(f"to have `geb run` report there: {standing.exports}", soft_wrap=True)

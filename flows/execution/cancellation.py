@@ -63,16 +63,32 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
         RunInterruptedError: The context's interrupt came, and not as an exception; likewise.
     """
-    poller = _CancellationPoller(stop, what)
+    ids, interrupts = _own_flow_runs(), _interrupts.get()
+    ended = threading.Event()
+    found: list[RunCancelledError] = []
+
+    def poll() -> None:
+        with get_client(sync_client=True) as client:
+            while not ended.wait(_POLL_SECONDS):
+                if any(each.is_set() for each in interrupts):
+                    found.append(RunInterruptedError(f"{what} was interrupted"))
+                    stop("stopped")
+                    return
+                if _is_cancelled(client, ids):
+                    found.append(RunCancelledError(f"{what} was cancelled in Prefect"))
+                    stop("cancelled")
+                    return
+
+    threading.Thread(target=poll, name="cancellation", daemon=True).start()
     try:
         yield
     except BaseException as error:
-        if poller.found is not None and not isinstance(error, KeyboardInterrupt):
-            raise poller.found from error
+        if found and not isinstance(error, KeyboardInterrupt):
+            raise found[0] from error
         raise
     finally:
         # Not joined: its request may wait for a server that is gone.
-        poller.ended.set()
+        ended.set()
 
 
 def stage_flow(
@@ -145,37 +161,11 @@ def _own_flow_runs() -> list[UUID]:
     return list({UUID(each) for each in ids if each is not None})
 
 
-class _CancellationPoller:
-    """Thread that polls the state of the present flow run and of those that it is part of."""
-
-    def __init__(self, stop: Callable[[StepState], None], what: str) -> None:
-        self._stop = stop
-        self._what = what
-        self._ids = _own_flow_runs()
-        self._interrupts = _interrupts.get()
-        self.ended = threading.Event()
-        self.found: RunCancelledError | None = None
-        threading.Thread(target=self._poll, name="cancellation", daemon=True).start()
-
-    def _poll(self) -> None:
-        with get_client(sync_client=True) as client:
-            while not self.ended.wait(_POLL_SECONDS):
-                if any(each.is_set() for each in self._interrupts):
-                    self.found = RunInterruptedError(f"{self._what} was interrupted")
-                    self._stop("stopped")
-                    return
-                if self._is_cancelled(client):
-                    self.found = RunCancelledError(f"{self._what} was cancelled in Prefect")
-                    self._stop("cancelled")
-                    return
-
-    def _is_cancelled(self, client: SyncPrefectClient) -> bool:
-        try:
-            runs = client.read_flow_runs(
-                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=self._ids))
-            )
-        except Exception as error:
-            # A server that is away for a while does not end a run.
-            _LOGGER.debug("cannot see whether the run is cancelled: %s", error)
-            return False
-        return any(run.state is not None and run.state.type in _CANCEL for run in runs)
+def _is_cancelled(client: SyncPrefectClient, ids: list[UUID]) -> bool:
+    try:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids)))
+    except Exception as error:
+        # A server that is away for a while does not end a run.
+        _LOGGER.debug("cannot see whether the run is cancelled: %s", error)
+        return False
+    return any(run.state is not None and run.state.type in _CANCEL for run in runs)

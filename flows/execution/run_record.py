@@ -129,10 +129,10 @@ class RunRecord:
                     self.save_step(step.model_copy(update={"state": "outdated"}))
         self.save_config(config)
 
-    def write(self, name: str, text: str) -> None:
-        """Writes a file of the run's folder, for other hosts too."""
+    def write(self, name: str, text: str) -> str:
+        """Writes a file of the run's folder, for other hosts too, and returns its address."""
         write_atomically(self.path / name, text)
-        self.store.share(self.path / name)
+        return self.store.share(self.path / name)
 
     def holds(self, config: RunConfig) -> bool:
         """True if the run was last started with this configuration."""

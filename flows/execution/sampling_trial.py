@@ -30,8 +30,10 @@ class SamplingTrial:
 
     Attributes:
         samples: Responses to each.
-        winners: Prompts whose responses have different scores.
-        odd: Share of the responses whose score is not their prompt's most common one.
+        winners: Prompts whose responses all have a score, and not the same; of others `pair` makes
+            no pair.
+        odd: Share of the responses whose score is not their prompt's most common one; prompts with
+            an unscored response aside.
         mean_reward: Mean of all scores; None if no response has one.
     """
 
@@ -120,11 +122,12 @@ def _read(responses: Artifact, scores: Artifact, samples: int) -> SamplingTrial:
         ends = zip(batch.starts[:-1], batch.starts[1:], strict=True)
         groups += [found[start:end] for start, end in ends]
     given = [score for group in groups for score in group if score is not None]
+    whole = [group for group in groups if None not in group]
     return SamplingTrial(
         prompts=len(groups),
         samples=samples,
-        winners=sum(len(set(group)) > 1 for group in groups),
-        odd=sum(len(group) - max(map(group.count, group)) for group in groups)
-        / sum(map(len, groups)),
+        winners=sum(len(set(group)) > 1 for group in whole),
+        odd=sum(len(group) - max(map(group.count, group)) for group in whole)
+        / max(sum(map(len, whole)), 1),
         mean_reward=math.fsum(given) / len(given) if given else None,
     )

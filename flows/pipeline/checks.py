@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.config import SAMPLING, SET_BY_THE_RUN, RunConfig, Suite
 from flows.pipeline.placement import EVAL, ON_THIS_MACHINE
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.errors import UserError
@@ -38,6 +38,7 @@ def check(config: RunConfig) -> None:
     """
     _check_whole(config)
     _check_samples(config)
+    _check_suites(config)
     for asked in evaluations(config):
         _check_length_control(asked)
         _check_judge(asked)
@@ -90,12 +91,59 @@ def _check_samples(config: RunConfig) -> None:
             "train.reference_logprobs is 'sampler', and inputs.preferences names pairs that no "
             "policy of the run sampled: set train.reference_logprobs to 'model'"
         )
+    if config.screen.num_samples and config.score.compares:
+        raise ValueError(
+            "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot tell "
+            "whether a prompt is solved: use an oracle that scores"
+        )
+    is_drawn = config.generate.mixture > 0 and not config.inputs.preferences
+    if config.train.bonus_on == "mixture" and not is_drawn:
+        raise ValueError(
+            "train.bonus_on = 'mixture', and no response is drawn from one (generate.mixture is "
+            "0, or inputs.preferences takes the place of samples): set generate.mixture, to 1 for "
+            "the reference itself, or another train.bonus_on"
+        )
+    if config.generate.mixture and config.train.reference == "previous":
+        raise ValueError(
+            f"generate.mixture = {config.generate.mixture:g} with train.reference = 'previous', "
+            "which is the policy that samples: there is nothing to mix it with; set "
+            "train.reference to 'initial' or 'ema'"
+        )
     lora = config.train.lora
     if lora.save == "adapter" and "vllm" in config.backends() and lora.rank > _VLLM_RANK:
         raise ValueError(
             f"train.lora.save is 'adapter' and train.lora.rank {lora.rank}: vLLM "
             f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "
             "train.lora.save to 'merged'"
+        )
+
+
+def _check_suites(config: RunConfig) -> None:
+    """Refuses settings of suites that nothing would use, and gates without their metrics."""
+    for name, suite in config.suites.items():
+        for field in (*SAMPLING, "seed") if suite.prompts is None else ():
+            if getattr(suite, field) not in (
+                Suite.model_fields[field].default,
+                getattr(config.evaluation, field, None),
+            ):
+                raise ValueError(
+                    f"suites.{name}.{field} is set, and the suite has no prompts: it scores the "
+                    "run's own samples of the held-out prompts; leave it out"
+                )
+    for name in config.promote.suites_hold:
+        if name not in config.suites:
+            raise ValueError(
+                f"promote.suites_hold names {name}, and suites are: "
+                f"{', '.join(config.suites) or 'none'}"
+            )
+        if config.suites[name].after == "last" and config.iterations > 1:
+            raise ValueError(
+                f"promote.suites_hold names {name}, which is evaluated after the last iteration "
+                f"only: set suites.{name}.after to each"
+            )
+    if config.promote.max_perplexity_ratio is not None and not config.inputs.perplexity_text:
+        raise ValueError(
+            "promote.max_perplexity_ratio is set, and inputs.perplexity_text names no text"
         )
 
 

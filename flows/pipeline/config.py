@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, StringConstraints, model_validator
 
-from flows.pipeline.placement import Estimation, Execution, resolve_shards, resources_of
+from flows.pipeline.placement import Estimation, Execution, resources_of
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
@@ -80,7 +80,8 @@ SuiteName = Annotated[
 UNUSED_BY_SUITES = ("iterations", "test_prompts", "prompts_per_iteration")
 """Settings of `prepare` that are about training prompts, which a suite has none of."""
 
-_SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens", "num_shards", "backend")
+SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens", "num_shards", "backend")
+"""Settings of an evaluation that replace those of `generate`."""
 
 
 class Evaluation(Settings):
@@ -95,7 +96,7 @@ class Evaluation(Settings):
     max_new_tokens: int = Field(4096, ge=1)
     """Longest response in tokens."""
     num_shards: int = Field(1, ge=1, le=1000)
-    """Shards of the held-out prompts, each a task of its own; `auto` as in `generate`."""
+    """Shards of the held-out prompts, each a task of its own."""
     backend: Literal["transformers", "vllm"] | None = None
     """Engine that samples; unset takes that of `generate`."""
     correct_from: float | None = None
@@ -122,7 +123,7 @@ class Evaluation(Settings):
 
     def sampling(self) -> dict[str, Any]:
         """Sampling settings that replace those of the generate stage."""
-        return self.model_dump(include=set(_SAMPLING), exclude_none=True)
+        return self.model_dump(include=set(SAMPLING), exclude_none=True)
 
 
 class Suite(Evaluation):
@@ -237,11 +238,6 @@ class RunConfig(StageSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _resolve_shards(cls, values: Any) -> Any:
-        return resolve_shards(values) if isinstance(values, Mapping) else values
-
-    @model_validator(mode="before")
-    @classmethod
     def _suites_sample_as_the_evaluation(cls, values: Any) -> Any:
         """Gives suites the sampling of `evaluation` where they name none; null takes one out."""
         suites = values.get("suites") if isinstance(values, Mapping) else None
@@ -249,68 +245,13 @@ class RunConfig(StageSettings):
             return values
         evaluation = values.get("evaluation")
         given = evaluation if isinstance(evaluation, Mapping) else {}
-        shared = {name: given[name] for name in _SAMPLING if name in given}
+        shared = {name: given[name] for name in SAMPLING if name in given}
         filled = {
             name: {**shared, **suite} if isinstance(suite, Mapping) else suite
             for name, suite in suites.items()
             if suite is not None
         }
         return {**values, "suites": filled}
-
-    @model_validator(mode="after")
-    def _check_screening(self) -> RunConfig:
-        if self.screen.num_samples and self.score.compares:
-            raise ValueError(
-                "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
-                "tell whether a prompt is solved: use an oracle that scores"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_mixture(self) -> RunConfig:
-        is_drawn = self.generate.mixture > 0 and not self.inputs.preferences
-        if self.train.bonus_on == "mixture" and not is_drawn:
-            raise ValueError(
-                "train.bonus_on = 'mixture', and no response is drawn from one (generate.mixture "
-                "is 0, or inputs.preferences takes the place of samples): set generate.mixture, "
-                "to 1 for the reference itself, or another train.bonus_on"
-            )
-        if self.generate.mixture and self.train.reference == "previous":
-            raise ValueError(
-                f"generate.mixture = {self.generate.mixture:g} with train.reference = 'previous', "
-                "which is the policy that samples: there is nothing to mix it with; set "
-                "train.reference to 'initial' or 'ema'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_suites(self) -> RunConfig:
-        for name, suite in self.suites.items():
-            for field in (*_SAMPLING, "seed") if suite.prompts is None else ():
-                if getattr(suite, field) not in (
-                    Suite.model_fields[field].default,
-                    getattr(self.evaluation, field, None),
-                ):
-                    raise ValueError(
-                        f"suites.{name}.{field} is set, and the suite has no prompts: it scores "
-                        "the run's own samples of the held-out prompts; leave it out"
-                    )
-        for name in self.promote.suites_hold:
-            if name not in self.suites:
-                raise ValueError(
-                    f"promote.suites_hold names {name}, and suites are: "
-                    f"{', '.join(self.suites) or 'none'}"
-                )
-            if self.suites[name].after == "last" and self.iterations > 1:
-                raise ValueError(
-                    f"promote.suites_hold names {name}, which is evaluated after the last "
-                    f"iteration only: set suites.{name}.after to each"
-                )
-        if self.promote.max_perplexity_ratio is not None and not self.inputs.perplexity_text:
-            raise ValueError(
-                "promote.max_perplexity_ratio is set, and inputs.perplexity_text names no text"
-            )
-        return self
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""

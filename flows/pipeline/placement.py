@@ -303,29 +303,3 @@ class Estimation(Settings):
     """Price of an hour of one GPU, in any currency; unset leaves money out."""
     prompts_per_iteration: int | None = Field(None, ge=1)
     """Prompts of an iteration if neither `prepare` nor a local file tells their number."""
-
-
-def resolve_shards(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, as written, with a number for each ``num_shards: auto``.
-
-    The number is part of the keys of what is sampled, so it follows from the configuration alone
-    and not from the machine on which that is read: as many as stages may run at once.
-
-    >>> resolve_shards({"generate": {"num_shards": "auto"}, "execution": {"parallel": 4}})
-    {'generate': {'num_shards': 4}, 'execution': {'parallel': 4}}
-    """
-    execution = values.get("execution")
-    number = execution.get("parallel", 1) if isinstance(execution, Mapping) else 1
-    resolved = dict(values)
-    for section in ("generate", "evaluation"):
-        resolved[section] = _resolved(values.get(section), number)
-    suites = values.get("suites")
-    if isinstance(suites, Mapping):
-        resolved["suites"] = {name: _resolved(each, number) for name, each in suites.items()}
-    return {name: each for name, each in resolved.items() if name in values}
-
-
-def _resolved(section: Any, number: Any) -> Any:
-    if isinstance(section, Mapping) and section.get("num_shards") == "auto":
-        return {**section, "num_shards": number}
-    return section

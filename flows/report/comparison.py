@@ -271,7 +271,7 @@ def compare_summaries(
         for suite in (None, *first.config.suites)
         # The last iteration of the shorter one.
         for each in compared(
-            first, run, [min(last[first.run] or 0, last[run.run] or 0)], _TESTED, suite
+            first, run, min(last[first.run] or 0, last[run.run] or 0), _TESTED, suite
         )
     ]
     return Comparison(runs, methods, rows, adjusted(paired), over_seeds, _settings(runs, methods))

@@ -107,17 +107,7 @@ def _pairs(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
 
 
 def _responses(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:
-    artifacts, place = summary.artifacts, f"iteration-{iteration}"
-    num_shards = summary.config.generate.num_shards
-    shards = [
-        n
-        for n in range(num_shards)
-        if all(f"{place}/{stage}/{n}" in artifacts for stage in ("generate", "score"))
-    ]
-    tables = [
-        [artifacts[f"{place}/{stage}/{shard}"].file(file) for shard in shards]
-        for stage, file in (("generate", "responses.parquet"), ("score", "scores.parquet"))
-    ]
+    tables = summary.scored(f"iteration-{iteration}", summary.config.generate.num_shards)
     for batch in read_scored(*tables, score_columns=("components",)):
         pairs = zip(batch.responses.to_pylist(), batch.scored.to_pylist(), strict=True)
         for response, scored in pairs:

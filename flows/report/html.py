@@ -20,7 +20,6 @@ from flows.report.rows import parted
 from flows.report.status import duration
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import ANSWER_COLUMNS, Cell, figure_of, interval_text
-from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 
 _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
@@ -44,9 +43,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         changed=list(_changed(values | suites, RunConfig().to_values())),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
-    path = record.path / "report.html"
-    write_atomically(path, page)
-    return record.store.share(path)
+    return record.write("report.html", page)
 
 
 def _samples(summary: Summary, suite: str | None = None) -> list[dict[str, Any]]:

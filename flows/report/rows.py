@@ -256,22 +256,18 @@ class Paired:
 def compared(
     first: Summary,
     second: Summary,
-    iterations: Iterable[int],
-    names: Iterable[str] | None = None,
+    iteration: int,
+    names: Iterable[str],
     suite: str | None = None,
-) -> list[Paired]:
-    """Compares figures of two runs' policies, with p-values adjusted over all of them by Holm.
+) -> Iterator[Paired]:
+    """Compares figures of two runs' policies after an iteration.
 
     What either run does not have, and figures that are the same for every prompt, are left out.
-    Without names of figures, all that both runs have are compared; without a suite, the evaluations
-    on held-out prompts.
+    Without a suite, the evaluations on held-out prompts are compared.
     """
-    found: list[Paired] = []
-    for iteration in iterations:
-        before, now = (_figures(each, iteration, suite) for each in (first, second))
-        place = suite or HELD_OUT, second.run, first.run, iteration
-        found += _every_paired(place, before, now, names)
-    return adjusted(found)
+    before, now = (_figures(each, iteration, suite) for each in (first, second))
+    place = suite or HELD_OUT, second.run, first.run, iteration
+    return _every_paired(place, before, now, names)
 
 
 def _every_paired(

@@ -22,6 +22,7 @@ from flows.pipeline.external import inputs_resolved_once, run_helper
 from flows.pipeline.placement import Execution
 from flows.planning.estimate import estimate
 from flows.planning.show import summary_line
+from flows.report.summary import summarise
 from flows.report.table import FittedTable
 from flows.runners.choose import make_runner
 from flows.runners.local.environment import stage_environment
@@ -119,7 +120,7 @@ def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
         UserError: No iteration of the run is whole.
     """
     before, after = config.to_values(), asked.to_values()
-    artifacts = _artifacts(record)
+    artifacts = summarise(record).artifacts
     whole = [t for t in range(1, config.iterations + 1) if f"iteration-{t}/train" in artifacts]
     if not whole:
         raise UserError(
@@ -141,12 +142,6 @@ def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
     cautions = list(_cautions(before, after, config, asked))
     totals = counts["reuse"], counts["run"]
     return WhatIf(record.name, changes, iterations, *totals, cost, cautions)
-
-
-def _artifacts(record: RunRecord) -> dict[str, Artifact]:
-    done = [each for each in record.steps() if each.state in ("done", "reused")]
-    found = {each.step: record.store.load(each.stage, each.key) for each in done}
-    return {step: artifact for step, artifact in found.items() if artifact is not None}
 
 
 def _needed(artifacts: Mapping[str, Artifact], step: str) -> Artifact:

@@ -177,20 +177,10 @@ def _answers(summary: Summary, place: str, num_shards: int) -> dict[_Key, Answer
         name: fmean(row["components"][name] for row in summary.rows if name in row["components"])
         for name in sorted(names)
     }
-    steps = [[f"{place}/{stage}/{n}" for stage in ("generate", "score")] for n in range(num_shards)]
-    shards = [
-        [summary.artifacts[each] for each in pair]
-        for pair in steps
-        if all(each in summary.artifacts for each in pair)
-    ]
     columns = ["messages", "response", "response_logprobs"]
     found: dict[_Key, Answer] = {}
-    for batch in read_scored(
-        [made.file("responses.parquet") for made, _ in shards],
-        [scored.file("scores.parquet") for _, scored in shards],
-        columns=columns,
-        score_columns=["components"],
-    ):
+    tables = summary.scored(place, num_shards)
+    for batch in read_scored(*tables, columns=columns, score_columns=["components"]):
         rows = zip(batch.responses.to_pylist(), batch.scored.to_pylist(), strict=True)
         for row, scored in rows:
             if scored["score"] is not None:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -29,16 +30,16 @@ class Standing(BaseModel):
     """Address of the Prefect API, for PREFECT_API_URL."""
     store: str
     """Store that the deployments start with."""
-    database: str | None = None
-    """Database that was given for the server, without its password; None is a file of this home."""
     password_file: str | None = None
     """File of the password that the server asks for; None if it asks for none."""
 
     @property
     def exports(self) -> str:
         """The command of a shell after which `geb run` reports to this server."""
-        password = f' PREFECT_API_AUTH_STRING="$(cat {self.password_file})"'
-        return f"export PREFECT_API_URL={self.api}" + (password if self.password_file else "")
+        command = f"export PREFECT_API_URL={self.api}"
+        if self.password_file:
+            command += f' PREFECT_API_AUTH_STRING="$(cat {shlex.quote(self.password_file)})"'
+        return command
 
 
 class Home:

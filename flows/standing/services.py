@@ -12,10 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from sqlalchemy.engine import URL
-
 from flows.report.pages import SERVED_RUNS
-from flows.standing.database import for_prefect
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
 from flows.standing.server import start_server, use_server
@@ -43,11 +40,11 @@ class Services:
         self._home = home
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start_server(self, port: int, database: URL | None, password: bool, runs: Path) -> str:
+    def start_server(self, port: int, password: bool, runs: Path) -> str:
         """Starts a server and returns the address of its UI.
 
-        It shows the reports in the folder of a store's runs. Without a database it has a file in
-        the home.
+        It shows the reports in the folder of a store's runs. Its database is a file in the home
+        unless PREFECT_SERVER_DATABASE_CONNECTION_URL names another one.
 
         Raises:
             UserError: Something else has the port.
@@ -62,8 +59,6 @@ class Services:
                     f"PREFECT_API_URL={address}/api",
                 )
         settings = _SERVER_SETTINGS | {"PREFECT_HOME": str(self._home.path / "prefect")}
-        if database is not None:
-            settings["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = for_prefect(database)
         if password:
             settings["PREFECT_SERVER_API_AUTH_STRING"] = self._home.password()
             os.environ["PREFECT_API_AUTH_STRING"] = self._home.password()

@@ -140,7 +140,7 @@ class GenerateParams(StageParams):
     """Contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1, le=1000)
     """Parts that the prompts are split into, of about the same expected number of tokens. Several
-    GPUs sample side by side as shards. In a run's file also `auto`: `execution.parallel`."""
+    GPUs sample side by side as shards."""
     expected_response_tokens: int | None = Field(None, ge=1)
     """Length of a response that the split counts on; unset takes a quarter of
     ``max_new_tokens``."""

@@ -74,7 +74,6 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
         "PREFECT_API_AUTH_STRING",
         "PREFECT_SERVER_API_AUTH_STRING",
         "PREFECT_API_KEY",
-        "GEB_DATABASE",
     ],
 )
 def test_no_stage_gets_the_password(

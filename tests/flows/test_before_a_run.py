@@ -292,6 +292,8 @@ def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
         ("float(number == 1)", 3),
         ("float(number == 1 and prompt[0]['content'] == 'b')", 1),
         ("1.0", 0),
+        # `pair` makes no pair of a prompt with an unscored response.
+        ("None if number == 1 else 1.0", 0),
     ],
 )
 def test_a_plan_samples_the_base_and_counts_the_prompts_with_a_winner(
@@ -305,7 +307,7 @@ def test_a_plan_samples_the_base_and_counts_the_prompts_with_a_winner(
         f"NUMBERS = [0, 1, 2, 3] * 9\n{code}",
         inputs={"policy": str(policy), "warm_start": None, "prompts": str(prompts)},
         generate={"num_samples": 4, "max_new_tokens": 4},
-        score={"oracle": "python"},
+        score={"oracle": "python", "max_null_share": 1},
         prepare={"test_prompts": 1},
     )
     done = geb_ok("plan", config, "--sample", "3", "--json")

@@ -24,21 +24,6 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout.split() == ["lineage"], done.stderr
 
 
-def completed(*words: str, store: Path) -> list[str]:
-    environment = {"_GEB_COMPLETE": "complete_bash", "GEB_STORE": str(store)}
-    environment |= {"COMP_WORDS": " ".join(("geb", *words)), "COMP_CWORD": str(len(words))}
-    return geb(**environment).stdout.split()
-
-
-def test_a_shell_completes_runs_models_and_fields(finished: Path, tmp_path: Path) -> None:
-    store = finished.parent / "store"
-    assert completed("resume", "sm", store=store) == ["small"]
-    assert {"small", "small@production", "small:1"} <= set(completed("export", "sm", store=store))
-    assert completed("run", "x.yaml", "--set", "train.kap", store=store)[0].startswith("train.kap")
-    # A store that is not there completes to nothing.
-    assert completed("resume", "sm", store=tmp_path / "none") == []
-
-
 @pytest.mark.parametrize(
     ("command", "remedy"),
     [

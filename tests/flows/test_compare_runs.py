@@ -168,12 +168,13 @@ def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
     assert told["paired_differences"][0]["against"] == "plain"
     assert (folder / "curve-mean-reward.png").read_bytes().startswith(b"\x89PNG")
     # LaTeX is escaped.
-    shown, differences, _ = compare_summaries(two).tables()
+    shown, differences, settings = compare_summaries(two).tables()
     text = shown.latex()
     assert r"bonus & one\_minus\_pi, reverse\_kl, $\kappa$ 1 & 0.900 [0.900, 0.900] & 1.000" in text
     assert r"95 \% intervals" in text
     assert r"log $\pi$\_ref" in text
     assert r"bonus $-$ plain" in differences.latex()
+    assert r"train.design 'none' $\to$ 'one\_minus\_pi'" in settings.latex()
 
 
 def test_a_run_without_an_evaluation_is_refused(two: list[Summary]) -> None:

@@ -40,7 +40,8 @@ def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(lines) + "\n")
     checkpoint = geb_json("report", "small", "--store", trained.parent / "store")["checkpoint"]
-    done = geb_ok(*("evaluate", trained, checkpoint, "--base", "small:1", "--prompts", prompts))
+    others = ("--set", f"inputs.test_prompts={prompts}")
+    done = geb_ok(*("evaluate", trained, checkpoint, "--base", "small:1", *others))
     assert "win rate" in done.stdout
     metrics = Path(done.stdout.split("metrics")[-1].split()[0]) / "metrics.json"
     assert json.loads(metrics.read_text())["compared_prompts"] == 4

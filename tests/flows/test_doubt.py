@@ -10,7 +10,7 @@ import pytest
 from flows.doubt import BAD_ANSWERS, bad_answers
 from stages.store.base import Store
 from stages.store.registry import DoubtCheck, ModelRegistry
-from tests.flows.loop import geb, geb_json, geb_ok, geb_refused
+from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, steps
 
 
 def test_ways_to_spoil_an_answer() -> None:
@@ -28,7 +28,8 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     refused = geb_refused("promote", "small:1", "--doubted", "--store", store)
     assert "small:1 has not been doubted" in refused
     # One prompt that the run has seen, and two that are new.
-    seen = pq.read_table(next(store.glob("artifacts/prepare/*/test.parquet")))["messages"][0]
+    prepared = store / "artifacts/prepare" / steps(store)["prepare"]["key"]
+    seen = pq.read_table(prepared / "test.parquet")["messages"][0]
     lines = [json.dumps({"messages": seen.as_py()})]
     lines += [json.dumps({"prompt": f"Please bring {n} to room 7."}) for n in ("tea", "towels")]
     prompts = tmp_path / "fresh.jsonl"

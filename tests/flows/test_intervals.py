@@ -9,7 +9,7 @@ from rich.console import Console
 
 from flows.pipeline.config import Evaluation, RunConfig
 from flows.report.prompt_figures import Samples, estimates, means
-from flows.report.rows import compared
+from flows.report.rows import adjusted, compared
 from flows.report.statistics import proportion, ratio_of_sums
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import COLUMNS
@@ -109,7 +109,8 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
         )
         for name, rewards in (("first", before), ("second", now))
     )
-    found = {each.figure: each for each in compared(first, second, [1, 2])}
+    names = ("mean_reward", "win_rate", "mean_log_pi_ref", "mean_response_tokens")
+    found = {each.figure: each for each in adjusted([*compared(first, second, 1, names)])}
     assert set(found) == {"mean_reward", "win_rate", "mean_log_pi_ref"}, "lengths are the same"
     reward = found["mean_reward"]
     assert reward.prompts == 9
@@ -119,9 +120,7 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
     assert reward.p_value == pytest.approx(2 / 2**9)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**9)
     assert str(reward.shown()) == "+1.000 [+1.000, +1.000]"
-    assert compared(first, first, [1]) == []
-    [chosen] = compared(first, second, [1], ["mean_reward"])
-    assert chosen.adjusted_p_value == chosen.p_value
+    assert [*compared(first, first, 1, names), *compared(first, second, 2, names)] == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import yaml
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
+from flows.standing.home import Standing
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb_json, geb_ok, write_config
@@ -117,3 +118,19 @@ def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
     done = run_program(ROOT / ".venv/bin/geb", "plan", config.name, cwd=tmp_path)
     assert done.returncode == 64
     assert f"no such file or folder: {tmp_path}/data/none.jsonl" in done.stderr
+
+
+def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path) -> None:
+    kept = tmp_path / "a home" / "password"
+    kept.parent.mkdir()
+    kept.write_text("geb:secret")
+    up = Standing(pid=1, ui="u", api="http://a", store="s", password_file=str(kept))
+    said = run_program("bash", "-c", f'{up.exports}; echo "$PREFECT_API_AUTH_STRING"')
+    assert said.stdout == "geb:secret\n"
+
+
+def test_the_doctor_looks_at_the_store_that_the_configuration_names(tmp_path: Path) -> None:
+    config = written(tmp_path / "deep", {"store": "../other"})
+    for more, place in (((), "other"), (("--store", tmp_path / "third"), "third")):
+        found = {each["name"]: each for each in geb_json("doctor", "--config", config, *more)}
+        assert found["store"]["detail"].startswith(f"{tmp_path / place}: none yet")

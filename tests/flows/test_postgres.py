@@ -1,4 +1,4 @@
-"""`geb up` with PostgreSQL behind its server: the address, and what is kept there."""
+"""`geb up` with PostgreSQL behind its server."""
 
 import getpass
 import os
@@ -10,45 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.standing.database import for_prefect, parse_database
-from stages.contract.errors import UserError
-from tests.flows.loop import geb, geb_refused
+from tests.flows.loop import geb
 from tests.flows.standing import geb_up
 from tests.lacking import lacking
 from tests.programs import run_program
-
-
-@pytest.mark.parametrize(
-    ("given", "used"),
-    [
-        ("postgresql://me:p%40ss@db/prefect", "postgresql+asyncpg://me:p%40ss@db/prefect"),
-        ("postgres://me@db:5433/prefect", "postgresql+asyncpg://me@db:5433/prefect"),
-        ("postgresql://db/prefect?sslmode=require", "postgresql+asyncpg://db/prefect?ssl=require"),
-    ],
-)
-def test_an_address_as_psql_takes_it_becomes_the_one_that_prefect_needs(
-    given: str, used: str
-) -> None:
-    assert for_prefect(parse_database(given)) == used
-
-
-@pytest.mark.parametrize(
-    "given", ["db/prefect", "mysql://me:secret@db/prefect", "postgresql://me:secret@db"]
-)
-def test_what_is_no_address_of_postgresql_is_refused(given: str) -> None:
-    with pytest.raises(UserError, match="not the address of a PostgreSQL database") as refused:
-        parse_database(given)
-    assert "postgresql://USER:PASSWORD@HOST" in refused.value.remedy
-    assert "secret" not in str(refused.value)
-
-
-def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path) -> None:
-    said = geb_refused(
-        *("up", "--home", tmp_path / "home", "--store", tmp_path / "store"),
-        *("--database", "postgresql://me:secret@nowhere.invalid/prefect"),
-    )
-    assert "postgresql://me:***@nowhere.invalid/prefect cannot be used" in said
-    assert "secret" not in said
 
 
 class Postgres:
@@ -67,7 +32,7 @@ class Postgres:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        self.url = f"postgresql://{self._user}@127.0.0.1:{self._port}/postgres"
+        self.url = f"postgresql+asyncpg://{self._user}@127.0.0.1:{self._port}/postgres"
 
     def start(self) -> None:
         data = str(self._folder / "data")
@@ -103,16 +68,15 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_geb_up_keeps_its_server_s_data_in_the_database_that_it_is_given(
-    postgres: Postgres, tmp_path: Path
+def test_geb_up_keeps_its_server_s_data_in_the_database_that_prefect_s_variable_names(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = postgres.url
-    with geb_up(tmp_path, "--database", address) as (_, up):
-        with up.client() as client:
-            assert postgres.count("deployment") == len(client.read_deployments()) > 0
-        again = ("up", "--home", up.home, "--store", up.store, "--database")
-        same = geb(*again, address)
-        assert f"database       {address}" in same.stdout
-        assert f"the database {address}" in geb_refused(*again, f"{address}2")
+    variable = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+    monkeypatch.setenv(variable, postgres.url)
+    with geb_up(tmp_path) as (_, up), up.client() as client:
+        assert postgres.count("deployment") == len(client.read_deployments()) > 0
     assert not list(up.home.rglob("*.db"))
-    assert 'database "postgres2" does not exist' in geb_refused(*again, f"{address}2")
+    monkeypatch.setenv(variable, f"{postgres.url}2")
+    done = geb("up", "--home", up.home, "--store", up.store, PREFECT_API_URL="")
+    assert done.returncode == 1
+    assert 'database "postgres2" does not exist' in done.stderr

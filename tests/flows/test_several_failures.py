@@ -24,13 +24,6 @@ from tests.probe_stage import ProbeParams
 from tests.programs import run_program
 
 
-def test_the_first_failure_names_the_others_and_keeps_its_lines() -> None:
-    error = with_others(StageFailedError("a: boom; log: a.log", ("one", "two")), ["b", "c"])
-    assert str(error) == "a: boom; log: a.log; also failed: b, c"
-    assert isinstance(error, StageFailedError)
-    assert error.last_lines == ("one", "two")
-
-
 def test_a_single_failure_is_passed_on_as_it_is() -> None:
     error = StageFailedError("a: boom")
     assert with_others(error, []) is error

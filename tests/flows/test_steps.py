@@ -28,23 +28,6 @@ def sources(step, name):
     return [f"{each.step}:{each.path}" for each in step.inputs.get(name, ())]
 
 
-def test_screening_samples_with_the_starting_policy_and_feeds_each_iteration():
-    made = steps_of("screen.num_samples=2", "generate.num_shards=2", "iterations=2")
-    for iteration in (1, 2):
-        place = f"screen/iteration-{iteration}"
-        for shard in (0, 1):
-            step = made[f"{place}/generate/{shard}"]
-            assert sources(step, "policy") == ["sft:checkpoint"]
-            assert sources(step, "prompts") == [f"prepare:iteration-{iteration}.parquet"]
-            assert isinstance(step.params, GenerateParams)
-            assert (step.params.num_samples, step.params.temperature) == (2, 0.6)
-            train = made[f"iteration-{iteration}/generate/{shard}"]
-            assert sources(train, "prompts") == [f"{place}:prompts.parquet"]
-        assert sources(made[place], "scores") == [
-            f"{place}/score/{shard}:scores.parquet" for shard in (0, 1)
-        ]
-
-
 def test_training_samples_alone_are_mixed_with_the_reference():
     mixed = steps_of("generate.mixture=0.5", "train.reference=ema", "screen.num_samples=2")
     for name, step in mixed.items():
@@ -56,18 +39,6 @@ def test_training_samples_alone_are_mixed_with_the_reference():
     assert sources(step, "reference") == ["iteration-1/train:ema"]
     with pytest.raises(UserError, match=r"mixture = 0\.5 .*: there is nothing to mix it with"):
         load_config(QUICKSTART, ["generate.mixture=0.5"])
-
-
-def test_every_sampling_has_a_seed_of_its_own():
-    made = steps_of("screen.num_samples=2", "iterations=2")
-    seeds = [step.seed for name, step in made.items() if "generate" in name]
-    # Base, screening and sampling of two iterations; evaluation samples each policy alike.
-    places = [name for name in made if "generate" in name and "evaluate" not in name]
-    training = {made[name].seed for name in places if not name.startswith("base")}
-    assert len(training) == 4
-    assert len(set(seeds)) == 5
-    other = steps_of("screen.num_samples=2", "iterations=2", "seed=1")
-    assert not {step.seed for step in other.values()} & set(seeds)
 
 
 # Number of samples, temperature, top-p and most tokens, by the section that sets them.
@@ -183,23 +154,6 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases():
 def test_what_cannot_work_together_is_refused(overrides, message):
     with pytest.raises(UserError, match=message):
         load_config(QUICKSTART, overrides)
-
-
-def test_shards_that_are_left_to_what_there_is():
-    suite = {"last": {"prompts": "p.jsonl", "num_shards": "auto"}}
-    config = load_config(
-        QUICKSTART,
-        [
-            "generate.num_shards=auto",
-            "evaluation.num_shards=auto",
-            f"suites={json.dumps(suite)}",
-            "execution.parallel=6",
-        ],
-    )
-    assert config.generate.num_shards == 6
-    assert config.evaluation.num_shards == 6
-    assert config.suites["last"].num_shards == 6
-    assert json.loads(config.to_json())["generate"]["num_shards"] == 6
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import os
 
 # No stage talks to Prefect.
 _ORCHESTRATOR_ONLY = (
-    # Its address holds the password of the server's database.
-    "GEB_DATABASE",
     "PREFECT_API_AUTH_STRING",
     "PREFECT_API_DATABASE_CONNECTION_URL",
     "PREFECT_API_DATABASE_PASSWORD",
