@@ -13,8 +13,8 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
 
-# Folder of adapters, in an artifact and in a copy.
-_ADAPTER = "adapter"
+ADAPTER = "adapter"
+"""Folder of adapters, in an artifact and in a copy."""
 _CARD = "README.md"
 _FIGURES = (
     ("mean reward", "mean_reward"),
@@ -45,12 +45,12 @@ class BaseModel:
     is_own: bool = False
 
 
-def export(store: Store, model: str, folder: Path) -> ModelVersion:
+def export(store: Store, model: str, folder: Path, *, again: bool = False) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
     Adapters stay adapters: those that are registered in a checkpoint's place, with a card that
     names their base, and those that were saved beside one, in the folder `adapter` with a card of
-    its own.
+    its own. With ``again``, the folder may hold a copy of the same version, with the same card.
 
     Raises:
         UserError: There is no such model, the folder holds something, or the disk is full.
@@ -58,7 +58,7 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     version, artifact = ModelRegistry(store).resolve(model)
     source = artifact.file(version.checkpoint.path)
     # First, so that a card which cannot be made leaves no folder.
-    has_adapter = bool(artifact.manifest.files_at(_ADAPTER))
+    has_adapter = bool(artifact.manifest.files_at(ADAPTER))
     is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
     trained = has_adapter or is_adapter
     adapter_base = _adapter_base(store, version, artifact) if trained else None
@@ -80,11 +80,14 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         ancestors=lineage_of(store, artifact.manifest.stage, artifact.manifest.key),
         digest=version.checkpoint.digest,
     )
+    # The card is written last: where it is, the copy is whole.
+    if again and (folder / _CARD).is_file() and (folder / _CARD).read_text("utf-8") == card:
+        return version
     with new_folder(folder):
         _copy(source, folder)
         if has_adapter:
-            _copy(artifact.file(_ADAPTER), folder / _ADAPTER)
-            write_file(folder / _ADAPTER / _CARD, render("adapter_card.md.jinja", **values))
+            _copy(artifact.file(ADAPTER), folder / ADAPTER)
+            write_file(folder / ADAPTER / _CARD, render("adapter_card.md.jinja", **values))
         write_file(folder / _CARD, card)
     return version
 

@@ -12,8 +12,9 @@ from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
-from tests.flows.loop import geb, geb_ok, geb_refused, steps
+from tests.flows.loop import geb, geb_ok, geb_refused, started, steps
 from tests.forking import forked_python
+from tests.local_hub import serve_models
 from tests.programs import run_program
 from tests.small_disk import no_room
 
@@ -176,3 +177,81 @@ def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> N
         said = geb_refused(*command, "--store", finished.parent / "store")
         assert "nobody" in said
         assert "small" in said, "those that there are"
+
+
+TOKEN = "hf_of_a_test"
+
+
+@pytest.fixture
+def large(store: Store, tmp_path: Path) -> Path:
+    """A store with the model `big`, of two large files and two small ones."""
+    files = ("config.json", "a.safetensors", "b.safetensors", "tokenizer.json")
+    made = trained(store, "4" * 64, HUB, *(f"checkpoint/{name}" for name in files))
+    ModelRegistry(store).register("big", made.ref("checkpoint"), metrics={})
+    return tmp_path / "store"
+
+
+def push_arguments(store: Path, folder: Path, *more: str) -> list[str | Path]:
+    return ["export", "big", folder, "--store", store, "--push", "me/big", *more]
+
+
+def hub_environment(url: str, token: str = TOKEN) -> dict[str, str]:
+    # Without Xet, whose server is another one: the client then uploads by LFS.
+    return {"HF_ENDPOINT": url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+def test_a_push_that_is_cut_off_goes_on_with_what_the_hub_lacks(
+    large: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    with serve_models(TOKEN) as hub:
+        hub.holds.set()
+        arguments = push_arguments(large, folder, "--revision", "trial", "--private")
+        with started(*arguments, **hub_environment(hub.url)) as process:
+            assert hub.held.wait(timeout=120), "one large file is there, the other on its way"
+            process.kill()
+        [first] = hub.uploads
+        assert hub.branches["me/big"] == {"main": {}, "trial": {}}, "no part of a model is there"
+        hub.holds.clear()
+        hub.released.set()
+        done = geb_ok(*arguments, **hub_environment(hub.url))
+        assert f"pushed {hub.url}/me/big/commit/" in done.stdout.replace("\n", "")
+        assert hub.branches["me/big"] == {"main": {}, "trial": content_of(folder)}
+        assert hub.private == {"me/big": True}
+        assert hub.uploads.count(first) == 1, "sent once"
+        assert {"README.md", "config.json", "a.safetensors"} <= content_of(folder).keys()
+
+
+def test_a_push_without_a_token_or_with_a_wrong_one_is_the_user_s_mistake(
+    large: Path, tmp_path: Path
+) -> None:
+    with serve_models(TOKEN) as hub:
+        none = geb(*push_arguments(large, tmp_path / "a"), **hub_environment(hub.url, ""))
+        assert (none.returncode, (tmp_path / "a").exists()) == (64, False)
+        assert "HF_TOKEN is not set" in none.stderr
+        wrong = push_arguments(large, tmp_path / "b")
+        said = geb_refused(*wrong, **hub_environment(hub.url, "hf_other"))
+        assert "the hub refuses a push to me/big" in said
+        hub.private["me/big"] = False
+        hub.branches["me/big"] = {"main": {}}
+        said = geb_refused(*wrong, "--private", **hub_environment(hub.url))
+        assert "is there and public, and --private was asked for" in said
+        assert hub.branches["me/big"] == {"main": {}}
+
+
+def test_a_dry_run_lists_the_files_and_neither_copies_nor_sends(
+    large: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    done = geb_ok(*push_arguments(large, folder, "--dry-run", "--revision", "trial"), HF_TOKEN="")
+    size = len("checkpoint/config.json" + "4" * 64)
+    assert f"{size}  config.json" in done.stdout
+    assert "4 files of" in done.stdout
+    assert "would go to me/big@trial" in " ".join(done.stdout.split())
+    assert not folder.exists()
+    said = geb_refused("export", "big", folder, "--store", large, "--dry-run")
+    assert "--push is not given" in said
