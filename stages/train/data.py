@@ -230,9 +230,7 @@ class PairBatch(Batch):
     bonus_factor: Tensor
     """Factors of the bonuses, [2B]."""
 
-    def sides(
-        self, logp: Tensor, *, has_factors: bool = True
-    ) -> tuple[ResponseLogps, ResponseLogps]:
+    def sides(self, logp: Tensor) -> tuple[ResponseLogps, ResponseLogps]:
         """Chosen and rejected responses, whose log π per token is ``logp``, [2B, S]."""
 
         def of(side: slice) -> ResponseLogps:
@@ -241,7 +239,7 @@ class PairBatch(Batch):
                 ref_token_logp=self.ref_logprobs[side],
                 mask=self.rows.response_mask[side],
                 score=self.scores[side],
-                bonus_factor=self.bonus_factor[side] if has_factors else None,
+                bonus_factor=self.bonus_factor[side],
             )
 
         pairs = len(self.tie)
