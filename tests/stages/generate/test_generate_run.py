@@ -260,20 +260,3 @@ class TestChatTemplateArgs:
 def test_parameters_and_registry_name_the_same_backends():
     assert list(BACKENDS) == list(GenerateParams.model_fields["backend"].annotation.__args__)
     assert all(callable(importlib.import_module(each).load) for each in BACKENDS.values())
-
-
-def test_what_only_changes_speed_is_not_in_the_key():
-    fast = GenerateParams(backend="vllm", vllm={"max_num_seqs": 1})
-    assert fast.result_fields() == GenerateParams(backend="vllm").result_fields()
-    assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
-
-
-def test_what_batches_follow_from_is_in_the_key_of_the_backend_that_rounds_by_them():
-    """At its defaults it is not: artifacts of before stay good."""
-    default = GenerateParams().result_fields()
-    assert "chunk_prompts" not in default
-    assert default["transformers"] == {}
-    small = {"chunk_prompts": 8, "transformers": {"batch_size": 16}}
-    assert GenerateParams(**small).result_fields() == default | small
-    vllm = GenerateParams(backend="vllm")
-    assert GenerateParams(backend="vllm", **small).result_fields() == vllm.result_fields()

@@ -9,14 +9,9 @@ import torch
 
 from examples.objective import chi_po
 from stages.contract.errors import UserError
-from stages.contract.request import make_request
 from stages.objectives.objective import ResponseLogps
 from stages.train.own_objective import load_file, made_up
-from stages.train.params import TrainParams
-from tests.stage_calls import file_input
-from tests.stages.train.train_helpers import PARAMS, train
-
-ROOT = Path(__file__).parents[3]
+from tests.stages.train.train_helpers import train
 
 BY_HAND = """
 import torch.nn.functional as F
@@ -68,26 +63,6 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
     assert mine.losses == pytest.approx(theirs.losses, rel=1e-5)
     # At the start π is π_ref: the loss of a pair is 3², that of a tied one zero.
     assert theirs.records[0]["preference_loss"] > 6.0
-
-
-def test_content_and_settings_are_in_the_key_and_a_function_that_is_not_asked_is_not(tmp_path):
-    def key(code: str | None, **changes):
-        inputs = {name: [file_input(ROOT / "README.md")] for name in ("policy", "reference")}
-        inputs["pairs"] = inputs["policy"]
-        if code is not None:
-            inputs["code"] = [file_input(written(tmp_path, code))]
-        params = TrainParams.model_validate(PARAMS | changes)
-        return make_request(params, inputs=inputs, seed=0, store="store").key
-
-    own = {"objective": "python"}
-    keys = {
-        key(None),
-        key(BY_HAND, **own),
-        key(BY_HAND + "# Another text.\n", **own),
-        key(BY_HAND, **own, python={"settings": {"beta": 2}}),
-    }
-    assert len(keys) == 4
-    assert key(None, python={"settings": {"beta": 2}}) == key(None)
 
 
 @pytest.mark.parametrize(
