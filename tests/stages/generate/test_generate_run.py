@@ -1,7 +1,5 @@
 """The generate stage: rows, log-probabilities, and what responses do not depend on."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralCo
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import Log
-from stages.generate.params import BACKENDS, GenerateParams
+from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.generate.transformers_backend import uniforms
 from stages.harness.context import ModelSource
@@ -255,8 +253,3 @@ class TestChatTemplateArgs:
     def test_options_of_the_rendering_are_refused(self, generate):
         with pytest.raises(UserError, match="'add_generation_prompt', which says how to render"):
             generate(chat_template_args={"add_generation_prompt": False})
-
-
-def test_parameters_and_registry_name_the_same_backends():
-    assert list(BACKENDS) == list(GenerateParams.model_fields["backend"].annotation.__args__)
-    assert all(callable(importlib.import_module(each).load) for each in BACKENDS.values())

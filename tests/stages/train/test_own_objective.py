@@ -84,12 +84,6 @@ def test_a_function_that_cannot_work_is_told_what_is_wrong(tmp_path, body, said)
     assert refused.value.remedy
 
 
-def test_an_unknown_setting_is_the_user_s_mistake(tmp_path):
-    objective = load_file(written(tmp_path, BY_HAND), "objective", {"gamma": 1})
-    with pytest.raises(UserError, match="unexpected keyword argument 'gamma'"):
-        objective(made_up(0), made_up(1))
-
-
 def test_the_example_is_the_paper_s_equation():
     """The test that docs/research.md shows, on more pairs."""
 

@@ -101,15 +101,6 @@ def test_a_damaged_one_is_set_aside_and_named(
     assert newest_whole(folder, pytest.fail).step == 1
 
 
-def test_one_without_digests_is_not_used(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    (folder / "checkpoint-7").mkdir(parents=True)
-    (folder / "checkpoint-7" / "geb_state.json").write_text("{}")
-    warnings: list[str] = []
-    assert newest_whole(folder, warnings.append) is None
-    assert "digests.json is missing" in warnings[0]
-
-
 def test_a_training_that_starts_anew_replaces_those_of_later_steps(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     publish(folder, 10)
