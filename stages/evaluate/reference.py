@@ -29,7 +29,7 @@ from stages.training.batches import Example, padded_rows
 TokenIds = Sequence[npt.NDArray[np.int32]]
 Pass = tuple[TokenIds, TokenIds]
 """Prompts and responses of one forward pass."""
-_NO_TEXT = "leave inputs.perplexity_text out"
+_NO_TEXT = "shorten the passages of inputs.perplexity_text, or leave it out"
 
 
 class Reference:
@@ -138,7 +138,7 @@ def _passages(ctx: StageContext[EvaluateParams]) -> TokenIds:
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:
-        raise UserError(f"{path} is no text in UTF-8: {error}", _NO_TEXT) from error
+        raise UserError(f"{path} is no text in UTF-8: {error}", "write it anew") from error
     tokenizer = load_tokenizer(ctx.model("reference"))
     written = [each.strip() for each in text.split("\n\n")]
     tokens = [np.array(tokenizer(each)["input_ids"], dtype=np.int32) for each in written if each]

@@ -297,6 +297,7 @@ def test_perplexity_of_a_text_under_policy_and_base(store, tables, tmp_path):
             ).tolist()
         assert found[name] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
     assert found["perplexity"] != pytest.approx(found["base_perplexity"])
-    text.write_text("\n\n")
-    with pytest.raises(UserError, match="no passage of two tokens"):
-        call(STAGE, EvaluateParams(log_pi_ref="off"), inputs, store)
+    for content, said in (("\n\n", "no passage of two tokens"), ("cat " * 200, "the context of")):
+        text.write_text(content)
+        with pytest.raises(UserError, match=said):
+            call(STAGE, EvaluateParams(log_pi_ref="off"), inputs, store)
