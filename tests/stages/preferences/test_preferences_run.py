@@ -14,9 +14,9 @@ from stages.contract.request import HubInput, make_request
 from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import PAIRS, read_rows
 from tests.local_hub import COMMIT, run_with_hub, serve_dataset
 from tests.stage_calls import call, file_input, metrics, user_turn, write_jsonl, write_prompts
+from tests.stages.pair.test_pair_run import pairs
 from tests.tiny_models import make_tiny_llama
 
 ASKED = "color red"
@@ -70,10 +70,6 @@ def paired(store: Store, tmp_path: Path, policy: Path):
         return call(STAGE, PreferencesParams.model_validate(params), inputs, store)
 
     return run
-
-
-def pairs(artifact: Artifact) -> list[dict[str, Any]]:
-    return list(read_rows(artifact.path / "pairs.parquet", PAIRS))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
