@@ -215,5 +215,5 @@ def test_files_that_are_no_data_are_refused(sft, tmp_path):
         sft(data=parquet)
     table = tmp_path / "data.csv"
     table.write_text("prompt,response\n")
-    with pytest.raises(UserError, match="not a data file"):
+    with pytest.raises(UserError, match="of no known kind: conversations are read from"):
         sft(data=table)
