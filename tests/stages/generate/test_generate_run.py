@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.digests import derive_seed, prompt_id
@@ -160,6 +161,16 @@ def test_a_mixture_that_cannot_be_drawn_is_refused(settings, said):
 def test_a_mixture_needs_a_reference(generate):
     with pytest.raises(UserError, match="input 'reference' wants one model"):
         generate(mixture=0.5)
+
+
+def test_a_mixture_with_logits_that_are_no_numbers_is_refused(generate, tmp_path):
+    """Drawn from them, every token was the vocabulary's last one."""
+    reference = make_tiny_llama(tmp_path / "reference")
+    weights = load_file(reference / "model.safetensors")
+    weights["lm_head.weight"] *= 6e4 / weights["lm_head.weight"].abs().max()
+    save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="the reference's logits are not finite in float16"):
+        generate(["red cat"], reference=reference, mixture=0.5, dtype="float16")
 
 
 @pytest.mark.parametrize(
