@@ -26,9 +26,9 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "pad_token_id": PAD_ID,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
 }
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -59,21 +59,9 @@ def make_tiny_tokenizer(
 
 def tiny_config(vocab_size: int, **changes: object) -> LlamaConfig:
     """Configuration of a Llama of some 20,000 parameters."""
-    settings: dict[str, object] = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": PAD_ID,
-        # Wide enough that next-token distributions differ from uniform and from each other.
-        "initializer_range": 0.4,
-    }
-    return LlamaConfig(**{**settings, **changes})
+    own = {"vocab_size": vocab_size, "intermediate_size": 64, "max_position_embeddings": 128}
+    # Wide enough that next-token distributions differ from uniform and from each other.
+    return LlamaConfig(**{**SIZES, **own, "initializer_range": 0.4, **changes})
 
 
 def make_tiny_llama(

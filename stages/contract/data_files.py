@@ -15,7 +15,7 @@ DATA_SUFFIXES = (".jsonl", ".parquet")
 FILE_SUFFIXES = (*DATA_SUFFIXES, ".json")
 """Those of files that are named; JSON beside other files of a folder is seldom its rows."""
 BATCH_ROWS = 1024
-_CHUNK_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20
 
 Row = tuple[str, dict[str, Any]]
 """Place of a row (``prompts.jsonl, line 3``), and its columns."""
@@ -53,12 +53,8 @@ def count_rows(path: Path) -> int:
             return int(file.metadata.num_rows)
     if path.suffix == ".json":
         return sum(1 for _ in _read_json(path))
-    number, last = 0, b"\n"
     with path.open("rb") as lines:
-        for chunk in iter(lambda: lines.read(_CHUNK_BYTES), b""):
-            number += chunk.count(b"\n")
-            last = chunk[-1:]
-    return number + (last != b"\n")
+        return sum(1 for _ in lines)
 
 
 def files_of_folder(folder: Path) -> list[Path]:
@@ -149,7 +145,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     """
     with _explained(path):
         # Read ahead, the whole file would be in memory by the end.
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES)
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
 @contextmanager

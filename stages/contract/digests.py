@@ -17,7 +17,6 @@ from stages.contract.atomic import atomic_path, write_atomically
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError, UserError
 from stages.contract.records import read_record
 
-_CHUNK_BYTES = 1 << 20
 _LIST = "digests.json"
 # Files that are hashed at once; hashlib frees the interpreter meanwhile.
 _THREADS = 8
@@ -47,15 +46,12 @@ def sha256_of(value: Any) -> str:
 
 def sha256_file(path: Path) -> str:
     """Digest of a file's bytes, read in chunks."""
-    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         # An error of reading does not name the file.
         raise OSError(error.errno, error.strerror, str(path)) from error
-    return digest.hexdigest()
 
 
 def in_threads(act: Callable[[T], R], files: Iterable[T]) -> list[R]:

@@ -29,7 +29,7 @@ from stages.training.batches import Example, padded_rows
 TokenIds = Sequence[npt.NDArray[np.int32]]
 Pass = tuple[TokenIds, TokenIds]
 """Prompts and responses of one forward pass."""
-_NO_TEXT = "leave inputs.perplexity_text out"
+_NO_TEXT = "shorten the passages of inputs.perplexity_text, or leave it out"
 
 
 class Reference:
@@ -47,7 +47,7 @@ class Reference:
         source = ctx.model(name)
         self._config = load_config(source)
         self._place = source.name_or_path
-        self._batch_tokens = ctx.params.batch_tokens
+        self._batch_tokens, self._dtype = ctx.params.batch_tokens, ctx.params.dtype
         self._remedy = remedy
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
             partial(_Model, source, ctx.params.dtype, remedy), ctx.request.resources
@@ -59,8 +59,8 @@ class Reference:
         A prompt has at least one token; an empty response has log-probability 0.
 
         Raises:
-            UserError: A token is not in the reference's vocabulary, or a sequence is so long that
-                it would change the log-probabilities of others.
+            UserError: A token is not in the reference's vocabulary, a sequence is so long that it
+                would change the log-probabilities of others, or one of them is no number.
         """
         sums = np.zeros(len(prompts), dtype=np.float64)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
@@ -77,6 +77,11 @@ class Reference:
         found = self._models.map((each[0], each[1]) for each in passes)
         for rows, of_rows in zip(batches, found, strict=True):
             sums[rows] = of_rows
+        if np.isnan(sums).any():
+            raise UserError(
+                f"log-probabilities of {self._place} are no numbers in {self._dtype}",
+                "set evaluate.dtype to bfloat16 or float32",
+            )
         return sums
 
     def close(self) -> None:
@@ -138,7 +143,7 @@ def _passages(ctx: StageContext[EvaluateParams]) -> TokenIds:
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:
-        raise UserError(f"{path} is no text in UTF-8: {error}", _NO_TEXT) from error
+        raise UserError(f"{path} is no text in UTF-8: {error}", "write it anew") from error
     tokenizer = load_tokenizer(ctx.model("reference"))
     written = [each.strip() for each in text.split("\n\n")]
     tokens = [np.array(tokenizer(each)["input_ids"], dtype=np.int32) for each in written if each]

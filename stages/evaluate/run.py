@@ -1,13 +1,14 @@
 """Evaluate: scored samples of policy and base in, metrics, kept samples and plot data out."""
 
+from __future__ import annotations
+
 import heapq
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from stages.harness.program import Stage
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
 
+if TYPE_CHECKING:
+    from stages.evaluate.reference import Reference
+
 _COLUMNS = (
     "messages",
     "reference_answer",
@@ -33,8 +37,6 @@ _COLUMNS = (
     "finish_reason",
 )
 
-LogPiRef = Callable[[ScoredBatch], npt.NDArray[np.float64]]
-
 
 @dataclass
 class _Side:
@@ -43,14 +45,21 @@ class _Side:
     name: str
     responses: list[Path]
     scores: list[Path]
-    log_pi_ref: LogPiRef | None
+    reference: Reference | None
+    """The model of its log π_ref, if that is asked for."""
     summary: SampleSummary
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def run(ctx: StageContext[EvaluateParams]) -> None:
     """Computes the metrics of the policy's samples, beside those of the base model's."""
-    with _reference(ctx) as reference:
+    reference = None
+    if ctx.params.log_pi_ref != "off":
+        # Loads torch: only if log π_ref is asked for.
+        from stages.evaluate.reference import Reference
+
+        reference = Reference(ctx)
+    with closing(reference) if reference else nullcontext():
         sides = _sides(ctx, reference)
         _write_distributions(ctx, sides)
     policy, base = sides
@@ -93,13 +102,13 @@ def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) 
                 ctx.events.progress(done, total, "responses")
 
 
-def _sides(ctx: StageContext[EvaluateParams], reference: LogPiRef | None) -> list[_Side]:
+def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> list[_Side]:
     sides = [
         _Side(
             name=name,
             responses=ctx.paths(f"{prefix}responses"),
             scores=ctx.paths(f"{prefix}scores"),
-            log_pi_ref=reference if ctx.params.log_pi_ref in (name, "both") else None,
+            reference=reference if ctx.params.log_pi_ref in (name, "both") else None,
             summary=SampleSummary(ctx.params.distinct_n),
         )
         for name, prefix in (("policy", ""), ("base", "base_"))
@@ -111,27 +120,6 @@ def _sides(ctx: StageContext[EvaluateParams], reference: LogPiRef | None) -> lis
                 "check the test prompts and the generation",
             )
     return sides
-
-
-@contextmanager
-def _reference(ctx: StageContext[EvaluateParams]) -> Iterator[LogPiRef | None]:
-    """Log π_ref by the reference model, loaded for the block; None if it is not asked for."""
-    if ctx.params.log_pi_ref == "off":
-        yield None
-        return
-    # Loads torch: only if log π_ref is asked for.
-    from stages.evaluate.reference import Reference
-
-    reference = Reference(ctx)
-
-    def log_pi_ref(batch: ScoredBatch) -> npt.NDArray[np.float64]:
-        return reference.log_probabilities(
-            _arrays(batch.responses["prompt_token_ids"]),
-            _arrays(batch.responses["response_token_ids"]),
-        )
-
-    with closing(reference):
-        yield log_pi_ref
 
 
 def _arrays(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:
@@ -156,7 +144,10 @@ def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int)
     rows = batch.responses
     num_tokens = pc.list_value_length(rows["response_token_ids"]).to_numpy().astype(np.int64)
     log_pi = _row_sums(rows["response_logprobs"])
-    log_pi_ref = None if side.log_pi_ref is None else side.log_pi_ref(batch)
+    log_pi_ref = None
+    if side.reference is not None:
+        tokens = (_arrays(rows[f"{each}_token_ids"]) for each in ("prompt", "response"))
+        log_pi_ref = side.reference.log_probabilities(*tokens)
     side.summary.add(batch, num_tokens, log_pi, log_pi_ref)
     _keep_samples(side, batch, log_pi_ref, wanted, per_prompt)
     return pa.table(

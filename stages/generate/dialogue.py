@@ -41,12 +41,19 @@ class _Partner:
         prompt = torch.tensor(
             [render_prompt(self.tokenizer, self.messages)], device=self.model.device
         )
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        room = max_new_tokens if longest is None else longest - prompt.shape[1]
+        if room < 1:
+            raise UserError(
+                f"the conversation with {self.name} fills its context of {longest} tokens",
+                "start anew, and begin another conversation sooner (an empty line)",
+            )
         sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
         with torch.inference_mode():
             output = self.model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=min(max_new_tokens, room),
                 eos_token_id=self.end_ids or None,
                 # One row is never padded; without an id transformers would warn.
                 pad_token_id=self.tokenizer.eos_token_id,

@@ -98,10 +98,12 @@ class TransformersBackend:
         lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
         finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         alive = torch.arange(len(rows), device=device)
+        mixes_numbers = torch.ones((), dtype=torch.bool, device=device)
         for step in range(params.max_new_tokens):
             logits = decoder.logits
             for other in others:
                 logits = mixed(logits, other.logits, weights[alive])
+                mixes_numbers &= ~logits.isnan().any()
             now = uniform[alive, step]
             drawn = draw(logits, now, temperature=params.temperature, top_p=params.top_p)
             # The raw policy's: before mixture, temperature and top-p.
@@ -119,9 +121,10 @@ class TransformersBackend:
                 alive, drawn = alive[running], drawn[running]
             for each in (decoder, *others):
                 each.advance(drawn)
-        if logprobs.isnan().any():
+        if logprobs.isnan().any() or not mixes_numbers:
+            whose = "policy" if logprobs.isnan().any() else "reference"
             raise UserError(
-                f"the policy's logits are not finite in {params.dtype}",
+                f"the {whose}'s logits are not finite in {params.dtype}",
                 "set generate.dtype to bfloat16 or float32",
             )
         columns = (each.tolist() for each in (tokens, logprobs, lengths, finished))

@@ -7,13 +7,13 @@ from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
-from stages.generate.vllm_engine import memory_remedy, require_vllm, start_engine, start_told
+from stages.generate.vllm_engine import memory_remedy, require_vllm, start_engine
 from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.engine_errors import engine_error
 
 
 class VllmBackend:
-    """Samples from a vLLM engine that this process starts, and tells of its start."""
+    """Samples from a vLLM engine that this process starts."""
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._params = params
@@ -22,8 +22,8 @@ class VllmBackend:
         invariant = require_vllm(batch_invariant=asked)
         if policy.adapter is not None:
             check_finite_files(policy.adapter)
-        with start_told(events):
-            self._engine = start_engine(policy, params)
+        events.info("starting vLLM's engine")
+        self._engine = start_engine(policy, params)
         self._adapter = _adapter_request(policy)
         if asked and not invariant:
             events.warning(

@@ -1,22 +1,15 @@
 """vLLM's engine in the process of the stage: its arguments, its start, and its errors."""
 
-import dataclasses
-import difflib
 import importlib.util
 import json
 import os
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
-from stages.contract.events import Emitter
 from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import Policy
 from stages.modeling.checkpoint_files import check_finite_files, local_folder
@@ -25,8 +18,6 @@ from stages.modeling.engine_errors import engine_error, is_out_of_memory
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
 # once would not start.
 CPU_CACHE_GIB = 4.0
-TOLD_SECONDS = 15.0
-"""Time between two lines about a start that lasts."""
 # Tokens of one step on a CPU if the context is shorter.
 _BATCHED_TOKENS = 2048
 
@@ -74,7 +65,11 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     own, extra = _own_arguments(policy, params), params.vllm.extra_engine_args
-    _check_names(extra, {each.name for each in dataclasses.fields(EngineArgs)}, own)
+    for name in own.keys() & extra.keys():
+        raise UserError(
+            f"generate.vllm.extra_engine_args.{name} is set by the stage itself",
+            "leave it out; docs/generation.md tells which setting it follows",
+        )
     try:
         engine_args = EngineArgs(**{**_platform_arguments(policy), **own, **extra})
         return LLMEngine.from_engine_args(engine_args)
@@ -85,25 +80,6 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
                 "correct generate.vllm, generate.dtype or the checkpoint",
             ) from error
         raise engine_error("vLLM", error, memory_remedy(params.vllm)) from error
-
-
-@contextmanager
-def start_told(events: Emitter) -> Iterator[None]:
-    """Block that starts an engine: says so, and now and then for how long it has been at it."""
-    events.info("starting vLLM's engine")
-    began, ended = time.monotonic(), threading.Event()
-
-    def tell() -> None:
-        while not ended.wait(TOLD_SECONDS):
-            events.info(f"vLLM's engine has been starting for {time.monotonic() - began:.0f} s")
-
-    thread = threading.Thread(target=tell, name="start", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def memory_remedy(settings: VllmSettings) -> str:
@@ -187,22 +163,6 @@ def _rank_limit(adapter: Path) -> int:
             "merge the adapter into its model, and sample from that",
         )
     return min(limits)
-
-
-def _check_names(extra: Mapping[str, Any], known: set[str], own: Mapping[str, Any]) -> None:
-    for name in extra:
-        place = f"generate.vllm.extra_engine_args.{name}"
-        if name in own:
-            raise UserError(
-                f"{place} is set by the stage itself",
-                "leave it out; docs/generation.md tells which setting it follows",
-            )
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known.difference(own)), n=1)
-            raise UserError(
-                f"{place}: the installed vLLM's EngineArgs has no such argument",
-                f"did you mean {near[0]!r}?" if near else "see vLLM's documentation for its names",
-            )
 
 
 def _said(error: Exception) -> str:

@@ -4,12 +4,12 @@ It is a program of its own, ``python -m stages.modeling.gguf FILE FOLDER DTYPE``
 load no torch.
 """
 
-import hashlib
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import cast
 
+from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
 from stages.harness.program import run_program
@@ -59,8 +59,7 @@ def convert(source: Path, target: Path, dtype: Precision) -> None:
     model.generation_config = read.generation_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    with source.open("rb") as whole:
-        digest = hashlib.file_digest(whole, "sha256").hexdigest()
+    digest = sha256_file(source)
     record = {"sha256": digest, "tensors": dict(sorted(types.items())), "dtype": dtype}
     (target / RECORD).write_text(dump_json(record))
     if licence := file.get_field("general.license"):

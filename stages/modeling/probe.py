@@ -193,28 +193,30 @@ def _errors_named() -> Iterator[None]:
 
 
 def require_static_rope(config: Any, place: str, *, longest: int, remedy: str) -> None:
-    """Checks that no sequence changes the rotary embeddings of those beside it.
+    """Checks that no sequence passes the context, or changes the embeddings of those beside it.
 
-    ``longrope`` (Phi-3) takes other frequencies for a whole batch once one of its sequences passes
-    the original context; ``dynamic`` does so past the configured context, and keeps them.
+    Past the context a model without a place for the token crashes, another one answers at positions
+    that it never saw, and ``dynamic`` rotary embeddings change for good. ``longrope`` (Phi-3) takes
+    other frequencies for a whole batch once one of its sequences passes the original context.
 
     ``{limit}`` in the remedy becomes the most tokens that are safe.
     """
     config = config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise UserError(
+            f"a sequence has {longest} tokens, and the context of {place} is {context}",
+            remedy.format(limit=context),
+        )
     parameters = getattr(config, "rope_parameters", None) or {}
     # One set for all layers, or one for each type of layer.
     nested = [each for each in parameters.values() if isinstance(each, dict)]
     for rope in nested or [parameters]:
-        kind = rope.get("rope_type", "default")
-        limit = longest
-        if kind == "longrope":
-            limit = rope["original_max_position_embeddings"]
-        elif kind == "dynamic":
-            limit = config.max_position_embeddings
-        if longest > limit:
+        limit = rope.get("original_max_position_embeddings", longest)
+        if rope.get("rope_type") == "longrope" and longest > limit:
             raise UserError(
                 f"a sequence has {longest} tokens; above {limit} the rotary embedding of {place} "
-                f"({kind}) changes for all sequences of a batch, and so do their "
+                "(longrope) changes for all sequences of a batch, and so do their "
                 "log-probabilities",
                 remedy.format(limit=limit),
             )

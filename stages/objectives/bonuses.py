@@ -18,7 +18,6 @@ from stages.objectives.designs import (
     DESIGNS,
     GEB_DESIGNS,
     PUBLISHED_BONUSES,
-    UNDEFINED,
     Design,
     Terms,
 )
@@ -146,10 +145,3 @@ def defined_bonus(
             "code covers reverse_kl, hellinger and forward_kl. Use numerics='exact'"
         )
     return row, resolved
-
-
-def undefined_bonus(design: str, divergence: str | float, numerics: str) -> str | None:
-    """Values of π without a bonus, and the reason; None if every π has one."""
-    if numerics == "exact":
-        return None
-    return UNDEFINED.get((design, resolve_divergence(divergence).name))

@@ -193,10 +193,4 @@ PUBLISHED_BONUSES: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 }
 """(design, divergence) → bonus of log π, elementwise."""
 
-UNDEFINED: dict[tuple[str, str], str] = {
-    ("arctanh", "forward_kl"): "π > 1 − 1e-5: log(arctanh(1 − π − 1e-5)) is not a number",
-    ("one_minus_pi", "forward_kl"): "π = 1: log(1 − π) is not finite",
-}
-"""Published forms that have no value for some responses: for which, and why."""
-
 GEB_DESIGNS = frozenset(design for design, _ in PUBLISHED_BONUSES)

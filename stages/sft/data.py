@@ -1,16 +1,17 @@
 """Conversations of JSONL and Parquet files, a word-level tokenizer for them, and their tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.data_files import DATA_SUFFIXES, is_message, lone_surrogate, read_data_file
+from stages.contract.data_files import is_message, lone_surrogate
 from stages.contract.errors import UserError
+from stages.harness.context import ResolvedInput
 from stages.modeling.chat import render_answered
+from stages.modeling.sources import open_source
 from stages.sft.params import SftParams
 from stages.training.batches import Example
 
@@ -24,24 +25,19 @@ _FORMS = (
 )
 
 
-def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Placed]:
-    """Yields the conversations of several files in order; each ends with an assistant turn.
+def read_conversations(inputs: Iterable[ResolvedInput], params: SftParams) -> Iterator[Placed]:
+    """Yields the conversations of several inputs in order; each ends with an assistant turn.
 
     Raises:
-        UserError: A file has no conversation or cannot be read, or a row is no such conversation;
-            the message names it.
+        UserError: One has no conversation or cannot be read, or a row is no such conversation; the
+            message names it.
     """
-    for path in paths:
-        if path.suffix not in DATA_SUFFIXES or not path.is_file():
-            raise UserError(
-                f"{path} is not a data file",
-                f"pass a file that ends in {' or '.join(DATA_SUFFIXES)}",
-            )
-        place = ""
-        for place, row in read_data_file(path):
+    for each in inputs:
+        source, place = open_source(each, "conversations", subset=None, split="train"), ""
+        for place, row in source.read():
             yield place, _conversation(row, params, place)
         if not place:
-            raise UserError(f"{path} has no conversations", "check that it is the right file")
+            raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 
 
 def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Conversation:

@@ -41,7 +41,7 @@ class ArchitectureParams(Settings):
 class SftParams(TrainingParams):
     """Trains a policy to give the last assistant turn of conversations.
 
-    Inputs: `data` (1..n JSONL or Parquet files), `policy` (checkpoint to start from; without it
+    Inputs: `data` (1..n data files or folders), `policy` (checkpoint to start from; without it
     `architecture` is started from scratch). Outputs: `checkpoint/`, `summary.json`,
     `metrics.jsonl`, and with `lora.save = "both"` also `adapter/`.
     """

@@ -74,16 +74,16 @@ class Pair(Sample):
         return 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class PairCounts:
     """Counts of the pairs in the tables, by what became of them."""
 
-    read: int
-    used: int
-    ties: int
-    truncated: int
-    dropped_over_length: int
-    dropped_empty: int
+    read: int = 0
+    used: int = 0
+    ties: int = 0
+    truncated: int = 0
+    dropped_over_length: int = 0
+    dropped_empty: int = 0
 
 
 def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], PairCounts]:
@@ -95,27 +95,20 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
         UserError: A table is malformed, or nothing is left that would change the policy.
     """
     pairs: list[Pair] = []
-    read = truncated = over_length = empty = 0
+    counts = PairCounts()
     for row in read_rows(paths, PAIRS, columns=_COLUMNS):
-        pair = _pair(read, row)
-        read += 1
+        pair = _pair(counts.read, row)
+        counts.read += 1
         if not all(map(len, (pair.prompt, *pair.responses))):
-            empty += 1
+            counts.dropped_empty += 1
         elif pair.num_tokens <= params.max_length_tokens:
             pairs.append(pair)
         elif params.over_length == "drop":
-            over_length += 1
+            counts.dropped_over_length += 1
         else:
-            truncated += 1
+            counts.truncated += 1
             pairs.append(truncate(pair, params))
-    counts = PairCounts(
-        read=read,
-        used=len(pairs),
-        ties=sum(pair.tie for pair in pairs),
-        truncated=truncated,
-        dropped_over_length=over_length,
-        dropped_empty=empty,
-    )
+    counts.used, counts.ties = len(pairs), sum(pair.tie for pair in pairs)
     _check_trainable(counts, params)
     return _with_factors(pairs, params), counts
 
@@ -230,9 +223,7 @@ class PairBatch(Batch):
     bonus_factor: Tensor
     """Factors of the bonuses, [2B]."""
 
-    def sides(
-        self, logp: Tensor, *, has_factors: bool = True
-    ) -> tuple[ResponseLogps, ResponseLogps]:
+    def sides(self, logp: Tensor) -> tuple[ResponseLogps, ResponseLogps]:
         """Chosen and rejected responses, whose log π per token is ``logp``, [2B, S]."""
 
         def of(side: slice) -> ResponseLogps:
@@ -241,7 +232,7 @@ class PairBatch(Batch):
                 ref_token_logp=self.ref_logprobs[side],
                 mask=self.rows.response_mask[side],
                 score=self.scores[side],
-                bonus_factor=self.bonus_factor[side] if has_factors else None,
+                bonus_factor=self.bonus_factor[side],
             )
 
         pairs = len(self.tie)

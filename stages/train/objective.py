@@ -3,14 +3,13 @@
 Shapes: `B` pairs of a micro-batch, `S` tokens of a response.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from stages.contract.errors import UserError
-from stages.objectives.bonuses import defined_bonus, undefined_bonus
+from stages.objectives.bonuses import defined_bonus
 from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
@@ -38,7 +37,10 @@ class PairObjective(Objective[PairBatch]):
     """The mean over a global batch's pairs of L − κ · L_bonus + weighted NLL."""
 
     num_sums = len(METRIC_SUMS)
-    remedy = "lower train.learning_rate or train.kappa, or choose another train.design"
+    remedy = (
+        "lower train.learning_rate or train.kappa, choose another train.design, or set "
+        "train.numerics to 'exact', whose bonus has a value at every π"
+    )
     engine: Engine
     process: Process
     params: TrainParams
@@ -98,21 +100,4 @@ class PairObjective(Objective[PairBatch]):
 
     def _responses(self, batch: PairBatch) -> tuple[ResponseLogps, ResponseLogps]:
         logp = batch.rows.pad_responses(self.engine.logprobs(batch.rows))
-        params = self.params
-        has_factors = params.bonus_weight != "none" or params.bonus_on == "mixture"
-        return batch.sides(logp, has_factors=has_factors)
-
-    def check_finite(self, step: int, values: dict[str, float]) -> None:
-        """Explains bonuses that are undefined in the published form."""
-        params = self.params
-        reason = undefined_bonus(params.design, params.divergence, params.numerics)
-        if reason is not None and not any(
-            math.isfinite(values[name]) for name in ("loss", "bonus")
-        ):
-            raise UserError(
-                f"the bonus is {values['bonus']} at step {step + 1}: with "
-                f"train.numerics 'paper' that of {params.design} under {params.divergence} is "
-                f"undefined where {reason}",
-                "set train.numerics to 'exact', which is defined everywhere",
-            )
-        super().check_finite(step, values)
+        return batch.sides(logp)

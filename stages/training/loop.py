@@ -43,22 +43,6 @@ class Objective(ABC, Generic[B]):
     def before_step(self, step: int, batches: list[B]) -> None:
         """Called with the micro-batches of a step (from 0) before any gradient is computed."""
 
-    def check_finite(self, step: int, values: dict[str, float]) -> None:
-        """Ends a training whose loss or gradient is infinite or no number.
-
-        Raises:
-            UserError: It is; a retry would come to the same step with the same numbers.
-        """
-        terms = {
-            name: values[name] for name in ("loss", "bonus", "kappa", "grad_norm") if name in values
-        }
-        if not all(math.isfinite(values[name]) for name in ("loss", "grad_norm") if name in values):
-            raise UserError(
-                f"training diverged at step {step + 1}: "
-                + ", ".join(f"{name} {value:g}" for name, value in terms.items()),
-                self.remedy,
-            )
-
 
 @dataclass
 class TrainingLoop(Generic[B]):
@@ -157,7 +141,14 @@ class TrainingLoop(Generic[B]):
         values |= self.objective.step_record(whole[: len(sums)])
         counts = dict(zip(_COUNTS, whole[len(sums) : -1].tolist(), strict=True))
         values |= counts
-        self.objective.check_finite(step, values)
+        if not all(math.isfinite(values[name]) for name in ("loss", "grad_norm") if name in values):
+            terms = (name for name in ("loss", "bonus", "kappa", "grad_norm") if name in values)
+            # A retry would come to the same step with the same numbers.
+            raise UserError(
+                f"training diverged at step {step + 1}: "
+                + ", ".join(f"{name} {values[name]:g}" for name in terms),
+                self.objective.remedy,
+            )
         per_token, per_response_token = self._flops
         values["model_tflop"] = (
             per_token * counts["num_tokens_shared"]

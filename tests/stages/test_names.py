@@ -19,6 +19,8 @@ from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
+from stages.pair.params import Strategy, UncertainStrategy
+from stages.pair.select import STRATEGIES, UNCERTAIN
 from stages.score.params import RewardModelSettings
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
@@ -45,6 +47,9 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(GenerateParams, "dtype"), DTYPES),
         (field(EvaluateParams, "dtype"), DTYPES),
         (field(RewardModelSettings, "dtype"), DTYPES),
+        (names(Strategy), STRATEGIES),
+        (names(UncertainStrategy), UNCERTAIN),
+        (field(GenerateParams, "backend"), BACKENDS),
         (field(TrainParams, "divergence"), DIVERGENCES),
         (field(TrainParams, "design"), DESIGNS),
         (field(BanditParams, "methods"), DESIGNS),

@@ -8,6 +8,7 @@ import pytest
 from stages.contract.errors import DamagedArtifactError, StoreError
 from stages.harness.program import Stage
 from stages.store.base import Artifact, Store
+from tests.damage import alter, truncate
 from tests.stage_calls import EventLog
 from tests.writer_stage import FILES, WriterParams, compute, request, write_files
 
@@ -20,17 +21,6 @@ def counting() -> tuple[Stage, list[int]]:
         write_files(ctx)
 
     return Stage(WriterParams, run), calls
-
-
-def alter(path: Path) -> None:
-    """Another byte, the same size and the same modification time as another file would have."""
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
 
 
 @pytest.mark.parametrize("name", [*FILES, "timings.json", "manifest.json"])

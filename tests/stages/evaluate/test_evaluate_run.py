@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import UserError
@@ -249,7 +250,7 @@ def test_log_pi_ref_is_that_of_the_response_alone(store, tables, reference, batc
     assert set(found["log_pi_ref_quantiles"]) == {"0.05", "0.25", "0.5", "0.75", "0.95"}
 
 
-def test_the_base_is_spared_the_forward_pass_and_a_smaller_vocabulary_is_refused(
+def test_the_base_is_spared_the_forward_pass_and_an_unfit_reference_is_refused(
     store, tmp_path, tables, reference
 ):
     policy, base = tables
@@ -261,6 +262,11 @@ def test_the_base_is_spared_the_forward_pass_and_a_smaller_vocabulary_is_refused
     strange = write_scored(tmp_path, [(row, score)], "s-")
     with pytest.raises(UserError, match="hold token 10000, the reference has"):
         evaluate(store, [strange], [base], reference=reference)
+    weights = load_file(reference / "model.safetensors")
+    weights["lm_head.weight"] *= 6e4 / weights["lm_head.weight"].abs().max()
+    save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="are no numbers in float16"):
+        evaluate(store, [policy], [base], reference=reference, dtype="float16")
 
 
 @pytest.mark.slow
@@ -297,6 +303,7 @@ def test_perplexity_of_a_text_under_policy_and_base(store, tables, tmp_path):
             ).tolist()
         assert found[name] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
     assert found["perplexity"] != pytest.approx(found["base_perplexity"])
-    text.write_text("\n\n")
-    with pytest.raises(UserError, match="no passage of two tokens"):
-        call(STAGE, EvaluateParams(log_pi_ref="off"), inputs, store)
+    for content, said in (("\n\n", "no passage of two tokens"), ("cat " * 200, "the context of")):
+        text.write_text(content)
+        with pytest.raises(UserError, match=said):
+            call(STAGE, EvaluateParams(log_pi_ref="off"), inputs, store)

@@ -38,3 +38,13 @@ def test_an_answer_is_the_stage_s_likeliest_response(generate, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"model: {expected['response'].strip()}\n"
+
+
+def test_a_conversation_ends_where_the_model_s_context_does(tmp_path):
+    """Beyond it there are answers from positions that the model never saw, or a crash."""
+    model = make_tiny_llama(tmp_path / "model", max_position_embeddings=24)
+    done = run_program(
+        *(forked_python(), "-m", "stages.generate.dialogue", f"model={model}"), input="red ?\n" * 9
+    )
+    assert done.returncode == 64
+    assert "the conversation with model fills its context of 24 tokens" in done.stderr

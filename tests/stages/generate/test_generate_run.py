@@ -1,17 +1,16 @@
 """The generate stage: rows, log-probabilities, and what responses do not depend on."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig
 
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import Log
-from stages.generate.params import BACKENDS, GenerateParams
+from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.generate.transformers_backend import uniforms
 from stages.harness.context import ModelSource
@@ -174,6 +173,16 @@ def test_a_mixture_needs_a_reference(generate):
         generate(mixture=0.5)
 
 
+def test_a_mixture_with_logits_that_are_no_numbers_is_refused(generate, tmp_path):
+    """Drawn from them, every token was the vocabulary's last one."""
+    reference = make_tiny_llama(tmp_path / "reference")
+    weights = load_file(reference / "model.safetensors")
+    weights["lm_head.weight"] *= 6e4 / weights["lm_head.weight"].abs().max()
+    save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="the reference's logits are not finite in float16"):
+        generate(["red cat"], reference=reference, mixture=0.5, dtype="float16")
+
+
 @pytest.mark.parametrize(
     "layout",
     [
@@ -265,25 +274,3 @@ class TestChatTemplateArgs:
     def test_options_of_the_rendering_are_refused(self, generate):
         with pytest.raises(UserError, match="'add_generation_prompt', which says how to render"):
             generate(chat_template_args={"add_generation_prompt": False})
-
-
-def test_parameters_and_registry_name_the_same_backends():
-    assert list(BACKENDS) == list(GenerateParams.model_fields["backend"].annotation.__args__)
-    assert all(callable(importlib.import_module(each).load) for each in BACKENDS.values())
-
-
-def test_what_only_changes_speed_is_not_in_the_key():
-    fast = GenerateParams(backend="vllm", vllm={"max_num_seqs": 1})
-    assert fast.result_fields() == GenerateParams(backend="vllm").result_fields()
-    assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
-
-
-def test_what_batches_follow_from_is_in_the_key_of_the_backend_that_rounds_by_them():
-    """At its defaults it is not: artifacts of before stay good."""
-    default = GenerateParams().result_fields()
-    assert "chunk_prompts" not in default
-    assert default["transformers"] == {}
-    small = {"chunk_prompts": 8, "transformers": {"batch_size": 16}}
-    assert GenerateParams(**small).result_fields() == default | small
-    vllm = GenerateParams(backend="vllm")
-    assert GenerateParams(backend="vllm", **small).result_fields() == vllm.result_fields()

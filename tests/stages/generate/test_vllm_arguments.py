@@ -2,8 +2,7 @@
 
 import io
 import sys
-import threading
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.generate import vllm_backend, vllm_engine
+from stages.generate import vllm_backend
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
@@ -31,7 +30,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any
     """Puts an engine that only keeps its arguments in the place of vLLM's."""
     told: dict[str, Any] = {}
     keep = {"__init__": lambda self, **given: told.update(given)}
-    arguments = make_dataclass("EngineArgs", ["model", "seed"], init=False, namespace=keep)
+    arguments = type("EngineArgs", (), keep)
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
     engine = SimpleNamespace(from_engine_args=lambda _: object())
     for name, module in {
@@ -71,29 +70,6 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
     assert (started["model"], started["revision"]) == (HERE.name_or_path, HERE.revision)
-
-
-def test_a_start_that_lasts_is_told_while_it_lasts(
-    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = io.StringIO()
-    heard = threading.Event()
-
-    def start(*_: Any, **__: Any) -> object:
-        assert heard.wait(60)
-        return object()
-
-    def write(line: str) -> int:
-        if "has been starting for" in line:
-            heard.set()
-        return io.StringIO.write(said, line)
-
-    monkeypatch.setattr(said, "write", write, raising=False)
-    monkeypatch.setattr(vllm_backend, "start_engine", start)
-    monkeypatch.setattr(vllm_engine, "TOLD_SECONDS", 0.01)
-    policy = Policy(HERE, None, frozenset({2}), 128, 16)
-    vllm_backend.load(policy, GenerateParams(backend="vllm"), Emitter(said))
-    assert "starting vLLM's engine" in said.getvalue()
 
 
 @pytest.mark.parametrize(

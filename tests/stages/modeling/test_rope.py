@@ -39,7 +39,7 @@ LONGROPE = Phi3Config(
 DYNAMIC = LlamaConfig(
     **SHORT, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 )
-STATIC = LlamaConfig(**SHORT)
+STATIC = LlamaConfig(**SIZES)
 
 
 def neighbour_moves(config: Any, width: int) -> bool:

@@ -1,21 +1,14 @@
 from collections import Counter
-from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.pair.params import Strategy, UncertainStrategy
 from stages.pair.select import STRATEGIES, UNCERTAIN
 
 several_scores = st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=9)
 seeds = st.integers(0, 2**63 - 1)
-
-
-def test_the_table_holds_every_strategy_that_params_name():
-    assert set(STRATEGIES) == set(get_args(Strategy))
-    assert set(UNCERTAIN) == set(get_args(UncertainStrategy))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

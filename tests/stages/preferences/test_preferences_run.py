@@ -5,8 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -16,9 +14,9 @@ from stages.contract.request import HubInput, make_request
 from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import PAIRS, read_rows
 from tests.local_hub import COMMIT, run_with_hub, serve_dataset
 from tests.stage_calls import call, file_input, metrics, user_turn, write_jsonl, write_prompts
+from tests.stages.pair.test_pair_run import pairs
 from tests.tiny_models import make_tiny_llama
 
 ASKED = "color red"
@@ -74,10 +72,6 @@ def paired(store: Store, tmp_path: Path, policy: Path):
     return run
 
 
-def pairs(artifact: Artifact) -> list[dict[str, Any]]:
-    return list(read_rows(artifact.path / "pairs.parquet", PAIRS))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layout):
     [row] = pairs(paired([LAYOUTS[layout]]))
@@ -95,16 +89,6 @@ def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layou
         assert row[f"{side}_token_ids"] == [*words, tokenizer.eos_token_id]
         assert all(map(math.isnan, row[f"{side}_logprobs"]))
         assert len(row[f"{side}_logprobs"]) == len(row[f"{side}_token_ids"])
-
-
-def test_a_parquet_file_of_the_binarized_layout_is_read_as_it_is(paired, store, tmp_path, policy):
-    data = tmp_path / "data"
-    data.mkdir()
-    pq.write_table(pa.Table.from_pylist([LAYOUTS["ultrafeedback_binarized"]]), data / "0.parquet")
-    wanted = write_prompts(tmp_path / "prompts.parquet", [ASKED])
-    inputs = {"data": [data], "prompts": [wanted], "policy": [policy]}
-    [row] = pairs(call(STAGE, PreferencesParams(), inputs, store))
-    assert row["chosen_score"] == 8.5
 
 
 def test_other_prompts_ties_and_incomplete_rows_are_counted(paired):

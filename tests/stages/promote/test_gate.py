@@ -35,12 +35,17 @@ def test_limits_are_inclusive_and_all_must_hold(limits, passes):
     assert [(each.gate, each.passed) for each in gates] == [("min_win_rate", passes)]
 
 
+def wilson(wins: int, trials: int, confidence: float) -> Any:
+    """The bound as scipy has it."""
+    test = stats.binomtest(wins, trials, alternative="greater")
+    return pytest.approx(test.proportion_ci(confidence, method="wilson").low)
+
+
 @pytest.mark.parametrize("confidence", [0.6, 0.9, 0.95, 0.999])
 @pytest.mark.parametrize(("wins", "prompts"), [(0, 5), (3, 7), (60, 100), (256, 256)])
 def test_the_lower_bound_is_scipy_s(wins, prompts, confidence):
-    test = stats.binomtest(wins, prompts, alternative="greater")
-    expected = test.proportion_ci(confidence, method="wilson").low
-    assert wilson_lower_bound(wins / prompts, prompts, confidence) == pytest.approx(expected)
+    found = wilson_lower_bound(wins / prompts, prompts, confidence)
+    assert found == wilson(wins, prompts, confidence)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +159,6 @@ def test_by_default_a_model_must_be_better_than_the_base_with_confidence(
     # The bound holds what it says: were the odds even, so many wins would be rare.
     chance = stats.binom.sf(wins - 1, wins + losses, 0.5)
     assert bool(chance < 0.05) is passes
-
-
-def wilson(wins: int, trials: int, confidence: float) -> Any:
-    """The bound as scipy has it."""
-    test = stats.binomtest(wins, trials, alternative="greater")
-    return pytest.approx(test.proportion_ci(confidence, method="wilson").low)
 
 
 COMPARED = {"win_rate": 0.625, "compared_prompts": 64, "tied_prompts": 4}

@@ -9,14 +9,9 @@ import torch
 
 from examples.objective import chi_po
 from stages.contract.errors import UserError
-from stages.contract.request import make_request
 from stages.objectives.objective import ResponseLogps
 from stages.train.own_objective import load_file, made_up
-from stages.train.params import TrainParams
-from tests.stage_calls import file_input
-from tests.stages.train.train_helpers import PARAMS, train
-
-ROOT = Path(__file__).parents[3]
+from tests.stages.train.train_helpers import train
 
 BY_HAND = """
 import torch.nn.functional as F
@@ -70,26 +65,6 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
     assert theirs.records[0]["preference_loss"] > 6.0
 
 
-def test_content_and_settings_are_in_the_key_and_a_function_that_is_not_asked_is_not(tmp_path):
-    def key(code: str | None, **changes):
-        inputs = {name: [file_input(ROOT / "README.md")] for name in ("policy", "reference")}
-        inputs["pairs"] = inputs["policy"]
-        if code is not None:
-            inputs["code"] = [file_input(written(tmp_path, code))]
-        params = TrainParams.model_validate(PARAMS | changes)
-        return make_request(params, inputs=inputs, seed=0, store="store").key
-
-    own = {"objective": "python"}
-    keys = {
-        key(None),
-        key(BY_HAND, **own),
-        key(BY_HAND + "# Another text.\n", **own),
-        key(BY_HAND, **own, python={"settings": {"beta": 2}}),
-    }
-    assert len(keys) == 4
-    assert key(None, python={"settings": {"beta": 2}}) == key(None)
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -107,12 +82,6 @@ def test_a_function_that_cannot_work_is_told_what_is_wrong(tmp_path, body, said)
     with pytest.raises(UserError, match=said) as refused:
         load_file(code, "objective", {})(made_up(0), made_up(1))
     assert refused.value.remedy
-
-
-def test_an_unknown_setting_is_the_user_s_mistake(tmp_path):
-    objective = load_file(written(tmp_path, BY_HAND), "objective", {"gamma": 1})
-    with pytest.raises(UserError, match="unexpected keyword argument 'gamma'"):
-        objective(made_up(0), made_up(1))
 
 
 def test_the_example_is_the_paper_s_equation():

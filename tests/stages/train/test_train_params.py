@@ -1,25 +1,8 @@
-"""Settings of a training by themselves: which exclude each other, and which enter the key."""
+"""Settings of a training by themselves: which exclude each other, and κ's place in the key."""
 
 import pytest
 
 from stages.train.params import TrainParams
-from tests.stages.train.train_helpers import request_for
-
-
-def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
-    plain = request_for(tmp_path / "store", policy, [pairs])
-    fast = request_for(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        processes=2,
-        micro_batch_tokens=1,
-        gradient_checkpointing=True,
-        deepspeed={"zero_stage": 3},
-        checkpoint_every_steps=1,
-    )
-    assert fast.key == plain.key
-    assert request_for(tmp_path / "store", policy, [pairs], kappa=0.5).key != plain.key
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from stages.contract.digests import seal_folder
 from stages.contract.request import Request
 from stages.store.base import Store
+from tests.damage import alter, truncate
 from tests.stages.train.train_helpers import at_step, request_for, run_until, train
 
 pytestmark = pytest.mark.slow
@@ -74,11 +75,11 @@ def step_of(checkpoint: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"),
-    [({}, "truncated"), ({"processes": 2, "deepspeed": {"zero_stage": 2}}, "flipped")],
+    ("layout", "damage"),
+    [({}, truncate), ({"processes": 2, "deepspeed": {"zero_stage": 2}}, alter)],
 )
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
-    tmp_path, policy, pairs, layout, kind
+    tmp_path, policy, pairs, layout, damage
 ):
     # 28 steps: no third checkpoint is due, so that a kill meets none being written or removed.
     settings = {"epochs": 7, "checkpoint_every_steps": 10, **layout}
@@ -88,7 +89,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     before, newest = sorted((work_of(request) / "checkpoints").glob("checkpoint-*"), key=step_of)
     files = [each for each in newest.rglob("*") if each.is_file()]
     largest = max(files, key=lambda each: each.stat().st_size)
-    damage(largest, kind)
+    damage(largest)
 
     resumed = train(tmp_path / "store", policy, [pairs], **settings)
 
@@ -104,20 +105,11 @@ def test_a_damaged_part_of_the_reference_is_computed_again(tmp_path, policy, pai
     request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     end_when(request, tmp_path, signal.SIGKILL, at_step(12))
     [part] = (work_of(request) / "reference").glob("part-*")
-    damage(part, "flipped")
+    alter(part)
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     [said] = resumed.warnings
     assert str(part) in said
     assert resumed.artifact.manifest.digest("") == uninterrupted.artifact.manifest.digest("")
-
-
-def damage(path: Path, kind: str) -> None:
-    data = bytearray(path.read_bytes())
-    if kind == "truncated":
-        del data[len(data) // 2 :]
-    else:
-        data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_checkpoint_of_another_layout_is_not_taken_up(tmp_path, policy, pairs, uninterrupted):
