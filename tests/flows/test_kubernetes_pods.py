@@ -261,7 +261,7 @@ def test_a_pod_that_fetches_has_room_of_its_own_and_no_folder_of_the_store(store
     assert variables["GEB_SYNC_SECONDS"] == "7.0"
     command = container["command"]
     assert command[-3:] == ["-m", "stages.pair", url]
-    assert command[command.index("--sign") + 1] == f"{cache}/sign"
+    assert command[command.index("--sign") + 1] == f"{cache}/orchestrators/pair/{request.key}"
     assert str(store.root) not in json.dumps(made["spec"])
 
 
