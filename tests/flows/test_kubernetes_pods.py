@@ -233,6 +233,8 @@ def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_pa
         load_config(config, chosen)
     volumes = json.dumps({str(tmp_path): {"claim": "store"}})
     load_config(config, [*chosen, f"execution.kubernetes.volumes={volumes}"])
+    with pytest.raises(UserError, match="shared_folders does not hold"):
+        load_config(config, ["execution.runner=slurm", "execution.slurm.shared_folders=[/data]"])
 
 
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
