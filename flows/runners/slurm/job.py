@@ -60,18 +60,15 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
 def folder_on_node(folder: JobFolder, job: SlurmJobSettings) -> Path:
     """Place of a job's folder on its nodes: the same, unless they do not see that."""
-    return (
-        Path(job.environment.get("TMPDIR", "/tmp")) / folder.name if folder.address else folder.path
-    )
+    if not folder.address:
+        return folder.path
+    return Path(job.environment.get("TMPDIR", "/tmp")) / folder.name
 
 
 def job_values(
     request: Request, execution: Execution, address: str, folder: JobFolder, interpreter: str
 ) -> str:
-    """Values of one job in its batch program.
-
-    The nodes see the request at ``address``, and the interpreter at its path.
-    """
+    """Values of one job in its batch program; ``address`` is where its nodes find the request."""
     job = execution.slurm.job(request.stage)
     place = folder_on_node(folder, job)
     cache = job.environment.get(CACHE_VARIABLE, str(place / "cache"))
@@ -129,8 +126,7 @@ def _container(request: Request, execution: Execution, root: str) -> tuple[list[
     sources = [_CODE] if _CODE is not None and execution.sees(_CODE) else []
     mounts = ",".join(_mounts(request, job, sources, root))
     # An image of this project has code of its own, which may be older.
-    code = [f"PYTHONPATH={job.environment.get('PYTHONPATH', each)}" for each in sources]
-    code = ["env", *code] if code else []
+    code = ["env", f"PYTHONPATH={job.environment.get('PYTHONPATH', _CODE)}"] if sources else []
     if job.image_by == "pyxis":
         options = [f"--container-image={job.image}", f"--container-mounts={mounts}"]
         return [*command, *code], options

@@ -10,7 +10,8 @@ rest_code=0
 silent=false
 sending=
 
-[ "${#sender[@]}" = 0 ] || mkdir -m 700 "$folder"
+# A folder of that name that somebody else has made is not used.
+[ "${#sender[@]}" = 0 ] || mkdir -m 700 "$folder" || exit 1
 [ -d "$folder" ] || exit 143
 exec >"$folder/slurm.out" 2>&1
 

@@ -131,8 +131,8 @@ class SlurmPlace:
         interpreter = default_interpreter(
             self._execution.interpreters, request, in_image=settings.image is not None
         )
-        is_there = in_container or not self._execution.sees(Path(interpreter))
-        if not is_there and not Path(interpreter).exists():
+        is_shared = not in_container and self._execution.sees(Path(interpreter))
+        if is_shared and not Path(interpreter).exists():
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",
                 "correct execution.interpreters: the nodes start it by the same path",
