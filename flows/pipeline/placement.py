@@ -224,6 +224,9 @@ class SlurmSettings(SlurmJobSettings):
     """Settings of single stages by their names, over the settings beside this one."""
     poll_seconds: float = Field(10, gt=0)
     """Time between two calls of squeue, one for all jobs."""
+    shared_folders: tuple[Annotated[str, AfterValidator(_absolute)], ...] = ("/",)
+    """Folders that this host and the nodes see at the same path. With a store in a bucket none is
+    needed (`[]`): jobs fetch and send by themselves, unless one holds the cache on disk."""
 
     def job(self, stage: str) -> SlurmJobSettings:
         """Settings of a stage's jobs: its own over those of all stages, mappings merged."""
@@ -288,10 +291,16 @@ class Execution(Settings):
     slurm: SlurmSettings = SlurmSettings()
     """Jobs of the slurm runner."""
 
+    def sees(self, path: Path) -> bool:
+        """True if stages see a path of this host."""
+        if self.runner == "kubernetes":
+            return self.kubernetes.volume_at(path) is not None
+        shared = self.slurm.shared_folders if self.runner == "slurm" else ("/",)
+        return any(path.is_relative_to(each) for each in shared)
+
     def stages_fetch(self, store: str) -> bool:
-        """True if stages reach a bucket's store by themselves: pods that do not see its cache."""
-        in_pods = self.runner == "kubernetes" and "://" in store
-        return in_pods and self.kubernetes.volume_at(local_folder(store)) is None
+        """True if stages reach a bucket's store by themselves: they do not see its cache."""
+        return "://" in store and not self.sees(local_folder(store))
 
 
 class Estimation(Settings):

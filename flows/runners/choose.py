@@ -8,14 +8,14 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import ON_THIS_MACHINE, RUNNER_GROUP, Execution, runner_names
 from flows.runners.base import Runner
 from flows.runners.health import Finding, one_line, stage_findings
-from flows.runners.local.bucket_sync import BucketSyncRunner, sees_all
+from flows.runners.local.bucket_sync import BucketSyncRunner
 from flows.runners.local.process import ProcessRunner
 from flows.runners.place import Place, PlaceRunner
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import GebError, NoStoreError, UserError
 from stages.contract.params import Settings
-from stages.store.base import Store
+from stages.store.opening import open_store
 
 
 def _docker(execution: Execution) -> Place[Any]:
@@ -66,8 +66,8 @@ def make_runner(execution: Execution) -> Runner:
         make = found.load()
     place: Any = make(execution)
     runner = PlaceRunner(place) if hasattr(place, "find") else place
-    # A place whose stages do not see all of this host's folders says so.
-    return BucketSyncRunner(runner, execution.sync_seconds, getattr(place, "sees", sees_all))
+    # A place of another package says by itself what its stages see of this host.
+    return BucketSyncRunner(runner, execution.sync_seconds, getattr(place, "sees", execution.sees))
 
 
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
@@ -117,7 +117,7 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
         from flows.runners.slurm.folder import sweep
 
         try:
-            return sweep(Store.open(config.store), cancel=True)
+            return sweep(open_store(config.store), cancel=True)
         except NoStoreError as error:
             return [f"jobs were not looked for: {error}"]
     if runner in (None, "docker"):

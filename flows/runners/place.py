@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from flows.runners.attempt_log import AttemptLog, new_log
-from flows.runners.base import Ending, OnEvent, PlaceNotice, raise_for
+from flows.pipeline.placement import Execution
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.base import Ending, OnEvent, PlaceNotice, program_of, raise_for, supervised
 from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
+from stages.harness.from_bucket import SYNC_SECONDS_VARIABLE
 from stages.store.base import Store
 from stages.store.locks import EXPIRY_SECONDS, FileLease
+from stages.store.opening import CACHE_VARIABLE, open_store
 
 
 class PlaceAwayError(StageFailedError):
@@ -216,6 +219,36 @@ def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
 def orphan_seconds(death: str) -> float:
     """Time without a sign of its orchestrator after which work ends; 0 if it goes on."""
     return ORCHESTRATOR_SECONDS if death == "stop" else 0
+
+
+def request_address(request: Request, execution: Execution) -> str:
+    """Writes a request; returns its file, or its place in a bucket for stages that fetch it."""
+    path, url = write_request(request), Store.open(request.store).mirror_of
+    if url is None or not execution.stages_fetch(url):
+        return path
+    return open_store(url).share(Path(path))
+
+
+def node_commands(
+    python: str, request: Request, execution: Execution, address: str, cache: str = ""
+) -> list[list[str]]:
+    """Commands of a stage's nodes, each under its supervisor, the first node's first.
+
+    A stage whose request has its address in a bucket works in the node's folder ``cache``.
+    """
+    options: list[str] = []
+    if seconds := orphan_seconds(execution.on_orchestrator_death):
+        sign = sign_of(cache if "://" in address else request.store, request.stage, request.key)
+        options = ["--sign", str(sign), "--sign-seconds", str(seconds)]
+    work = str(Path(request.store) / "work" / request.stage / request.key)
+    programs = [program_of(request, address)]
+    programs += [["stages.training.node", work]] * (request.resources.nodes - 1)
+    return [supervised(python, execution.grace_seconds, *options, program=p) for p in programs]
+
+
+def fetching_variables(execution: Execution, cache: str) -> dict[str, str]:
+    """Environment variables of a stage that fetches and sends, in its node's folder ``cache``."""
+    return {CACHE_VARIABLE: cache, SYNC_SECONDS_VARIABLE: str(execution.sync_seconds)}
 
 
 class SilenceTeller:

@@ -17,8 +17,6 @@ from stages.store.remote.sync import Sync, signs_passed_on
 
 SYNC_SECONDS_VARIABLE = "GEB_SYNC_SECONDS"
 """Environment variable: how often the state of the stage goes to the bucket."""
-SIGN_FILE = "sign"
-"""File in the cache (`GEB_CACHE`) that changes as long as the orchestrator lives."""
 
 
 def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
@@ -35,7 +33,7 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
     request = store.bucket.read(name, Request)
     if request is None:
         raise UserError(f"no request at {place}", "start the stage by a run")
-    with signs_passed_on(store, request, cache_home() / SIGN_FILE):
+    with signs_passed_on(store, request, cache_home()):
         Sync(store, request, events.emit, threading.Event()).compute(
             lambda local: execute(stage, local, events),
             float(os.environ[SYNC_SECONDS_VARIABLE]),

@@ -233,6 +233,8 @@ def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_pa
         load_config(config, chosen)
     volumes = json.dumps({str(tmp_path): {"claim": "store"}})
     load_config(config, [*chosen, f"execution.kubernetes.volumes={volumes}"])
+    with pytest.raises(UserError, match="shared_folders does not hold"):
+        load_config(config, ["execution.runner=slurm", "execution.slurm.shared_folders=[/data]"])
 
 
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
@@ -261,7 +263,7 @@ def test_a_pod_that_fetches_has_room_of_its_own_and_no_folder_of_the_store(store
     assert variables["GEB_SYNC_SECONDS"] == "7.0"
     command = container["command"]
     assert command[-3:] == ["-m", "stages.pair", url]
-    assert command[command.index("--sign") + 1] == f"{cache}/sign"
+    assert command[command.index("--sign") + 1] == f"{cache}/orchestrators/pair/{request.key}"
     assert str(store.root) not in json.dumps(made["spec"])
 
 

@@ -13,7 +13,7 @@ from flows.runners.base import FailureTail, raise_for
 from flows.runners.place import work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import JobFolder, Status
-from flows.runners.slurm.job import batch_program, computes, submit_options
+from flows.runners.slurm.job import batch_program, computes, job_values, submit_options
 from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
 from flows.runners.slurm.watch import Tail, ending_of
 from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
@@ -59,13 +59,14 @@ def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
 
 
 def program_of(request: Request, folder: Path, grace_seconds: float = 30, **changes: Any) -> str:
-    return batch_program(
+    values = job_values(
         request,
         Execution(slurm=SlurmSettings.model_validate(changes), grace_seconds=grace_seconds),
-        request_file="/store/a request.json",
-        folder=folder,
-        interpreter="/venv/bin/python",
+        "/store/a request.json",
+        JobFolder(folder),
+        "/venv/bin/python",
     )
+    return batch_program([values])
 
 
 def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Request) -> None:
@@ -116,6 +117,27 @@ def test_an_image_sees_the_store_the_inputs_the_code_and_the_caches(
     else:
         assert words[:3] == inside
         assert chosen == ["--container-image=geb.sif", f"--container-mounts={mounts}", "--mpi=none"]
+
+
+@pytest.mark.parametrize("by", ["apptainer", "pyxis"])
+def test_a_job_that_shares_no_folder_works_in_one_of_its_node(tmp_path: Path, by: str) -> None:
+    request, folder = request_for(tmp_path / "store"), JobFolder(tmp_path / "geb-x")
+    folder.path.mkdir()
+    (folder.path / "address").write_text("s3://bucket/slurm/jobs/geb-x")
+    slurm = {"shared_folders": [], "image": "geb.sif", "image_by": by}
+    execution = Execution.model_validate({"runner": "slurm", "slurm": slurm})
+    address = "s3://bucket/logs/probe/key/request.json"
+    text = job_values(request, execution, address, folder, "python")
+    assert str(tmp_path) not in text
+    assert str(ROOT) not in text, "the image's own code runs"
+    assert f"-m stages.probe {address}" in text
+    cache = "/tmp/geb-x/cache"
+    assert f"export GEB_CACHE={cache}" in text
+    assert f"--sign {cache}/orchestrators/probe/{request.key}" in text
+    [sender] = [line for line in text.splitlines() if line.startswith("sender=")]
+    assert "/tmp/geb-x:/tmp/geb-x" in sender
+    assert ("srun --overlap" in sender) is (by == "pyxis")
+    assert "-m stages.harness.job_files s3://bucket/slurm/jobs/geb-x /tmp/geb-x" in sender
 
 
 def ended_gang(folder: Path, request: Request, first: str, other: str, grace_seconds: float) -> End:
@@ -209,7 +231,6 @@ def raise_end(end: End, request: Request) -> None:
         (ending(None, "TIMEOUT", TimeLimit="00:01:00"), "reached its time limit"),
         (ending(0, "NODE_FAIL"), "lost a node"),
         (ending(143, "FAILED", PreemptTime="None"), "was sent SIGTERM: by Slurm"),
-        (ending(143, "", "orphaned"), "its orchestrator gave no sign"),
     ],
     ids=str,
 )

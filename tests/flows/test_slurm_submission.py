@@ -16,7 +16,7 @@ from flows.runners.local.process import ProcessRunner
 from flows.runners.place import PlaceRunner, Poller, orchestrator_lease, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import REQUEST_FILE, JobFolder
-from flows.runners.slurm.job import batch_program
+from flows.runners.slurm.job import batch_program, job_values
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import Submitter
 from stages.contract.errors import StoppedError
@@ -278,14 +278,8 @@ def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
     late = JobFolder.create(store, work_name(request_), request_)
     with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
         chosen.run(request_, interrupt)
-    program = batch_program(
-        request_,
-        Execution(),
-        request_file="request.json",
-        folder=late.path,
-        interpreter=sys.executable,
-    )
-    done = run_program("bash", input=program)
+    values = job_values(request_, Execution(), "request.json", late, sys.executable)
+    done = run_program("bash", input=batch_program([values]))
     status = late.status()
     assert status is not None
     assert (done.returncode, status.code) == (143, 143)

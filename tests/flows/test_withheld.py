@@ -10,7 +10,8 @@ from flows.runners.base import supervised
 from flows.runners.docker.options import container_options, host_options
 from flows.runners.kubernetes.manifest import Attempt, pods_for
 from flows.runners.slurm import client
-from flows.runners.slurm.job import batch_program, submit_options
+from flows.runners.slurm.folder import JobFolder
+from flows.runners.slurm.job import batch_program, job_values, submit_options
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.probe_requests import probe_request
@@ -56,13 +57,9 @@ def test_no_job_has_it(request_: Request, tmp_path: Path, monkeypatch: pytest.Mo
     """Nor has sbatch, which `sbatch_options: [--export=ALL]` lets hand on its own environment."""
     settings = SlurmSettings(sbatch_options=("--export=ALL",))
     options = submit_options(request_, settings, grace_seconds=30)
-    made = batch_program(
-        request_,
-        Execution(slurm=settings),
-        request_file="request.json",
-        folder=tmp_path,
-        interpreter="python",
-    )
+    folder = JobFolder(tmp_path)
+    values = job_values(request_, Execution(slurm=settings), "request.json", folder, "python")
+    made = batch_program([values])
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text('#!/bin/sh\nenv\necho "$@"\ncat\n')

@@ -15,12 +15,13 @@ from flows.execution.cancellation import remove_containers
 from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import Cluster
+from flows.runners.kubernetes.identity import jobset_of
 from flows.runners.kubernetes.runner import KubernetesPlace, reap
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Log
 from stages.contract.request import Resources
 from stages.store.base import Store
-from tests.at_work import at_work, hangs
+from tests.at_work import at_work, hangs, said
 from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
 from tests.flows.probe_flow import probes
 from tests.flows.probes import wait_until
@@ -89,12 +90,13 @@ def test_the_loop_gives_the_artifacts_of_the_process_runner(
 
 @contextlib.contextmanager
 def killed_orchestrator(
-    cluster: Namespace, store: Store, death: str, **params: Any
+    cluster: Namespace, store: Store, death: str, until: str = "pids ", **params: Any
 ) -> Iterator[Any]:
-    """Settings and request of an orchestrator that is killed while its probe hangs."""
+    """Settings and request of an orchestrator that is killed while its probe hangs, or waits."""
     request = request_for(store, **params)
-    settings = probe_settings(cluster, request)
-    with orchestrator(request, execution(settings, on_orchestrator_death=death)):
+    queue = {"labels": {QUEUE: "research"}} if until == "queued" else {}
+    settings = probe_settings(cluster, request, **queue)
+    with orchestrator(request, execution(settings, on_orchestrator_death=death), until):
         pass
     try:
         yield request, settings
@@ -195,6 +197,21 @@ def test_a_gang_of_a_dead_orchestrator_is_taken_over_or_removed_at_once(
         KubernetesPlace(execution(settings))
         said = f"removed JobSet {name}: its orchestrator is gone"
         assert reap(Cluster(settings), keep_running=False) == [said]
+
+
+@pytest.mark.alone
+def test_a_gang_that_is_taken_over_in_its_queue_starts_when_that_has_room(
+    store: Store, cluster: Namespace, there: JobSets
+) -> None:
+    with killed_orchestrator(cluster, store, "keep", "queued", **GANG) as (request, settings):
+        queued = there.names()
+        with at_work(request, runner(settings), lambda event: "queued" in str(event)) as work:
+            assert said(work.heard)[0].startswith(f"taking over JobSet {queued[0]}")
+            assert there.names() == queued, "in its place of the queue"
+            assert cluster.pods() == []
+            there.suspend(queued[0], to=False)
+            wait_until(lambda: any(hangs(each) for each in work.heard))
+            assert {jobset_of(pod) for pod in cluster.pods()} == {*queued}
 
 
 def test_doctor_tells_what_pods_see_from_their_nodes(

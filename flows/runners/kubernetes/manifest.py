@@ -15,7 +15,7 @@ from typing import Any
 
 from flows.images.table import images_named
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
-from flows.runners.base import SUPERVISOR_SECONDS, program_of, supervised, thread_variables
+from flows.runners.base import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.kubernetes.identity import (
     ATTEMPT,
     JOBSET_API,
@@ -25,12 +25,10 @@ from flows.runners.kubernetes.identity import (
     annotations_for,
     labels_for,
 )
-from flows.runners.place import orphan_seconds, sign_of, writable_folders
+from flows.runners.place import fetching_variables, node_commands, writable_folders
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
-from stages.harness.from_bucket import SIGN_FILE, SYNC_SECONDS_VARIABLE
-from stages.store.opening import CACHE_VARIABLE
 
 # Place of the store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
@@ -170,7 +168,9 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
         UserError: The store or an input lies in no claim.
     """
     mounts = _mounts_for(attempt)
-    return [_pod(attempt, node, mounts) for node in range(attempt.request.resources.nodes)]
+    path, execution = attempt.request_path, attempt.execution
+    commands = node_commands("python", attempt.request, execution, path, _CACHE)
+    return [_pod(attempt, node, each, mounts) for node, each in enumerate(commands)]
 
 
 def jobset_for(attempt: Attempt) -> dict[str, Any]:
@@ -215,13 +215,15 @@ def _job(name: str, replicas: int, pod: Pod) -> dict[str, Any]:
     return {"name": name, "replicas": replicas, "template": {"spec": spec}}
 
 
-def _pod(attempt: Attempt, node: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+def _pod(
+    attempt: Attempt, node: int, command: list[str], mounts: list[dict[str, Any]]
+) -> dict[str, Any]:
     request, limits = attempt.request, _limits(attempt)
     container = {
         "name": "stage",
         "image": attempt.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": _command(attempt, node),
+        "command": command,
         "env": _environment(attempt),
         # The same as limits and requests: memory that is not there cannot be taken from a stage.
         "resources": {"limits": limits, "requests": limits},
@@ -294,18 +296,6 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
     return spec | {name: value for name, value in wanted.items() if value is not None}
 
 
-def _command(attempt: Attempt, node: int) -> list[str]:
-    request, execution, options = attempt.request, attempt.execution, []
-    if seconds := orphan_seconds(execution.on_orchestrator_death):
-        sign = sign_of(request.store, request.stage, request.key)
-        sign = Path(_CACHE) / SIGN_FILE if attempt.fetches else sign
-        options = ["--sign", str(sign), "--sign-seconds", str(seconds)]
-    work = str(Path(request.store) / "work" / request.stage / request.key)
-    first, other = program_of(request, attempt.request_path), ["stages.training.node", work]
-    program = first if node == 0 else other
-    return supervised("python", execution.grace_seconds, *options, program=program)
-
-
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     chosen = attempt.settings
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
@@ -313,8 +303,7 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     plain |= thread_variables(attempt.request.resources) | chosen.environment
     plain[IMAGE_VARIABLE] = attempt.image
     if attempt.fetches:
-        plain |= {CACHE_VARIABLE: _CACHE}
-        plain |= {SYNC_SECONDS_VARIABLE: str(attempt.execution.sync_seconds)}
+        plain |= fetching_variables(attempt.execution, _CACHE)
     else:
         plain[IMAGE_FILE_VARIABLE] = str(Path(attempt.request_path).with_suffix(".image"))
     # A pod's name leads nowhere on other nodes.

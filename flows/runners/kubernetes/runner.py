@@ -20,7 +20,7 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import AttemptLog, left_log, write_request
+from flows.runners.attempt_log import AttemptLog, left_log
 from flows.runners.base import Ending, OnEvent, log_once
 from flows.runners.health import trial_request
 from flows.runners.kubernetes.attempt import PodAttempt
@@ -50,12 +50,12 @@ from flows.runners.kubernetes.identity import (
     selector,
 )
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, jobset_for, pods_for
-from flows.runners.place import Poller, chown_outputs, orchestrator_lease
+from flows.runners.place import Poller, chown_outputs, orchestrator_lease, request_address
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 from stages.store.base import Store
-from stages.store.opening import local_folder, open_store
+from stages.store.opening import local_folder
 
 # Between two looks at the pods of a store, which all of its stages share.
 _POLL_SECONDS = 2.0
@@ -83,10 +83,6 @@ class KubernetesPlace:
             check_rights(self._cluster)
         for line in reap(self._cluster, keep_running=True):
             _log.warning(line)
-
-    def sees(self, path: Path) -> bool:
-        """True if pods see a path of this host."""
-        return self._execution.kubernetes.volume_at(path) is not None
 
     def find(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
@@ -165,11 +161,8 @@ class KubernetesPlace:
         self, request: Request, on_event: OnEvent, stopping: threading.Event
     ) -> Pod | JobSet:
         """Creates the attempt's JobSet or pods; returns the first of them."""
-        store, path = Store.open(request.store), write_request(request)
-        url = store.mirror_of
-        if url is not None and self._execution.stages_fetch(url):
-            path = open_store(url).share(Path(path))
-        else:
+        path = request_address(request, self._execution)
+        if "://" not in path:
             chown_outputs(request, *self._user)
         attempt = Attempt(
             request,
@@ -177,7 +170,7 @@ class KubernetesPlace:
             name=attempt_name(request),
             user=self._user,
             request_path=path,
-            store=store.identity,
+            store=Store.open(request.store).identity,
         )
         manifests = _manifests_for(attempt, self._cluster)
         say = log_once(on_event)

@@ -21,11 +21,6 @@ from stages.store.remote.sync import Sync, sent_input, signs_of_life, with_input
 _LAST_PUSH_SECONDS = 600.0
 
 
-def sees_all(path: Path) -> bool:
-    """True: the stages see every path of this host."""
-    return True
-
-
 class BucketSyncRunner:
     """A runner for stores in folders and in buckets.
 
@@ -35,7 +30,7 @@ class BucketSyncRunner:
     """
 
     def __init__(
-        self, runner: Runner, sync_seconds: float, sees: Callable[[Path], bool] = sees_all
+        self, runner: Runner, sync_seconds: float, sees: Callable[[Path], bool] = lambda path: True
     ) -> None:
         self.name = runner.name
         self._runner = runner

@@ -4,10 +4,10 @@
 
     events, log, others    stdout and stderr of the stage; all that other nodes print
     slurm.out              what the batch program and srun print
-    heartbeat              seconds since the epoch, written every 5 s by the batch program
     status                 how it ended: {"job": "12", "code": 0, …}, written last
     stop                   exists when the orchestrator wants the job to end
-    work, program          of a task of an array: its array and number; its batch program
+    work                   its name in the queue
+    address                of a job that does not see the folder: where in the bucket its files go
 
 The folders of jobs whose orchestrator is dead are swept; what the jobs printed is kept.
 """
@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +28,16 @@ from flows.runners.attempt_log import left_log
 from flows.runners.place import orchestrator_lease
 from flows.runners.slurm import client
 from stages.contract.atomic import write_atomically
+from stages.contract.errors import StoreError
 from stages.contract.request import Request
+from stages.harness.job_files import STATUS_FILE, STOP_FILE, JobFiles
 from stages.store.base import Store
 
 REQUEST_FILE = "request.json"
-PROGRAM_FILE = "program"
 _WORK_FILE = "work"
+_ADDRESS_FILE = "address"
+JOBS = "slurm/jobs"
+"""Place of the folders of jobs in a store."""
 
 
 class Status(BaseModel):
@@ -48,7 +53,7 @@ class Status(BaseModel):
     job: str
     code: int
     others: int = 0
-    reason: Literal["", "asked", "orphaned", "node"] = ""
+    reason: Literal["", "asked", "node"] = ""
     silent: bool = False
 
 
@@ -64,14 +69,36 @@ class JobFolder:
         return self.path.name
 
     @classmethod
-    def create(cls, store: Store, name: str, request: Request) -> JobFolder:
-        """Makes the folder of a new job."""
+    def create(cls, store: Store, name: str, request: Request, address: str = "") -> JobFolder:
+        """Makes the folder of a new job; its files come from an address in a bucket, if any."""
         # Whole at once: others read the request of each folder that they see.
         new = cls(_jobs(store) / f".{name}")
         new.path.mkdir(parents=True)
         content = request.model_dump_json(indent=2)
         write_atomically(new.path / REQUEST_FILE, content, durable=True)
+        write_atomically(new.path / _ADDRESS_FILE, address)
+        if address:
+            JobFiles(address, new.path).want()
         return cls(new.path.rename(_jobs(store) / name))
+
+    @cached_property
+    def address(self) -> str:
+        """Address of the files of a job that does not see this folder; empty for others."""
+        return self._read(_ADDRESS_FILE)
+
+    @cached_property
+    def _files(self) -> JobFiles | None:
+        return JobFiles(self.address, self.path) if self.address else None
+
+    def receive(self) -> None:
+        """Brings what such a job has sent."""
+        self._in_bucket(JobFiles.receive)
+
+    def _in_bucket(self, act: Callable[[JobFiles], None]) -> None:
+        """Does something with such a job's files, unless the bucket does not answer."""
+        with contextlib.suppress(StoreError):
+            if self._files is not None:
+                act(self._files)
 
     def request(self) -> Request:
         """The request that the job computes."""
@@ -95,13 +122,9 @@ class JobFolder:
     def status(self) -> Status | None:
         """End of the batch program, or None while it has not said so."""
         try:
-            return Status.model_validate_json(self._read("status"))
+            return Status.model_validate_json(self._read(STATUS_FILE))
         except ValidationError:
             return None
-
-    def heartbeat(self) -> str:
-        """The program's last sign of life; empty before the first."""
-        return self._read("heartbeat")
 
     def _read(self, name: str) -> str:
         """Content of a file; empty if there is none."""
@@ -113,11 +136,12 @@ class JobFolder:
         """Makes the batch program end its steps, or not start them."""
         # One whose folder is gone has ended.
         with contextlib.suppress(FileNotFoundError):
-            (self.path / "stop").touch()
+            (self.path / STOP_FILE).touch()
+        self._in_bucket(JobFiles.unwant)
 
     def is_stopped(self) -> bool:
         """True if its batch program has been told to end its steps."""
-        return (self.path / "stop").exists()
+        return (self.path / STOP_FILE).exists()
 
     def has_owner(self) -> bool:
         """True while the orchestrator that waits for the job lives."""
@@ -130,6 +154,7 @@ class JobFolder:
 
     def remove(self) -> None:
         """Removes the folder: what it says is kept elsewhere."""
+        self._in_bucket(JobFiles.remove)
         # Out of sight first: what another run writes into it meanwhile must not keep half of it.
         hidden = self.path.with_name(f".{self.name}")
         with contextlib.suppress(FileNotFoundError):
@@ -145,7 +170,7 @@ def job_folders(store: Store) -> Iterator[JobFolder]:
 
 
 def _jobs(store: Store) -> Path:
-    return store.root / "slurm" / "jobs"
+    return store.root / JOBS
 
 
 _OUTPUTS = ("log", "others", "slurm.out")
@@ -178,6 +203,7 @@ def sweep(store: Store, *, cancel: bool = False) -> list[str]:
 
 def _keep_output(store: Store, folder: JobFolder) -> None:
     request = folder.request()
+    folder.receive()
     with left_log(store.root, request.stage, request.key, folder.name).open("wb") as kept:
         for name in _OUTPUTS:
             with contextlib.suppress(FileNotFoundError):

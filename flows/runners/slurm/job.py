@@ -9,17 +9,17 @@ from pathlib import Path
 
 import stages.contract
 from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings, interpreter_of
-from flows.runners.base import program_of, supervised, thread_variables
-from flows.runners.place import KEY_CHARACTERS, orphan_seconds, sign_of
-from flows.runners.slurm.folder import PROGRAM_FILE
+from flows.runners.base import thread_variables
+from flows.runners.place import KEY_CHARACTERS, fetching_variables, node_commands
+from flows.runners.slurm.folder import JobFolder
 from stages.contract.request import FileInput, Request
-from stages.store.base import Store
+from stages.store.opening import CACHE_VARIABLE
 
 _ROOT = Path(stages.contract.__file__).parents[2]
 # Code that is installed has its packages beside it, which are no matter for an image.
 _CODE = _ROOT if (_ROOT / "pyproject.toml").exists() else None
 # Variables with folders of models and data sets, which outlast a job.
-_CACHES = ("HF_HOME", "HF_HUB_CACHE", "TRANSFORMERS_CACHE")
+_CACHES = ("HF_HOME", "HF_HUB_CACHE", "TRANSFORMERS_CACHE", CACHE_VARIABLE)
 # Slurm may send the signal of --signal so much earlier than asked for.
 _SIGNAL_EARLY_SECONDS = 60
 
@@ -58,45 +58,75 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
     ]
 
 
-def batch_program(
-    request: Request, execution: Execution, *, request_file: str, folder: Path, interpreter: str
+def folder_on_node(folder: JobFolder, job: SlurmJobSettings) -> Path:
+    """Place of a job's folder on its nodes: the same, unless they do not see that."""
+    if not folder.address:
+        return folder.path
+    return Path(job.environment.get("TMPDIR", "/tmp")) / folder.name
+
+
+def job_values(
+    request: Request, execution: Execution, address: str, folder: JobFolder, interpreter: str
 ) -> str:
-    """Text of the batch program; files and interpreter are where the nodes see them."""
-    job, grace_seconds = execution.slurm.job(request.stage), execution.grace_seconds
-    container, srun_options = _container(request, job)
+    """Values of one job in its batch program; ``address`` is where its nodes find the request."""
+    job = execution.slurm.job(request.stage)
+    place = folder_on_node(folder, job)
+    cache = job.environment.get(CACHE_VARIABLE, str(place / "cache"))
+    root = str(place) if folder.address else request.store
+    container, srun_options = _container(request, execution, root)
     # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of
     # others; srun takes the variable away from steps without GPUs.
     blind = [] if request.resources.gpus else ["env", "CUDA_VISIBLE_DEVICES="]
-
-    def step(*program: str) -> list[str]:
-        return [*blind, *container, *supervised(interpreter, grace_seconds, program=[*program])]
-
-    work = Store.open(request.store).work_path(request.stage, request.key)
-    orphan = orphan_seconds(execution.on_orchestrator_death)
+    commands = node_commands(interpreter, request, execution, address, cache)
+    first, other, *_ = [[*blind, *container, *each] for each in commands] + [[]]
+    sender, variables = list[str](), thread_variables(request.resources)
+    if folder.address:
+        variables |= fetching_variables(execution, cache)
+        sender = [*container, interpreter, "-m", "stages.harness.job_files"]
+        sender += [folder.address, str(place)]
+        if srun_options:
+            # A step alone gets into a container of srun's.
+            step = ["srun", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1"]
+            sender = [*step, *srun_options, *sender]
+    variables |= job.environment
     return "\n".join(
         [
-            "#!/bin/bash",
-            f"folder={shlex.quote(str(folder))}",
-            f"grace={math.ceil(grace_seconds)}",
-            f"orphan_seconds={math.ceil(orphan)}",
-            f"sign_file={shlex.quote(str(sign_of(request.store, request.stage, request.key)))}",
-            _array("first", step(*program_of(request, request_file))),
-            _array("other", step("stages.training.node", str(work))),
+            f"folder={shlex.quote(str(place))}",
+            f"grace={math.ceil(execution.grace_seconds)}",
+            _array("first", first),
+            _array("other", other),
+            _array("sender", sender),
             _array("srun_options", [*srun_options, *job.srun_options]),
-            *_set_up(request, job),
-            files(__package__).joinpath("job.sh").read_text(),
+            "set_up() {",
+            *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+            *(job.set_up or [":"]),
+            "}",
         ]
     )
 
 
-def _container(request: Request, job: SlurmJobSettings) -> tuple[list[str], list[str]]:
-    """Command before the stage's, and options of srun, that start it in the job's image."""
+def batch_program(jobs: Sequence[str]) -> str:
+    """Text of the batch program of one job, or of an array of several, by their values."""
+    values = [*jobs]
+    if len(jobs) > 1:
+        tasks = [f"{number})\n{each}\n;;" for number, each in enumerate(jobs)]
+        values = ["case $SLURM_ARRAY_TASK_ID in", *tasks, "esac"]
+    return "\n".join(["#!/bin/bash", *values, files(__package__).joinpath("job.sh").read_text()])
+
+
+def _container(request: Request, execution: Execution, root: str) -> tuple[list[str], list[str]]:
+    """Command before the stage's, and options of srun, that start it in the job's image.
+
+    It writes into the folder ``root``.
+    """
+    job = execution.slurm.job(request.stage)
     command = shlex.split(job.container or "")
     if job.image is None:
         return command, []
-    mounts = ",".join(_mounts(request, job))
+    sources = [_CODE] if _CODE is not None and execution.sees(_CODE) else []
+    mounts = ",".join(_mounts(request, job, sources, root))
     # An image of this project has code of its own, which may be older.
-    code = ["env", f"PYTHONPATH={job.environment.get('PYTHONPATH', _CODE)}"] if _CODE else []
+    code = ["env", f"PYTHONPATH={job.environment.get('PYTHONPATH', _CODE)}"] if sources else []
     if job.image_by == "pyxis":
         options = [f"--container-image={job.image}", f"--container-mounts={mounts}"]
         return [*command, *code], options
@@ -104,27 +134,18 @@ def _container(request: Request, job: SlurmJobSettings) -> tuple[list[str], list
     return [*command, "apptainer", "exec", *gpus, "--bind", mounts, job.image, *code], []
 
 
-def _mounts(request: Request, job: SlurmJobSettings) -> Iterator[str]:
+def _mounts(
+    request: Request, job: SlurmJobSettings, code: Sequence[Path], root: str
+) -> Iterator[str]:
     """Folders of the node that a stage in an image sees, each at its own path."""
     inputs = [each.location for each in request.sources() if isinstance(each, FileInput)]
     caches = [job.environment[name] for name in _CACHES if name in job.environment]
-    for path in dict.fromkeys((*([str(_CODE)] if _CODE else []), *inputs)):
-        yield f"{path}:{path}:ro"
-    for path in dict.fromkeys((request.store, *caches)):
+    for path in dict.fromkeys((*map(str, code), *inputs)):
+        # What is in a bucket is fetched.
+        if "://" not in path:
+            yield f"{path}:{path}:ro"
+    for path in dict.fromkeys((root, *caches)):
         yield f"{path}:{path}"
-
-
-def array_program(folders: Sequence[Path]) -> str:
-    """Text of the batch program of an array, each of whose tasks runs the program of its folder."""
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            _array("folders", [str(each) for each in folders]),
-            "folder=${folders[$SLURM_ARRAY_TASK_ID]}",
-            f'exec bash "$folder/{PROGRAM_FILE}" >"$folder/slurm.out" 2>&1',
-            "",
-        ]
-    )
 
 
 def default_interpreter(
@@ -136,17 +157,6 @@ def default_interpreter(
     named = interpreter_of(interpreters, request.stage, request.image)
     # A relative path is meant from here, not from where a container starts.
     return str(Path(named).absolute()) if "/" in named else named
-
-
-def _set_up(request: Request, job: SlurmJobSettings) -> list[str]:
-    """Lines of a shell function that makes a job's environment."""
-    environment = thread_variables(request.resources) | job.environment
-    return [
-        "set_up() {",
-        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        *(job.set_up or [":"]),
-        "}",
-    ]
 
 
 def _array(name: str, words: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 # Batch program of a stage: a step for the first node, which runs the stage, and one for the others,
-# which train along. It writes `heartbeat` while it lives and `status` when it ends. Before this
-# text stand the values: folder, grace, orphan_seconds, sign_file, first, other, srun_options.
+# which train along. It writes `status` when it ends. Before this text stand the values: folder,
+# grace, first, other, srun_options; and sender, which sends a folder of the node to the bucket.
 others=$((SLURM_JOB_NUM_NODES - 1))
 # The plain number of an array's task may be that of the whole array.
 job=$SLURM_JOB_ID
@@ -8,17 +8,26 @@ job=$SLURM_JOB_ID
 reason=
 rest_code=0
 silent=false
+sending=
+
+# A folder of that name that somebody else has made is not used.
+[ "${#sender[@]}" = 0 ] || mkdir -m 700 "$folder" || exit 1
+[ -d "$folder" ] || exit 143
+exec >"$folder/slurm.out" 2>&1
 
 write_status() {
     local code=$?
     printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s", "silent": %s}\n' \
         "$job" "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
         mv "$folder/status.new" "$folder/status"
+    # Otherwise it stays for a person to look at.
+    [ -z "$sending" ] || { wait "$sending" && rm -rf "$folder"; }
 }
 trap write_status EXIT
 # A plain scancel also reaches this program; Slurm ends the steps by itself.
 trap : TERM
 set_up
+[ "${#sender[@]}" = 0 ] || { "${sender[@]}" & sending=$!; }
 
 # The supervisor takes the end of its stdin for the orchestrator's death, and a step's stdin is at
 # its end unless that of srun stays open. This program holds it open for as long as it lives.
@@ -42,21 +51,7 @@ end_steps() { # REASON
     scancel --signal=TERM "$job"
 }
 
-sign=
-sign_since=$SECONDS
-look_after_orchestrator() {
-    [ "$orphan_seconds" -gt 0 ] || return 0
-    local now
-    now=$(cat "$sign_file" 2>/dev/null)
-    if [ "$now" != "$sign" ]; then
-        sign=$now
-        sign_since=$SECONDS
-    elif [ $((SECONDS - sign_since)) -ge "$orphan_seconds" ]; then
-        end_steps orphaned
-    fi
-}
-
-{ [ -d "$folder" ] && [ ! -e "$folder/stop" ]; } || exit 143
+[ ! -e "$folder/stop" ] || exit 143
 step 1 0 "$folder/events" "$folder/log" "${first[@]}"
 main=$!
 rest=
@@ -66,7 +61,6 @@ rest=
 }
 
 rest_failed=
-beat=
 while kill -0 "$main" 2>/dev/null; do
     sleep 0.5
     [ ! -e "$folder/stop" ] || end_steps asked
@@ -80,11 +74,6 @@ while kill -0 "$main" 2>/dev/null; do
     if [ -n "$ended_since" ] && [ $((SECONDS - ended_since)) -ge $((grace + 10)) ]; then
         scancel --signal=KILL "$job"
         ended_since=$SECONDS
-    fi
-    if [ -z "$beat" ] || [ $((SECONDS - beat)) -ge 5 ]; then
-        beat=$SECONDS
-        date +%s > "$folder/heartbeat"
-        look_after_orchestrator
     fi
 done
 wait "$main"

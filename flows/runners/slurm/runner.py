@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, write_request
+from flows.runners.attempt_log import AttemptLog
 from flows.runners.base import Ending, OnEvent
-from flows.runners.place import Poller, work_name
+from flows.runners.place import Poller, request_address, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
-from flows.runners.slurm.folder import JobFolder, job_folders, sweep
-from flows.runners.slurm.job import batch_program, computes, default_interpreter
+from flows.runners.slurm.folder import JOBS, JobFolder, job_folders, sweep
+from flows.runners.slurm.job import computes, default_interpreter, job_values
 from flows.runners.slurm.submission import Submitter
 from flows.runners.slurm.watch import JobWatch
 from stages.contract.errors import UserError
@@ -131,23 +131,19 @@ class SlurmPlace:
         interpreter = default_interpreter(
             self._execution.interpreters, request, in_image=settings.image is not None
         )
-        if not in_container and not Path(interpreter).exists():
+        is_shared = not in_container and self._execution.sees(Path(interpreter))
+        if is_shared and not Path(interpreter).exists():
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",
                 "correct execution.interpreters: the nodes start it by the same path",
             )
         # Where logs are kept, so that people find it after the job's folder is gone.
-        request_file = write_request(request)
-        folder = JobFolder.create(store, work_name(request), request)
-        program = batch_program(
-            request,
-            self._execution,
-            request_file=request_file,
-            folder=folder.path,
-            interpreter=interpreter,
-        )
+        address, name = request_address(request, self._execution), work_name(request)
+        files = f"{store.mirror_of}/{JOBS}/{name}" if "://" in address else ""
+        folder = JobFolder.create(store, name, request, files)
+        values = job_values(request, self._execution, address, folder, interpreter)
         try:
-            job = self._submitter.submit(request, folder, program, on_event, stopping)
+            job = self._submitter.submit(request, folder, values, on_event, stopping)
         except BaseException:
             folder.remove()
             raise

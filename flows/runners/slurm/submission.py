@@ -18,8 +18,8 @@ from flows.runners.base import OnEvent, log_once
 from flows.runners.health import trial_request
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
-from flows.runners.slurm.folder import PROGRAM_FILE, JobFolder
-from flows.runners.slurm.job import array_program, submit_options
+from flows.runners.slurm.folder import JobFolder
+from flows.runners.slurm.job import batch_program, submit_options
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
@@ -158,7 +158,7 @@ class _Wanted:
     """A job that a thread wants submitted; `job` is its number once Slurm has taken it."""
 
     folder: JobFolder
-    program: str
+    values: str
     job: str | None = None
 
 
@@ -177,18 +177,18 @@ class Submitter:
         self,
         request: Request,
         folder: JobFolder,
-        program: str,
+        values: str,
         on_event: OnEvent,
         stopping: threading.Event,
     ) -> str:
-        """Submits a job, when Slurm takes it, and returns its number.
+        """Submits a job with these values, when Slurm takes it, and returns its number.
 
         Raises:
             UserError: Slurm would never run it.
             StoppedError: The run stops while Slurm takes no job.
         """
         asked = tuple(submit_options(request, self._settings, self._grace_seconds))
-        own = _Wanted(folder, program)
+        own = _Wanted(folder, values)
         with self._changing:
             same = self._wanted.setdefault(asked, [])
             same.append(own)
@@ -276,18 +276,17 @@ def _stopped(request: Request) -> StoppedError:
 
 def _batch(request: Request, together: Sequence[_Wanted]) -> tuple[str, list[str], str]:
     """Name, options and program of one job, or of an array of several."""
-    first = together[0].folder
+    program = batch_program([each.values for each in together])
+    # The program itself writes into the job's folder.
+    options = ["--output=/dev/null", f"--chdir={Path.cwd()}"]
     if len(together) == 1:
-        first.set_work(first.name)
-        options = [f"--output={first.path / 'slurm.out'}", f"--chdir={Path.cwd()}"]
-        return first.name, options, together[0].program
+        folder = together[0].folder
+        folder.set_work(folder.name)
+        return folder.name, options, program
     name = f"geb-{request.run}-{request.stage}-{len(together)}-{uuid.uuid4().hex[:6]}"
     for task, each in enumerate(together):
         each.folder.set_work(f"{name}_{task}")
-        (each.folder.path / PROGRAM_FILE).write_text(each.program)
-    # Each task writes into its own folder.
-    options = [f"--array=0-{len(together) - 1}", "--output=/dev/null", f"--chdir={Path.cwd()}"]
-    return name, options, array_program([each.folder.path for each in together])
+    return name, [f"--array=0-{len(together) - 1}", *options], program
 
 
 def _are_queued(together: Sequence[_Wanted]) -> bool:

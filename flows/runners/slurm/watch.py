@@ -13,6 +13,7 @@ from flows.runners.place import Poller, SilenceTeller
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
+from flows.runners.slurm.job import folder_on_node
 from flows.runners.slurm.submission import check_pending
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from stages.contract.request import Request
@@ -22,12 +23,17 @@ _UNSET = ("", "None", "Unknown")
 
 
 def ending_of(
-    job: str, status: Status | None, fields: Mapping[str, str], request: Request
+    job: str,
+    status: Status | None,
+    fields: Mapping[str, str],
+    request: Request,
+    own: Path | None = None,
 ) -> Ending:
     """The ending of a stage that the end of its job stands for.
 
     This run did not want the job to end. There is no status if its batch program could not write
-    one; there are no fields if Slurm was not asked, or has forgotten the job.
+    one; there are no fields if Slurm was not asked, or has forgotten the job. ``own`` is the folder
+    on its node of a job that does not see the store.
     """
     code, state = None if status is None else status.code, fields.get("JobState", "")
     if code == EXIT_USER:
@@ -43,11 +49,17 @@ def ending_of(
     if state == "OUT_OF_MEMORY":
         return Ending("out_of_memory", code)
     if status is None:
+        doubt = f"does the node see the store at {request.store}?"
+        if own is not None:
+            doubt = (
+                "do its Python and its environment hold this code and reach the bucket? What it "
+                f"printed is in {own}/slurm.out of its node"
+            )
         return Ending(
             "failed",
             None,
             f"job {job} is over ({state or 'Slurm has forgotten it'}), and its batch program "
-            f"left no status in the store: does the node see the store at {request.store}?",
+            f"left no status in the store: {doubt}",
         )
     if status.silent and code == EXIT_FAILED:
         # Slurm may tell of a lost node minutes later (SlurmdTimeout), or take it for busy.
@@ -73,15 +85,15 @@ def _interruption(status: Status | None, state: str, fields: Mapping[str, str]) 
     # For the reason `node` the batch program itself ended the first node's part.
     if status is None or status.code != EXIT_STOPPED or status.reason == "node":
         return None
-    if status.reason == "orphaned":
-        return "ended itself, since its orchestrator gave no sign of life"
     if state == "CANCELLED":
         return None
-    return "was sent SIGTERM: by Slurm, near its time limit, or by a person"
+    return "was sent SIGTERM: by Slurm, near its time limit, by a person, or for want of a run"
 
 
 # Between two looks at a job's files.
 _LOOK_SECONDS = 0.5
+# Between two questions to a bucket.
+_RECEIVE_SECONDS = 2.0
 # What a node wrote last may reach this host so much later, over a shared file system.
 _SETTLE_SECONDS = 20.0
 # A job is COMPLETING for a moment after its end; its final state comes then.
@@ -128,8 +140,8 @@ class JobWatch:
         self._events, *self._printed, self._slurm = (
             Tail(self.folder.path / name) for name in ("events", "others", "log", "slurm.out")
         )
-        self._told = self._heartbeat = ""
-        self._sign_at = self._began = time.monotonic()
+        self._told = ""
+        self._seen_at = self._received_at = self._began = time.monotonic()
         self._running_since: float | None = None
         self._silence = SilenceTeller("the Slurm controller", self.on_event)
 
@@ -147,6 +159,9 @@ class JobWatch:
         limit, is_overdue = self.request.resources.timeout_seconds, False
         while True:
             check_owner()
+            if time.monotonic() - self._received_at > _RECEIVE_SECONDS:
+                self.folder.receive()
+                self._received_at = time.monotonic()
             # Before the output is read: it is whole once the status is there.
             status = self.folder.status()
             seen_at, jobs = self.poller.look()
@@ -171,7 +186,9 @@ class JobWatch:
         status, fields = self.folder.status(), dict[str, str]()
         stage, key, store = self.request.stage, self.request.key, self.request.store
         ended_well = status is not None and status.code == EXIT_OK
-        ended_well = ended_well and Store.open(store).load(stage, key) is not None
+        # A job that sends its artifact has done so before it tells its end.
+        if not self.folder.address:
+            ended_well = ended_well and Store.open(store).load(stage, key) is not None
         if not (asked or ended_well):
             # A job with a silent node is COMPLETING until Slurm gives the node up.
             final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
@@ -182,19 +199,17 @@ class JobWatch:
                 fields = client.details(self.job)
             if not fields and queued is not None:
                 fields = {"JobState": queued.state}
-        return ending_of(self.job, status, fields, self.request)
+        own = folder_on_node(self.folder, self.settings) if self.folder.address else None
+        return ending_of(self.job, status, fields, self.request, own)
 
     def _is_silent(self, stopping: threading.Event) -> bool:
-        """True if a job that is not in the queue says nothing more either."""
-        heartbeat = self.folder.heartbeat()
-        if heartbeat != self._heartbeat:
-            self._heartbeat, self._sign_at = heartbeat, time.monotonic()
+        """True if a job that is not in the queue will not tell its status either."""
         # One that was cancelled before it began has nothing to say.
-        never_began = stopping.is_set() and not heartbeat
-        return never_began or time.monotonic() - self._sign_at > _SETTLE_SECONDS
+        never_began = stopping.is_set() and self._running_since is None
+        return never_began or time.monotonic() - self._seen_at > _SETTLE_SECONDS
 
     def _tell(self, queued: QueuedJob) -> None:
-        self._sign_at = time.monotonic()
+        self._seen_at = time.monotonic()
         if queued.state == "RUNNING":
             self._running_since = self._running_since or time.monotonic()
             said = f"job {self.job} runs on {queued.nodes}"

@@ -197,12 +197,13 @@ def signs_of_life(store: RemoteStore, request: Request) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signs_passed_on(store: RemoteStore, request: Request, sign: Path) -> Iterator[None]:
-    """Within the block a file of this host changes as long as the orchestrator lives.
+def signs_passed_on(store: RemoteStore, request: Request, home: Path) -> Iterator[None]:
+    """Within the block a file below ``home`` changes as long as the orchestrator lives.
 
     A bucket that does not answer says nothing about the orchestrator, which counts as alive.
     """
-    seen = ""
+    seen, sign = "", home / _sign_name(request)
+    sign.parent.mkdir(parents=True, exist_ok=True)
 
     def look() -> None:
         nonlocal seen

@@ -26,8 +26,6 @@ from flows.runners.base import (
     Ending,
     OnEvent,
     PlaceNotice,
-    program_of,
-    supervised,
     thread_variables,
 )
 from flows.runners.place import (
@@ -35,8 +33,7 @@ from flows.runners.place import (
     PlaceAwayError,
     Poller,
     SilenceTeller,
-    orphan_seconds,
-    sign_of,
+    node_commands,
     work_name,
 )
 from flows.runners.slurm.watch import Tail
@@ -193,13 +190,7 @@ class RayPlace:
     def _plan(self, request: Request) -> dict[str, Any]:
         execution, resources = self._execution, request.resources
         python = interpreter_of(execution.interpreters, request.stage, request.image)
-        options: list[str] = []
-        if seconds := orphan_seconds(execution.on_orchestrator_death):
-            sign = sign_of(request.store, request.stage, request.key)
-            options = ["--sign", str(sign), "--sign-seconds", str(seconds)]
-        work = Store.open(request.store).work_path(request.stage, request.key)
-        programs = [program_of(request, write_request(request))]
-        programs += [["stages.training.node", str(work)]] * (resources.nodes - 1)
+        commands = node_commands(python, request, execution, write_request(request))
         variables = thread_variables(resources) | self._settings.environment
         if not resources.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ""
@@ -209,10 +200,7 @@ class RayPlace:
             bundle["memory"] = resources.memory_gib * 2**30
         bundle |= self._settings.resources.get(request.stage, {})
         return {
-            "commands": [
-                environment + supervised(python, execution.grace_seconds, *options, program=each)
-                for each in programs
-            ],
+            "commands": [environment + each for each in commands],
             "bundle": {name: amount for name, amount in bundle.items() if amount},
             "working_folder": str(Path.cwd()),
             "grace_seconds": execution.grace_seconds,

@@ -28,17 +28,20 @@ from flows.runners.base import (
     Ending,
     OnEvent,
     PlaceNotice,
-    program_of,
-    supervised,
     thread_variables,
 )
-from flows.runners.place import KEY_CHARACTERS, PlaceAwayError, orphan_seconds, work_name
+from flows.runners.place import (
+    KEY_CHARACTERS,
+    PlaceAwayError,
+    fetching_variables,
+    node_commands,
+    work_name,
+)
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
-from stages.harness.from_bucket import SIGN_FILE, SYNC_SECONDS_VARIABLE
 from stages.store.base import Store
-from stages.store.opening import CACHE_VARIABLE, open_store
+from stages.store.opening import open_store
 
 _CACHE = "/tmp/geb-cache"
 # What `sky jobs logs` puts before a line of the job: `(name, pid=1234) `.
@@ -193,12 +196,7 @@ def task_for(
         url: The request in the bucket.
     """
     wanted = request.resources
-    options: list[str] = []
-    if seconds := orphan_seconds(execution.on_orchestrator_death):
-        options = ["--sign", f"{_CACHE}/{SIGN_FILE}", "--sign-seconds", str(seconds)]
-    program = supervised(
-        "python", execution.grace_seconds, *options, program=program_of(request, url)
-    )
+    [program] = node_commands("python", request, execution, url, _CACHE)
     [image, *_] = images_named(request.image, gpus=wanted.gpus)
     asked = {
         "image_id": f"docker:{settings.registry.rstrip('/')}/{image.tag}",
@@ -213,8 +211,7 @@ def task_for(
             f'set execution.runner_settings.accelerators.{request.stage}, such as "H100:'
             f'{wanted.gpus}"',
         )
-    variables = thread_variables(wanted) | settings.envs
-    variables |= {CACHE_VARIABLE: _CACHE, SYNC_SECONDS_VARIABLE: str(execution.sync_seconds)}
+    variables = thread_variables(wanted) | settings.envs | fetching_variables(execution, _CACHE)
     return {
         "name": name,
         "resources": {key: value for key, value in asked.items() if value} | settings.resources,
