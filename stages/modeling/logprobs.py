@@ -73,11 +73,7 @@ class ResponseLogprobs(nn.Module):
         super().__init__()
         self.policy = policy
         head = causal_lm(policy).get_output_embeddings()
-        if type(head) is not nn.Linear:
-            raise ValueError(
-                f"{type(causal_lm(policy)).__name__} has a head of type {type(head).__name__}; "
-                "log-probabilities need a plain linear head (no adapter on it)"
-            )
+        assert type(head) is nn.Linear, "checked by check_logprobs, and no adapter is on it"
         self.head = _ChunkedHead(head, LogitMap.of(causal_lm(policy)))
 
     def forward(

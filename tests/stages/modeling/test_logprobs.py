@@ -138,10 +138,3 @@ def test_log_probabilities_are_float32_under_bfloat16_autocast():
         found = ResponseLogprobs(model)(**arguments)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, naive_logprobs(model, rows), rtol=0.05, atol=0.1)
-
-
-def test_a_model_without_a_linear_head_is_refused():
-    model = FAMILIES["llama"]()
-    model.lm_head = torch.nn.Sequential(model.lm_head)
-    with pytest.raises(ValueError, match="plain linear head"):
-        ResponseLogprobs(model)

@@ -144,3 +144,10 @@ def test_a_model_without_dropout_answers_the_same_every_time():
     assert not torch.equal(model(ids).logits, model(ids).logits)
     remove_dropout(model)
     assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_a_head_of_its_own_kind_is_refused():
+    model = make(LlamaConfig(**SIZES))
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    with pytest.raises(UnfitModelError, match="its head is of type Sequential"):
+        check_logprobs(model)

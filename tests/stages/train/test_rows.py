@@ -127,16 +127,6 @@ def test_packed_rows_give_the_padded_rows_values_and_gradients(family, mode):
         assert gap < 1e-5, (name, float(gap))
 
 
-@pytest.mark.parametrize("place", range(len(odd_pairs())))
-def test_a_pair_has_the_values_in_a_row_that_it_has_alone(place):
-    model = make_model(FAMILIES["llama"], "packed", 0, False)
-    pairs = odd_pairs()
-    together, _, _ = compute(model, pairs, "packed")
-    alone, _, _ = compute(model, [pairs[place]], "packed")
-    expected = together[[place, len(pairs) + place]]
-    torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     config = GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
