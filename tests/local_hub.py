@@ -18,7 +18,7 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.paper.rehearsal_server import HubHandler, serve
+from benchmarks.rehearsal_server import HubHandler, serve
 from stages.contract.request import Request
 from tests.programs import run_program
 from tests.scripted_server import served

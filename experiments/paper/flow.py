@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,6 @@ from prefect.states import State
 from pydantic import Field
 
 from experiments import bandit, study
-from experiments.paper.rehearsal import NAME, NOT_SHOWN, rehearsal
 from experiments.paper.report import WrittenReport, write_report
 from experiments.paper.tables import BANDIT, Findings, Judge, Kappa, Scale, paper_rows
 from flows.execution.cancellation import stage_flow
@@ -40,7 +38,6 @@ def paper(
     parallel_runs: int = 1,
     kappa: Kappa = "grid",
     judge: Judge | None = None,
-    rehearse: bool = False,
     config: Shared = NOTHING,
     kept: Path | None = None,
 ) -> WrittenReport | State[Any]:
@@ -58,49 +55,64 @@ def paper(
         kappa: `grid`, the best of a cell's values on seeds that are not reported; `ratio`, the
             preset's own κ or ratio of bonus to loss.
         judge: The judge of AlpacaEval and coherence; unset, both are left out.
-        rehearse: Run the full table on tiny models, with a hub and a judge on this machine.
         config: What is to differ from the cells' configurations in all runs.
         kept: Folder of results as JSON, a file for each finished run: what it holds is not computed
             again, what is computed is written there.
     """
-    name, scale = (NAME, "full") if rehearse else (f"paper-{scale}", scale)
     try:
-        store = open_store(store_of(config), create=True)
-        with ExitStack() as stack:
-            cells: Callable[[Sequence[str]], list[study.Row]]
-            cells = partial(paper_rows, scale, kappa=kappa, judge=judge)
-            if rehearse:
-                cells = stack.enter_context(rehearsal(store.root / NAME))
-            asked, rows = cells(only), cells(_ALL)
-            stack.enter_context(inputs_resolved_once())
-            errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
-            tuning = study.finished(study.tuning_runs(rows, config), kept)
-            done = {each.name: each.figures() for each in tuning}
-            rewards = {run: row["mean_reward"] for run, row in done.items() if row}
-            chosen = study.choose(tuning, rewards)
-            runs = study.reported_runs(asked, config, chosen, seeds)
-            errors |= _compute(runs, parallel_runs, kept)
-            reported = study.finished(study.reported_runs(rows, config, chosen), kept)
-            if kept is not None:
-                study.keep([*tuning, *reported], kept)
-        caution = NOT_SHOWN if rehearse else ""
-        found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
-        written = write_report(store, name, found, _bandit(rows, asked, config))
-        page = written.document["page"]
-        survives_outage(create_markdown_artifact)(
-            f"{written.markdown.read_text(encoding='utf-8')}\n\n```\n{page}\n```\n",
-            key=artifact_key(name, "report"),
-            description=f"The paper's tables and figures, {scale} scale.",
-        )
-        if errors:
-            first, error = next(iter(errors.items()))
-            raise GebError(
-                f"{len(errors)} runs failed: {', '.join(errors)}; {first} because {error}; the "
-                f"report of the others is {page}"
-            )
-        return written
+        cells = partial(paper_rows, scale, kappa=kappa, judge=judge)
+        return compute(f"paper-{scale}", scale, cells, only, seeds, parallel_runs, config, kept)
     except GebError as error:
-        return failed(error, name)
+        return failed(error, f"paper-{scale}")
+
+
+def compute(
+    name: str,
+    scale: Scale,
+    cells: Callable[[Sequence[str]], list[study.Row]],
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    parallel_runs: int = 1,
+    config: Mapping[str, Any] = NOTHING,
+    kept: Path | None = None,
+    caution: str = "",
+) -> WrittenReport:
+    """Computes cells, and writes the report ``name`` of all that have results; within a flow run.
+
+    ``cells`` makes the cells of some names, all if there are none; ``caution`` is a sentence at the
+    head of the report. The rest is as for :func:`paper`.
+
+    Raises:
+        GebError: A run failed; the report has the others.
+    """
+    store = open_store(store_of(config), create=True)
+    asked, rows = cells(only), cells(_ALL)
+    with inputs_resolved_once():
+        errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
+        tuning = study.finished(study.tuning_runs(rows, config), kept)
+        done = {each.name: each.figures() for each in tuning}
+        rewards = {run: row["mean_reward"] for run, row in done.items() if row}
+        chosen = study.choose(tuning, rewards)
+        runs = study.reported_runs(asked, config, chosen, seeds)
+        errors |= _compute(runs, parallel_runs, kept)
+        reported = study.finished(study.reported_runs(rows, config, chosen), kept)
+        if kept is not None:
+            study.keep([*tuning, *reported], kept)
+    found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
+    written = write_report(store, name, found, _bandit(rows, asked, config))
+    page = written.document["page"]
+    survives_outage(create_markdown_artifact)(
+        f"{written.markdown.read_text(encoding='utf-8')}\n\n```\n{page}\n```\n",
+        key=artifact_key(name, "report"),
+        description=f"The paper's tables and figures, {scale} scale.",
+    )
+    if errors:
+        first, error = next(iter(errors.items()))
+        raise GebError(
+            f"{len(errors)} runs failed: {', '.join(errors)}; {first} because {error}; the "
+            f"report of the others is {page}"
+        )
+    return written
 
 
 def _bandit(

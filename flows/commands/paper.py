@@ -29,7 +29,6 @@ from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import load_settings, overrides_of
 from flows.pipeline.presets import store_of
 from flows.report.table import FittedTable
-from stages.contract.errors import UserError
 
 
 def paper(
@@ -76,12 +75,6 @@ def paper(
             help="Results of finished runs as JSON: read instead of computed, and written.",
         ),
     ] = None,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse", help="The full table on tiny models, with a hub and a judge made here."
-        ),
-    ] = False,
     overrides: Overrides = None,
     store: ConfigStore = None,
     dry_run: DryRun = False,
@@ -91,29 +84,23 @@ def paper(
     """Compute the paper's tables and figures; whatever the store has already is reused."""
     laid_over = overrides_of(chosen(overrides, store=store))
     asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
-    if not rehearse:
-        rows = paper_rows(scale, only or (), kappa, asked)
-        with inputs_resolved_once():
-            expected = budget(rows, laid_over, seeds, parallel_runs, kept)
-        lines = budget_lines(expected)
-        if dry_run:
-            header = (*KINDS, "configuration", "fields", "seeds", "tunes")
-            cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
-            table = FittedTable("", header, cells, kept=len(header), left=len(header))
-            answer(as_json, expected, table, *lines)
-            return
-        for line in lines:
-            watched(as_json).print(escape(line))
-    elif dry_run:
-        raise UserError("--rehearse has no dry run", "leave --dry-run out: it takes half an hour")
+    rows = paper_rows(scale, only or (), kappa, asked)
+    with inputs_resolved_once():
+        expected = budget(rows, laid_over, seeds, parallel_runs, kept)
+    lines = budget_lines(expected)
+    if dry_run:
+        header = (*KINDS, "configuration", "fields", "seeds", "tunes")
+        cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
+        table = FittedTable("", header, cells, kept=len(header), left=len(header))
+        answer(as_json, expected, table, *lines)
+        return
+    for line in lines:
+        watched(as_json).print(escape(line))
     quiet_prefect()
     from experiments.paper.flow import paper as paper_flow
 
-    name = "rehearsal" if rehearse else f"paper-{scale}"
-    with prefect_session(store_of(laid_over), name, as_json):
-        written = paper_flow(
-            scale, only or [], seeds, parallel_runs, kappa, asked, rehearse, laid_over, kept
-        )
+    with prefect_session(store_of(laid_over), f"paper-{scale}", as_json):
+        written = paper_flow(scale, only or [], seeds, parallel_runs, kappa, asked, laid_over, kept)
     if out is not None:
         written.copy_to(out)
     found = written.document

@@ -1,4 +1,4 @@
-"""`geb paper --rehearse`: the presets as they are, with models and data from a hub on loopback."""
+"""The rehearsal of the paper's table: the presets, with models and data of a hub on loopback."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import httpx
 import pytest
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-from experiments.paper.rehearsal import NOT_SHOWN
-from experiments.paper.rehearsal_server import CHAT_PATH, serve
+from benchmarks.rehearsal import NOT_SHOWN
+from benchmarks.rehearsal_server import CHAT_PATH, serve
 from tests.flows.loop import ROOT
 
 
@@ -68,9 +68,8 @@ def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
-    # No fork: the hub's client reads the address of the hub when it is imported.
-    geb = [sys.executable, "-m", "flows.commands.cli", "paper", "--rehearse", "--json"]
-    done = run([*geb, "--store", tmp_path], capture_output=True, text=True, check=False)
+    rehearse = [sys.executable, "-m", "benchmarks.rehearsal", "--json", "--store", tmp_path]
+    done = run(rehearse, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["failed"] == {}

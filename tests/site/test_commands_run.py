@@ -48,7 +48,7 @@ ELSEWHERE = {
     "geb images": "tests/docker/test_images.py::test_the_list_tells_what_is_current",
     "geb bandit": "tests/experiments/test_bandit_flow.py::test_prints_the_table",
     "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_cells_share_steps",
-    "geb paper --rehearse": "tests/experiments/test_rehearsal.py::test_every_column",
+    "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_column",
     "geb up": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
     "geb down": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
     "geb doubt": "tests/flows/test_doubt.py::test_a_promotion_asks_for_the_doubts",

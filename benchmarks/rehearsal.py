@@ -1,5 +1,11 @@
-"""The cells of the full table at a size that two cores run in minutes."""
+"""A rehearsal of the paper's full table: every cell on tiny models, at a size for two cores.
 
+    python -m benchmarks.rehearsal --store rehearsal        # --only NAME, --json
+
+A hub and a judge answer on this machine. docs/paper.md tells what is rehearsed, and what is not.
+"""
+
+import argparse
 import os
 import subprocess
 import sys
@@ -10,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.paper.rehearsal_server import CHAT_PATH, serve
+from benchmarks.rehearsal_server import CHAT_PATH, serve
 from experiments.paper.tables import BANDIT, Judge, Kappa, paper_rows
 from experiments.study import Row
+from flows.commands.common import answer, prefect_session, quiet_prefect
 from flows.pipeline.loading import merged
 from flows.pipeline.presets import configured
 from stages.contract.errors import GebError
@@ -26,7 +33,7 @@ NOT_SHOWN = (
     "tokens, what URM and a paid judge say, and any gain."
 )
 """Caution at the head of its report."""
-_MAKE = Path(__file__).parents[2] / "data/rehearsal/make.py"
+_MAKE = Path(__file__).parents[1] / "data/rehearsal/make.py"
 _SEEDS = _VALUES = 2
 _TOKENS = 16
 _END_OF_TURN = 1
@@ -113,3 +120,32 @@ def _small(row: Row, hub: Path) -> Row:
         grid={name: values[:_VALUES] for name, values in row.grid.items()},
         seeds=row.seeds[:_SEEDS],
     )
+
+
+def main() -> None:
+    """Prints which cells are whole and where the report is; fails if a run did."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--store", default=NAME, help="folder of all results")
+    parser.add_argument("--only", action="append", default=[], help="as for `geb paper`")
+    parser.add_argument("--json", action="store_true", help="print the report's document")
+    asked = parser.parse_args()
+    place = str(Path(asked.store).absolute())
+    quiet_prefect()
+    # Here: Prefect reads its settings when it is imported.
+    from experiments.paper.flow import compute
+    from experiments.paper.report import WrittenReport
+    from flows.execution.cancellation import stage_flow
+
+    @stage_flow(NAME, NAME)
+    def rehearse() -> WrittenReport:
+        with rehearsal(Path(place) / NAME) as cells:
+            own = {"store": place}
+            return compute(NAME, "full", cells, asked.only, config=own, caution=NOT_SHOWN)
+
+    with prefect_session(place, NAME, asked.json):
+        found = rehearse().document
+    answer(asked.json, found, found["coverage"], f"report  {found['page']}")
+
+
+if __name__ == "__main__":
+    main()
