@@ -45,6 +45,7 @@ def check(config: RunConfig) -> None:
     _check_engine(config)
     _check_nodes(config)
     _check_store(config)
+    _check_servers(config)
     _check_stage_names(config)
 
 
@@ -266,6 +267,17 @@ def _check_store(config: RunConfig) -> None:
         "is: name the claim that holds it in execution.kubernetes.volumes "
         f"(`{place}: {{claim: NAME}}`), or put the store into a bucket"
     )
+
+
+def _check_servers(config: RunConfig) -> None:
+    """Refuses a judge that the run serves if stages would not find the server."""
+    runner, served = config.execution.runner, [each.score.is_served for each in evaluations(config)]
+    if any(served) and ("://" in config.store or runner not in ("process", "slurm")):
+        raise ValueError(
+            "the run serves its judge itself under the runners 'process' and 'slurm' with a store "
+            f"in a folder; execution.runner is {runner!r}, and the store {config.store}: change "
+            "them, or set judge.url and judge.model to a server of your own"
+        )
 
 
 def _check_stage_names(config: RunConfig) -> None:

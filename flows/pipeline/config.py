@@ -12,6 +12,7 @@ from flows.pipeline.placement import Estimation, Execution, resources_of
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
+from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -52,7 +53,7 @@ class Inputs(Settings):
     warm_start: str | None = None
     """Prompt/response data for a supervised warm start before the first iteration."""
     oracle_model: str | None = None
-    """Reward model, for the oracles that are one."""
+    """Reward model, for the oracles that are one; or a judge that the run serves itself."""
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
     perplexity_text: str | None = None
@@ -146,7 +147,7 @@ class Suite(Evaluation):
     score: ScoreParams | None = None
     """Oracle; unset takes the run's, with the run's model and code."""
     oracle_model: str | None = None
-    """Reward model of an oracle of its own."""
+    """Reward model, or served judge, of an oracle of its own."""
     oracle_code: str | None = None
     """Python file, or judge's prompt template, of an oracle of its own."""
     evaluate: EvaluateParams | None = None
@@ -222,6 +223,9 @@ _ResourcesByStage: Any = resources_of(StageSettings)
 
 class StageResources(_ResourcesByStage):
     """Resources of each stage. Change speed and place only."""
+
+    serve: Resources = Resources()
+    """Resources of the server of a judge that the run serves itself, while the run lasts."""
 
 
 class RunConfig(StageSettings):

@@ -118,8 +118,8 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
         require_oracle_inputs(config, suite)
     if inputs.oracle_model and gguf_file(Path(inputs.oracle_model).expanduser()):
         raise UserError(
-            f"inputs.oracle_model: {inputs.oracle_model} is a GGUF file, which holds no classifier",
-            "name a reward model in safetensors, a folder or a hub id",
+            f"inputs.oracle_model: {inputs.oracle_model} is a GGUF file, which no oracle reads",
+            "name a model in safetensors, a folder or a hub id",
         )
     return every_input(config, partial(resolve_input, config))
 
@@ -142,8 +142,9 @@ def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
     score, section, place = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():
         if getattr(section, ORACLE_INPUTS[needed]) is None:
+            other = " or judge.url and judge.model" if oracle == "judge" else ""
             raise UserError(
-                f"the oracle {oracle} needs {place}.{ORACLE_INPUTS[needed]}",
+                f"the oracle {oracle} needs {place}.{ORACLE_INPUTS[needed]}{other}",
                 "name it, or choose another oracle; docs/oracles.md tells what each needs",
             )
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from flows.pipeline.checks import evaluations, images
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
-from flows.pipeline.placement import EVAL
+from flows.pipeline.placement import EVAL, interpreter_of
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.errors import UserError
@@ -99,6 +100,8 @@ def check_environment(config: RunConfig) -> None:
         # The trackers' is looked at with their packages, whatever the runner.
         if stage != TRACKERS:
             require_interpreter(stage, interpreter)
+    if any(asked.score.is_served for asked in evaluations(config)):
+        _require_vllm(interpreter_of(execution.interpreters, "serve", "vllm"))
     for asked in evaluations(config):
         for part in asked.score.parts:
             name = getattr(getattr(asked.score, ORACLES[part].section), "key_env", None)
@@ -108,6 +111,16 @@ def check_environment(config: RunConfig) -> None:
                     f"{place} is {name!r}, and that environment variable is not set",
                     f"export it with the key, or correct {place}",
                 )
+
+
+def _require_vllm(interpreter: str) -> None:
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    if subprocess.run([interpreter, "-c", code], check=False).returncode != 0:
+        raise UserError(
+            f"the run serves its judge by vLLM, which {interpreter} does not have",
+            "run `make setup-vllm`, and set execution.interpreters.serve to its "
+            ".venv-vllm/bin/python; or set score.judge.url and model to a server of your own",
+        )
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:

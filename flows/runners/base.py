@@ -40,6 +40,8 @@ _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 OnEvent = Callable[[Event], None]
 LOOK_STEP = "doctor/"
 """Start of the steps in which a place is looked at and no stage runs."""
+SERVE_STEP = "serve/"
+"""Start of the steps in which a model is served; no artifact comes of them."""
 
 
 class PlaceNotice(Log):
@@ -122,6 +124,8 @@ def program_of(request: Request, path: str) -> list[str]:
     """Module and arguments of a request's program, which sees the request at ``path``."""
     if request.step.startswith(LOOK_STEP):
         return ["stages.harness.health", store_of(path) if "://" in path else request.store]
+    if request.step.startswith(SERVE_STEP):
+        return ["stages.score.serve", path]
     return [f"stages.{request.stage}", path]
 
 

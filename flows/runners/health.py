@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.placement import interpreter_of
+from flows.pipeline.placement import interpreter_of, stage_sections
 from flows.runners.base import LOOK_STEP, Runner, time_limit
 from stages.contract.errors import GebError
 from stages.contract.events import Event, Log
@@ -45,7 +45,7 @@ def stage_findings(
 ) -> Iterator[Finding]:
     """Tries the place of each kind of stage: stages that differ in nothing that the place sees."""
     kinds: dict[str, list[Request]] = {}
-    for stage in type(config.resources).model_fields:
+    for stage in stage_sections(type(config)):
         image = getattr(config, stage).image_for(from_hub=False)
         resources = getattr(config.resources, stage).model_copy(update={"nodes": 1})
         interpreter = interpreter_of(config.execution.interpreters, stage, image)

@@ -27,6 +27,11 @@ PartName = Literal[
     "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
 ]
 """Oracles that `weighted` can sum: those that one environment can hold."""
+EngineArgs = dict[str, bool | int | float | str]
+"""Options of ``vllm serve`` by their names with underscores."""
+_SET_BY_THE_RUN = frozenset(
+    ("model", "revision", "served_model_name", "host", "port", "api_key", "tensor_parallel_size")
+)
 
 
 class PythonSettings(Settings):
@@ -103,10 +108,10 @@ class HttpSettings(ServerSettings):
 
 
 class JudgeSettings(ServerSettings):
-    """A chat model at an OpenAI-compatible address."""
+    """A chat model at an OpenAI-compatible address, or one that the run serves itself."""
 
     model: str | None = None
-    """The model's name at the server."""
+    """The model's name at the server; unset, with `url`, the run serves the input ``model``."""
     mode: Literal["scored", "pairwise"] = "scored"
     """Mark each response by itself, or compare two and score by the comparisons won; each
     comparison is asked in both orders."""
@@ -129,6 +134,25 @@ class JudgeSettings(ServerSettings):
     """Scored: the best mark; a mark outside of lowest and best is no score."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
+    engine_args: EngineArgs = added_later({})
+    """Options of ``vllm serve`` by name, `max_model_len: 8192`, for a judge that the run serves
+    itself."""
+
+    @property
+    def is_served(self) -> bool:
+        """True if the run serves the judge, a model of its inputs, and asks no other server."""
+        return self.url is None and self.model is None
+
+    @model_validator(mode="after")
+    def _check_server(self) -> JudgeSettings:
+        if self.engine_args and not self.is_served:
+            raise ValueError(
+                "engine_args is set, and so is url or model: a server of your own has its own "
+                "options; leave engine_args out, or url and model"
+            )
+        for name in _SET_BY_THE_RUN & self.engine_args.keys():
+            raise ValueError(f"engine_args.{name} is set by the run; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_template(self) -> JudgeSettings:
@@ -226,9 +250,10 @@ class ScoreParams(StageParams):
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
     the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model
-    (`judge`), lm-eval's checks of verifiable instructions (`ifeval`), the scorer of the prompt's
-    task in reasoning-gym (`reasoning_gym`), or a weighted sum of several (`weighted`). Only its own
-    section is read, and those of the oracles that it sums. See docs/oracles.md."""
+    (`judge`: at an address, or input ``model``), lm-eval's checks of verifiable instructions
+    (`ifeval`), the scorer of the prompt's task in reasoning-gym (`reasoning_gym`), or a weighted
+    sum of several (`weighted`). Only its own section is read, and those of the oracles that it
+    sums. See docs/oracles.md."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     rows_per_batch: int = speed_only(
@@ -259,9 +284,17 @@ class ScoreParams(StageParams):
         return tuple(self.weighted.weights) if self.oracle == "weighted" else (self.oracle,)
 
     @property
+    def is_served(self) -> bool:
+        """True if one of the oracles is a judge that the run serves itself."""
+        return "judge" in self.parts and self.judge.is_served
+
+    @property
     def needs(self) -> Mapping[str, str]:
         """Inputs that the oracles cannot do without, and the oracle that needs each."""
-        return {name: part for part in self.parts for name in ORACLES[part].needs}
+        return {name: part for part in self.parts for name in self._needs_of(part)}
+
+    def _needs_of(self, part: str) -> tuple[str, ...]:
+        return ("model",) if part == "judge" and self.is_served else ORACLES[part].needs
 
     def reads(self, name: str) -> bool:
         """True if an oracle has a use for an input of this name."""
@@ -290,10 +323,12 @@ class ScoreParams(StageParams):
                 "the oracle http needs http.url and http.identity: the address to post to, and the "
                 "name and version that the server gives as its own"
             )
-        if "judge" in self.parts and not (self.judge.url and self.judge.model):
+        has_both = bool(self.judge.url and self.judge.model)
+        if "judge" in self.parts and not (has_both or self.judge.is_served):
             raise ValueError(
                 "the oracle judge needs judge.url and judge.model: the address of the chat "
-                "completions (…/v1/chat/completions), and the model's name at the server"
+                "completions (…/v1/chat/completions), and the model's name at the server; or "
+                "neither, and a model in inputs.oracle_model, which the run serves itself"
             )
         if self.oracle == "weighted" and not self.parts:
             raise ValueError(
@@ -301,7 +336,7 @@ class ScoreParams(StageParams):
                 "sums, such as {reward_model: 1, python: -0.5}"
             )
         for part in self.parts:
-            for name in ORACLES[part].needs:
+            for name in self._needs_of(part):
                 if self.needs[name] != part:
                     raise ValueError(
                         f"weighted.weights has {part} and {self.needs[name]}, which both need the "

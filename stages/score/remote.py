@@ -28,13 +28,15 @@ class Remote:
     """A server that takes JSON by POST.
 
     Threads send and the main thread waits, so that SIGTERM ends the stage at once. Messages name
-    the section of the configuration that the settings are.
+    the section of the configuration that the settings are. With ``token`` it is the run's own
+    server.
     """
 
-    def __init__(self, settings: ServerSettings, section: str) -> None:
+    def __init__(self, settings: ServerSettings, section: str, token: str | None = None) -> None:
         self.url = settings.url or ""
         self._settings = settings
         self._section = section
+        self._token = token
         self._headers = self._authorization()
 
     def post_each(
@@ -54,7 +56,11 @@ class Remote:
         pool = ThreadPoolExecutor(concurrency, thread_name_prefix="remote")
         limits = httpx.Limits(max_connections=concurrency)
         under_way: dict[Future[Answer], int] = {}
-        client = httpx.Client(headers=self._headers, timeout=timeout, limits=limits)
+        # A proxy of the environment leads out, and the run's own server is within.
+        trusts = self._token is None
+        client = httpx.Client(
+            headers=self._headers, timeout=timeout, limits=limits, trust_env=trusts
+        )
 
         def send(payload: Any) -> Answer:
             body = self._post(client, payload, stopped)
@@ -131,6 +137,8 @@ class Remote:
         )
 
     def _authorization(self) -> dict[str, str]:
+        if self._token is not None:
+            return {"Authorization": f"Bearer {self._token}"}
         name = self._settings.key_env
         if name is None:
             return {}

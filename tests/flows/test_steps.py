@@ -17,6 +17,7 @@ QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
 
 VLLM = "generate.backend=vllm"
+SERVED = ["score.oracle=judge", "score.judge.engine_args.max_model_len=4096"]
 BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
 
 
@@ -148,7 +149,11 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases():
             ["pair_data=accumulate", "train.reference_logprobs=sampler"],
             "sampled by earlier policies",
         ),
-        (["score.oracle=judge"], r"needs judge\.url and judge\.model"),
+        (["score.oracle=judge", "score.judge.model=m"], r"needs judge\.url and judge\.model"),
+        ([*SERVED, "store=s3://b/store"], "under the runners .process. and .slurm."),
+        ([*SERVED, "execution.runner=docker"], "under the runners .process. and .slurm."),
+        ([*SERVED, "score.judge.url=http://h", "score.judge.model=m"], "engine_args is set"),
+        ([*SERVED, "score.judge.engine_args.port=1"], "engine_args.port is set by the run"),
     ],
 )
 def test_what_cannot_work_together_is_refused(overrides, message):

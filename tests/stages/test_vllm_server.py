@@ -1,20 +1,23 @@
-"""The judge, against a real OpenAI-compatible server."""
+"""The judge, as a run serves it by real vLLM."""
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.score.run import STAGE as SCORE
+from stages.score.serving import find_address
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
+from tests.fake_vllm import served_judge
+from tests.flows.test_servers import QUICKSTART, run, score_step
 from tests.stage_calls import call_request, request_for, response, score_params
 from tests.tiny_models import SPECIAL, WORDS, make_tiny_llama
-from tests.vllm_server import KEY, MODEL, vllm_server
+from tests.vllm_session import PYTHON
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 VOCABULARY = [*WORDS, "Score:", "Verdict:", "A", "B", "7"]
-TEXTS = ["red cat", "blue dog runs", "green bird", "one two three four"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def folder(tmp_path_factory):
 def policy(folder):
     """A model whose likeliest answer to anything is "Score: 7"."""
     path = make_tiny_llama(
-        folder / "model",
+        folder / "judge",
         words=VOCABULARY,
         hidden_size=128,
         initializer_range=0.2,
@@ -50,51 +53,34 @@ def policy(folder):
 
 
 @pytest.fixture(scope="module")
-def server(folder, policy):
-    with vllm_server(policy, folder / "server.log") as url:
-        yield url
+def config(folder, policy):
+    overrides = ["max_null_share=1", "judge.max_tokens=16", "judge.engine_args.dtype=float32"]
+    asked = [f"score.{each}" for each in (*overrides, "judge.engine_args.max_model_len=384")]
+    served = [f"inputs.oracle_model={policy}", f"execution.interpreters.serve={PYTHON}"]
+    return load_config(QUICKSTART, [*served_judge(folder), *asked, *served])
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("SERVER_KEY", KEY)
+@pytest.fixture(scope="module")
+def executor(config):
+    with run(config) as executor:
+        yield executor
+
+
+def test_its_mark_is_the_score(config, executor, tmp_path):
+    artifact = executor.execute(score_step(config, tmp_path), {}).artifact
+    rows = list(read_rows(artifact.file("scores.parquet"), SCORES))
+    assert [row["score"] for row in rows] == [7.0] * len(rows)
+    assert all(dict(row["components"])["judge_completion_tokens"] > 0 for row in rows)
+
+
+def test_a_wrong_key_is_named(executor, tmp_path, monkeypatch):
+    [folder] = (executor.store.root / "work/serve").iterdir()
+    address = find_address(executor.store, folder.name)
+    monkeypatch.setenv("SERVER_KEY", "wrong")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-class TestJudge:
-    @pytest.fixture
-    def judge(self, server, tmp_path):
-        responses = tmp_path / "responses.parquet"
-        rows = [
-            response(text, sample, " ".join(WORDS[: 3 + sample]))
-            for text in TEXTS
-            for sample in range(2)
-        ]
-        write_table(responses, RESPONSES, rows)
-
-        def run(**params):
-            settings = score_params(
-                "judge",
-                url=f"{server}/chat/completions",
-                key_env="SERVER_KEY",
-                model=MODEL,
-                max_tokens=16,
-                max_null_share=1,
-                **params,
-            )
-            artifact, _ = call_request(
-                SCORE, request_for(settings, {"responses": responses}, tmp_path / "store")
-            )
-            return list(read_rows(artifact.path / "scores.parquet", SCORES))
-
-        return run
-
-    def test_its_mark_is_the_score(self, judge):
-        rows = judge()
-        assert [row["score"] for row in rows] == [7.0] * len(rows)
-        assert all(dict(row["components"])["judge_completion_tokens"] > 0 for row in rows)
-
-    def test_a_wrong_key_is_named(self, judge, monkeypatch):
-        monkeypatch.setenv("SERVER_KEY", "wrong")
-        with pytest.raises(UserError, match="refuses the key"):
-            judge()
+    settings = {"url": f"{address.url}/v1/chat/completions", "key_env": "SERVER_KEY", "model": "m"}
+    write_table(tmp_path / "responses.parquet", RESPONSES, [response("red?", 0, "cat")])
+    inputs = {"responses": tmp_path / "responses.parquet"}
+    request = request_for(score_params("judge", **settings), inputs, tmp_path / "store")
+    with pytest.raises(UserError, match="refuses the key"):
+        call_request(SCORE, request)

@@ -14,6 +14,7 @@ from flows.runners.base import (
     FailureTail,
     OnEvent,
     log_once,
+    program_of,
     raise_for,
     supervised,
     thread_variables,
@@ -94,7 +95,7 @@ class ProcessRunner:
         """A stage at work; at the end of the block it is ended and waited for."""
         interpreter = interpreter_of(self._execution.interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
-        program = [f"stages.{request.stage}", write_request(request)]
+        program = program_of(request, write_request(request))
         command = supervised(interpreter, self._grace_seconds, program=program)
         environment = _environment(request, gpus)
         # vLLM forks by itself, and a GPU's work is long.

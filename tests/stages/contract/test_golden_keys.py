@@ -72,6 +72,13 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
         "96f8681eb7092d37f89b3ba5127638df8b1d3b68166cb2bbb4d8f8e956ed5441",
     ),
+    (
+        ScoreParams.model_validate(
+            {"oracle": "judge", "judge": {"engine_args": {"max_model_len": 4096}}}
+        ),
+        {"responses": (RESPONSES,), "model": (HUB_MODEL,)},
+        "3cc60a740de226219c0f520ae436e19a181df057abed9b58d1be81b7841b6c84",
+    ),
     (PairParams(), SCORED, "1a7f4cffffcec1d716cdd90187e019991fe498c8986883ae8f4fd19230707f21"),
     (
         PairParams(strategy="random", ties="keep"),
