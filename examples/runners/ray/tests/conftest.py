@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from flows.standing.server import free_port
+from tests.conftest import finished, prefect_server, probe_stage  # noqa: F401
 from tests.flows.loop import ROOT
 from tests.flows.probes import wait_until
 

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from examples.runners.ray.tests.conftest import RayCluster
 from flows.pipeline.placement import Execution
 from flows.runners.base import Runner
 from flows.runners.choose import make_runner
@@ -19,7 +20,6 @@ from tests.at_work import AtWork, at_work, said
 from tests.flows.loop import plan, result_digests, write_config
 from tests.probe_requests import probe_request
 from tests.programs import run_program
-from tests.ray.conftest import RayCluster
 from tests.two_nodes import Fault, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("installed")]
