@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,20 +90,14 @@ def configured(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
     """The configuration that a command line names; UserError if it is wrong or not there."""
-    if not path.exists() and _is_run(str(path), store or DEFAULT_STORE):
-        raise UserError(
-            f"{path} is a run in the store, not a configuration file",
-            f"`geb resume {path}` goes on with it; `geb run FILE.yaml` starts one",
-        )
+    # Where there is no store, there is no such run.
+    with suppress(StoreError):
+        if not path.exists() and str(path) in runs(open_store(store or DEFAULT_STORE)):
+            raise UserError(
+                f"{path} is a run in the store, not a configuration file",
+                f"`geb resume {path}` goes on with it; `geb run FILE.yaml` starts one",
+            )
     return load_config(path, chosen(overrides, store=store, runner=runner))
-
-
-def _is_run(name: str, store: str) -> bool:
-    """True if a store, if there is one, has a run of that name."""
-    try:
-        return name in runs(open_store(store))
-    except StoreError:
-        return False
 
 
 def chosen(

@@ -139,8 +139,6 @@ class _Keeper:
             lease.acquire(waiting=self._wait_for_another, stopping=self._stopping)
             with lease:
                 self._serve()
-        except StoppedError:
-            return
         except Exception as error:
             self.error = error
 

@@ -192,13 +192,12 @@ class _Decoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        if (cache := output.get("past_key_values")) is None:
+        self._cache = output.get("past_key_values")
+        if self._cache is None:
             raise UserError(
-                f"{type(self._model).__name__} has no cache of past tokens as the backend "
-                "'transformers' needs it",
+                f"{type(self._model).__name__} has no cache of past tokens to sample with",
                 "set generate.backend to 'vllm', or take another policy",
             )
-        self._cache = cache
         self.logits = output.logits[:, -1]
 
 

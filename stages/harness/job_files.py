@@ -26,7 +26,7 @@ STOP_FILE = "stop"
 _GROWING = ("events", "log", "slurm.out")
 _WANTED = "wanted"
 _SECONDS = 1.0
-# Of a file that grew for long while the bucket did not answer.
+# A file may have grown for long while the bucket did not answer.
 _PIECE_BYTES = 8 << 20
 
 

@@ -249,11 +249,10 @@ class ScoreParams(StageParams):
     """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
-    the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model
-    (`judge`: at an address, or input ``model``), lm-eval's checks of verifiable instructions
+    the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model at an
+    address or of the input ``model`` (`judge`), lm-eval's checks of verifiable instructions
     (`ifeval`), the scorer of the prompt's task in reasoning-gym (`reasoning_gym`), or a weighted
-    sum of several (`weighted`). Only its own section is read, and those of the oracles that it
-    sums. See docs/oracles.md."""
+    sum of several (`weighted`). Only the settings of the oracles in use are read."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     rows_per_batch: int = speed_only(
