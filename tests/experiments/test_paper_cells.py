@@ -96,7 +96,7 @@ def test_what_the_paper_figures_has_a_cell() -> None:
 def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scale: str) -> None:
     designs = {"f-DPO": "none", "GEB-π": "one_minus_pi", "GEB-1/π": "inverse_pi"}
     designs |= {"GEB-arctanh": "arctanh", "SE-POPO": "se_popo", "iterative RPO": "none"}
-    designs |= {"COPO": "feb"}
+    designs |= {"COPO": "feb"} | ({"SELM": "xpo", "VPO": "xpo"} if scale == "chat" else {})
     losses = {"IPO": "ipo", "RPO": "rpo", "REBEL": "rebel"}
     designs |= dict.fromkeys(losses, "none")
     divergences = {"KL": "reverse_kl", "Hellinger": "hellinger", "forward KL": "forward_kl"}
