@@ -115,10 +115,8 @@ def test_a_rendezvous_may_be_a_name_or_a_number_with_any_port() -> None:
 @pytest.mark.parametrize(
     ("stage", "iteration", "said"),
     [
-        ("train", 99, "--iteration 99: the run has iterations 1 to 3"),
         ("train", 4, "--iteration 4: the run has iterations 1 to 3"),
         ("train", 0, "--iteration 0: the run has iterations 1 to 3"),
-        ("train", -1, "--iteration -1: the run has iterations 1 to 3"),
         (None, 2, "--iteration 2 without --from"),
         ("prepare", 2, "prepare runs once, before the iterations"),
         ("sft", 1, "sft runs once, before the iterations"),

@@ -13,9 +13,8 @@ from flows.runners.local.process import ProcessRunner
 from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
-from stages.contract.request import make_request
 from stages.store.base import Store
-from tests.probe_stage import ProbeParams
+from tests.probe_requests import probe_request
 from tests.scripted_server import served
 
 PASSWORD = "admin:correct horse"
@@ -80,12 +79,7 @@ def test_no_stage_gets_the_password(
     store: Store, probe_stage: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, PASSWORD)
-    request = make_request(
-        ProbeParams(behaviour="tell_environment", message=name),
-        inputs={},
-        seed=0,
-        store=str(store.root),
-    )
+    request = probe_request(store, behaviour="tell_environment", message=name)
     heard: list[object] = []
     ProcessRunner(Execution()).run(request, heard.append)
     assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]

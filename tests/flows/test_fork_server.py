@@ -16,6 +16,7 @@ from stages.contract.errors import StageFailedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.at_work import AtWork, at_work
+from tests.flows.loop import write_program
 from tests.probe_requests import probe_request
 
 pytestmark = pytest.mark.usefixtures("probe_stage")
@@ -83,9 +84,7 @@ def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: Store) -> 
 def test_an_interpreter_that_cannot_start_tells_its_own_words(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho this environment is broken >&2\nexit 3\n")
-    broken.chmod(0o755)
+    broken = write_program(tmp_path / "python", "echo this environment is broken >&2\nexit 3")
     runner = ProcessRunner(Execution(interpreters={"probe": str(broken)}))
 
     class Ended(subprocess.Popen[Any]):
@@ -121,9 +120,7 @@ def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
     monkeypatch.setattr(process, "SUPERVISOR_SECONDS", 0.0)
     asked = tmp_path / "asked"
     os.mkfifo(asked)
-    hanging = tmp_path / "python"
-    hanging.write_text(f"#!/bin/sh\necho asked > {asked}\nexec sleep 1000\n")
-    hanging.chmod(0o755)
+    hanging = write_program(tmp_path / "python", f"echo asked > {asked}\nexec sleep 1000")
     runner = ProcessRunner(Execution(interpreters={"probe": str(hanging)}, grace_seconds=0.1))
     with ThreadPoolExecutor() as pool:
         run = pool.submit(runner.run, probe_request(store), lambda event: None)

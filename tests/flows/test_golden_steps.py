@@ -1,4 +1,5 @@
-"""Steps of a run, written down once: names, stages, seeds and inputs of each.
+"""Steps of a run, written down once: names, stages, seeds and inputs of each,
+and the steps that each waits for.
 
 A seed or an input that changes on purpose gets a new line in ``golden_steps.txt`` and one in
 CHANGELOG.md: what is computed again, and why.
@@ -13,7 +14,13 @@ from stages.contract.request import FileInput
 from tests.flows.loop import ROOT
 
 GOLDEN = Path(__file__).with_name("golden_steps.txt")
-OVERRIDES = ("iterations=2", "pair_data=accumulate", "screen.num_samples=2")
+OVERRIDES = (
+    "iterations=2",
+    "pair_data=accumulate",
+    "screen.num_samples=2",
+    "generate.num_shards=2",
+    "evaluation.num_shards=2",
+)
 
 
 def shown(source: Source) -> str:
@@ -25,6 +32,8 @@ def shown(source: Source) -> str:
 
 def line(step: Step) -> str:
     groups = [f"{name}={','.join(map(shown, group))}" for name, group in step.inputs.items()]
+    if step.after:
+        groups.append(f"after={','.join(step.after)}")
     return " ".join([step.name, step.stage, str(step.seed), str(step.iteration), *sorted(groups)])
 
 

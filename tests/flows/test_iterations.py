@@ -51,50 +51,6 @@ def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data:
         }
 
 
-def test_each_iteration_scores_pairs_evaluates_and_promotes_its_own() -> None:
-    made = steps_of("generate.num_shards=2", "evaluation.num_shards=2")
-    base = [f"base/generate/{shard}:responses.parquet" for shard in (0, 1)]
-    base_scores = [f"base/score/{shard}:scores.parquet" for shard in (0, 1)]
-    for index in range(3):
-        place = f"iteration-{index + 1}"
-        own = {
-            where: (
-                [f"{where}/generate/{shard}:responses.parquet" for shard in (0, 1)],
-                [f"{where}/score/{shard}:scores.parquet" for shard in (0, 1)],
-            )
-            for where in (place, f"{place}/evaluate")
-        }
-        for where, (responses, _) in own.items():
-            for shard in (0, 1):
-                assert inputs(made[f"{where}/score/{shard}"])["responses"] == [responses[shard]]
-        responses, scores = own[place]
-        assert inputs(made[f"{place}/pair"]) == {"responses": responses, "scores": scores}
-        responses, scores = own[f"{place}/evaluate"]
-        for shard in (0, 1):
-            assert inputs(made[f"{place}/evaluate/generate/{shard}"]) == {
-                "policy": [TRAINED[index]],
-                "prompts": ["prepare:test.parquet"],
-            }
-        assert inputs(made[f"{place}/evaluate"]) == {
-            "responses": responses,
-            "scores": scores,
-            "base_responses": base,
-            "base_scores": base_scores,
-            "reference": [BASE],
-        }
-        promoted = made[f"{place}/promote"]
-        assert inputs(promoted) == {
-            "checkpoint": [f"{place}/train:checkpoint"],
-            "metrics": [f"{place}/evaluate:metrics.json"],
-        }
-        assert promoted.after == ((f"iteration-{index}/promote",) if index else ())
-    for shard in (0, 1):
-        assert inputs(made[f"base/generate/{shard}"]) == {
-            "policy": [BASE],
-            "prompts": ["prepare:test.parquet"],
-        }
-
-
 @pytest.mark.parametrize("reference", ["previous", "initial"])
 def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference: str) -> None:
     made = steps_of(f"train.reference={reference}", "train.lora={rank: 2, save: adapter}")

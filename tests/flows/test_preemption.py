@@ -29,16 +29,15 @@ from tests.probe_stage import ProbeParams
 STEP = Step("probe/0", ProbeParams(), {})
 
 
-class Preempting:
+class Preempting(ProcessRunner):
     """A scheduler that takes the machine from a stage some times before it lets it run.
 
     Args:
         saved: What the stage saves into its work folder before each preemption, in turn.
     """
 
-    name = "preempting"
-
     def __init__(self, *saved: str) -> None:
+        super().__init__(Execution())
         self.attempts = 0
         self._saved = saved
 
@@ -49,13 +48,7 @@ class Preempting:
             work.mkdir(parents=True, exist_ok=True)
             (work / self._saved[self.attempts - 1]).touch()
             raise PreemptedError(f"{request.step}: job {self.attempts} was preempted")
-        ProcessRunner(Execution()).run(request, on_event)
-
-    def stop_all(self) -> None:
-        pass
-
-    def has_running(self, request: Request) -> bool:
-        return False
+        super().run(request, on_event)
 
 
 class Heard(Observer):
@@ -95,8 +88,9 @@ def config(tmp_path: Path, probe_stage: None) -> ProbeConfig:
     )
 
 
-def executor_with(config: ProbeConfig, runner: Runner) -> StepExecutor:
-    executor = StepExecutor(config)
+def executor_with(config: ProbeConfig, runner: Runner, **execution: float) -> StepExecutor:
+    changed = config.execution.model_copy(update=execution)
+    executor = StepExecutor(config.model_copy(update={"execution": changed}))
     executor.runner = runner
     return executor
 
@@ -111,20 +105,16 @@ def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeCo
 
 def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(config: ProbeConfig) -> None:
     saved = ["checkpoint-1"] * 3 + ["checkpoint-2"] * 4
-    allowed = config.model_copy(
-        update={"execution": config.execution.model_copy(update={"preemptions": 3})}
-    )
     runner = Preempting(*saved)
     with pytest.raises(PreemptedError, match=r"job 7 .* 4 in a row .* execution.preemptions=3"):
-        executor_with(allowed, runner).execute(STEP, {})
+        executor_with(config, runner, preemptions=3).execute(STEP, {})
     assert runner.attempts == len(saved), "a new checkpoint begins the count again"
 
 
 def test_the_pause_doubles_while_no_checkpoint_comes(config: ProbeConfig) -> None:
-    execution = config.execution.model_copy(update={"retry_delay_seconds": 0.05})
     runner, heard = Preempting(*["checkpoint-1"] * 3), Heard()
     with observing(heard):
-        executor_with(config.model_copy(update={"execution": execution}), runner).execute(STEP, {})
+        executor_with(config, runner, retry_delay_seconds=0.05).execute(STEP, {})
     taken, started = heard.times[1:-1:2], heard.times[2:-1:2]
     pauses = [back - away for away, back in zip(taken, started, strict=True)]
     assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=True))
@@ -134,8 +124,7 @@ def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it
     config: ProbeConfig,
 ) -> None:
     runner = Preempting("checkpoint-1")
-    execution = config.execution.model_copy(update={"retry_delay_seconds": 3600})
-    executor = executor_with(config.model_copy(update={"execution": execution}), runner)
+    executor = executor_with(config, runner, retry_delay_seconds=3600)
     record = RunRecord(executor.store, config.name)
 
     def stop_once_preempted() -> None:

@@ -13,7 +13,7 @@ from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.prepare.params import PrepareParams
 from stages.score.params import ScoreParams
-from tests.flows.loop import ROOT
+from tests.flows.loop import ROOT, write_program
 
 FOLDER = ROOT / "configs/suites"
 COMMIT = "0" * 40
@@ -47,10 +47,7 @@ def extended(tmp_path: Path, name: str) -> Path:
 @pytest.fixture
 def interpreter(tmp_path: Path) -> str:
     """Setting of an interpreter for what needs lm-eval's or AlpacaEval's code."""
-    place = tmp_path / "python"
-    place.write_text("#!/bin/sh\n")
-    place.chmod(0o755)
-    return f"execution.interpreters.eval={place}"
+    return f"execution.interpreters.eval={write_program(tmp_path / 'python', '')}"
 
 
 def test_every_shipped_suite_is_tested() -> None:

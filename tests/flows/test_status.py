@@ -38,7 +38,7 @@ from stages.contract.errors import (
 )
 from stages.contract.manifest import Manifest
 from stages.store.base import Store
-from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, plan, steps, write_config
+from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, steps, write_config
 from tests.flows.records import recorded
 
 OLD = time.time() - 3600
@@ -204,10 +204,6 @@ def test_what_is_left_follows_from_earlier_steps_of_the_same_kind(record: RunRec
 )
 def test_durations_are_for_a_person(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_the_names_of_all_steps_are_those_of_the_plan(finished: Path) -> None:
-    assert step_names(load_config(finished)) == list(plan(finished))
 
 
 def test_a_reused_step_shows_the_seconds_of_its_first_computation(

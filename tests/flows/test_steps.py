@@ -15,6 +15,7 @@ from tests.flows.planning.test_estimate import write_checkpoint
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
+JUDGE_OF_A_SUM = JUDGE.replace("judge,", "weighted, weighted: {weights: {judge: 1, python: 1}},", 1)
 
 VLLM = "generate.backend=vllm"
 SERVED = ["score.oracle=judge", "score.judge.engine_args.max_model_len=4096"]
@@ -84,8 +85,9 @@ def test_every_training_has_a_seed_of_its_own():
     assert len({made[place].seed for made in runs for place in places}) == 6
 
 
-def test_a_comparing_judge_sets_evaluation_samples_against_the_bases():
-    made = steps_of(JUDGE, "iterations=1", "evaluation.num_shards=2")
+@pytest.mark.parametrize("oracle", [JUDGE, JUDGE_OF_A_SUM], ids=["alone", "in a sum"])
+def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
+    made = steps_of(oracle, "iterations=1", "evaluation.num_shards=2")
     for shard in (0, 1):
         base = f"base/generate/{shard}:responses.parquet"
         assert sources(made[f"base/score/{shard}"], "opponents") == [base]
@@ -185,16 +187,6 @@ def test_what_each_oracle_of_a_sum_needs_must_be_named():
     weighted = ["score.oracle=weighted", "score.weighted.weights={python: 1, reward_model: 1}"]
     with pytest.raises(UserError, match=r"the oracle reward_model needs inputs\.oracle_model"):
         steps_of(*weighted)
-
-
-def test_a_judge_that_compares_gets_opponents_also_as_a_part_of_a_sum():
-    judge = "judge: {url: http://u, model: m, mode: pairwise}"
-    made = steps_of(
-        "iterations=1",
-        f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {judge}}}",
-    )
-    compared = {name for name, step in made.items() if "opponents" in step.inputs}
-    assert compared == {"base/score/0", "iteration-1/evaluate/score/0"}
 
 
 def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):

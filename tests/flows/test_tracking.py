@@ -21,7 +21,7 @@ from flows.tracking.sessions import tracked
 from flows.tracking.updates import updates
 from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in
-from tests.flows.loop import ROOT, geb_refused, write_config
+from tests.flows.loop import ROOT, geb_refused, write_config, write_program
 from tests.lacking import lacking
 
 # As `make setup-trackers` makes it.
@@ -235,7 +235,7 @@ def test_a_tracker_that_fails_costs_one_warning_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
 ) -> None:
     monkeypatch.setattr(sessions, "_LAST_SECONDS", 0.1 if "sleep" in program else 60.0)
-    run = Run(tmp_path, "wandb", write_program(tmp_path, program))
+    run = Run(tmp_path, "wandb", write_program(tmp_path / "python", program))
     run.attempt(2, fails=False)
     [warning] = run.warnings
     assert warning.startswith(f"tracker wandb: {says}")
@@ -243,17 +243,10 @@ def test_a_tracker_that_fails_costs_one_warning_that_names_it(
 
 def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(tmp_path: Path) -> None:
     # A Python without any package.
-    bare = write_program(tmp_path, f'exec {sys.executable} -I -S "$@"')
+    bare = write_program(tmp_path / "python", f'exec {sys.executable} -I -S "$@"')
     said = geb_refused(
         *("plan", write_config(tmp_path), "--set", "tracking.report_to=[wandb, mlflow]"),
         *("--set", f"execution.interpreters.trackers={bare}"),
     )
     assert f"tracking.report_to: no wandb, mlflow in the environment of {bare}" in said
     assert "make setup-trackers" in said
-
-
-def write_program(folder: Path, text: str) -> Path:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path

@@ -7,7 +7,7 @@ from flows.pipeline.algorithm import all_steps, step_names, unread_steps
 from flows.pipeline.loading import load_overridden
 from flows.pipeline.step import Source, Step
 from stages.contract.request import FileInput, HubInput
-from tests.flows.loop import ROOT
+from tests.flows.loop import ROOT, write_program
 from tests.tiny_models import make_tiny_llama
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -24,10 +24,9 @@ def shown(step: Step) -> tuple[Any, ...]:
 
 
 def test_they_are_those_of_the_run(tmp_path: Path) -> None:
-    code, interpreter, data = (tmp_path / name for name in ("oracle.py", "python", "annotations"))
+    code, data = (tmp_path / name for name in ("oracle.py", "annotations"))
     code.write_text("def score(prompts, responses, references): ...\n")
-    interpreter.write_text("#!/bin/sh\n")
-    interpreter.chmod(0o755)
+    interpreter = write_program(tmp_path / "python", "")
     data.mkdir()
     (data / "df_gamed.csv").write_text("model,index\n")
     judged = {

@@ -21,7 +21,6 @@ Inputs = dict[str, Any]
 # What there is, by the stage that is called wrongly.
 KNOWN = {
     "train": "inputs of train: policy (model); reference (model); pairs (pairs, several)",
-    "pair": "inputs of pair: responses (responses, several); scores (scores, several)",
     "score": "outputs of generate: responses.parquet, metrics.json, timings.json",
 }
 
@@ -38,17 +37,8 @@ def two_policies(inputs: Inputs) -> Inputs:
     return inputs | {"policy": inputs["policy"] * 2}
 
 
-def whole_artifact(inputs: Inputs) -> Inputs:
-    [policy] = inputs["policy"]
-    return inputs | {"policy": [dataclasses.replace(policy, path="", kind="artifact")]}
-
-
 def pairs_as_policy(inputs: Inputs) -> Inputs:
     return inputs | {"policy": inputs["pairs"]}
-
-
-def scores_as_responses(inputs: Inputs) -> Inputs:
-    return inputs | {"responses": inputs["scores"]}
 
 
 def other_file(inputs: Inputs) -> Inputs:
@@ -61,9 +51,7 @@ def other_file(inputs: Inputs) -> Inputs:
         ("train", misspelt, "iteration-1/train: stage 'train' has no input 'polcy'"),
         ("train", without_policy, "stage 'train' lacks its input 'policy'"),
         ("train", two_policies, "stage 'train' reads one 'policy', and is given 2"),
-        ("train", whole_artifact, "stage 'train' reads 'policy' as model, and is given artifact"),
         ("train", pairs_as_policy, "stage 'train' reads 'policy' as model, and is given pairs"),
-        ("pair", scores_as_responses, "reads 'responses' as responses, and is given scores"),
         ("score", other_file, "stage 'generate' has no output 'respones.parquet'"),
     ],
 )

@@ -14,6 +14,7 @@ from flows.runners.slurm.folder import JobFolder
 from flows.runners.slurm.job import batch_program, job_values, submit_options
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
+from tests.flows.loop import write_program
 from tests.probe_requests import probe_request
 
 PASSWORD = "correct horse"
@@ -62,8 +63,7 @@ def test_no_job_has_it(request_: Request, tmp_path: Path, monkeypatch: pytest.Mo
     made = batch_program([values])
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
-    sbatch.write_text('#!/bin/sh\nenv\necho "$@"\ncat\n')
-    sbatch.chmod(0o755)
+    write_program(sbatch, 'env\necho "$@"\ncat')
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
     done = client.submit(options, made)
     assert made in done.stdout

@@ -244,7 +244,6 @@ def test_a_sum_that_lacks_steps_is_a_least_and_names_them(tmp_path: Path) -> Non
         ("extra_engine_args={pipeline_parallel_size: 48}", 48, "has 32 layers"),
         ("extra_engine_args={pipeline_parallel_size: two}", 1, "write an integer from 1 on"),
         ("extra_engine_args={pipeline_parallel_size: 0}", 1, "write an integer from 1 on"),
-        ("extra_engine_args={pipeline_parallel_size: 2.0}", 1, "write an integer from 1 on"),
     ],
 )
 def test_an_engine_that_cannot_be_split_so_is_refused(

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flows.planning.sizes import ModelShape, UnknownModelError, read_shape
 from stages.contract.request import FileInput, HubInput
-from stages.store.opening import open_store
+from stages.store.base import Store
 
 SMALL = {
     "hidden_size": 64,
@@ -57,17 +57,15 @@ LLAMA = {"model_type": "llama", **SMALL}
     ids=["missing", "family", "list", "text", "zero"],
 )
 def test_a_model_that_cannot_be_counted_is_named_by_its_file(
-    tmp_path: Path, config: object, said: str
+    store: Store, tmp_path: Path, config: object, said: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    store = open_store(str(tmp_path / "store"), create=True)
     with pytest.raises(UnknownModelError) as found:
         read_shape(FileInput(location=str(tmp_path), digest="0"), store)
     assert str(tmp_path / "config.json") in str(found.value)
     assert said in str(found.value)
 
 
-def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "store"), create=True)
+def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(store: Store) -> None:
     with pytest.raises(UnknownModelError, match=r"hf download nobody/nothing config\.json"):
         read_shape(HubInput(repo="nobody/nothing", revision="0" * 40), store)
