@@ -1,7 +1,5 @@
 """Cancelling through Prefect's API: the stages end, the run ends Cancelled, nothing is left."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -68,16 +66,12 @@ def test_stages_that_were_still_to_come_are_not_started(
         # Whichever comes first holds the only place.
         probes=(ProbeParams(behaviour="leave_child"),) * 200,
     )
-    command = [sys.executable, "-m", "tests.flows.probe_flow", str(write_probes(tmp_path, config))]
-    process = subprocess.Popen(command)
-    try:
+    program = ("-m", "tests.flows.probe_flow")
+    with started(write_probes(tmp_path, config), program=program) as process:
         pids = hanging_pids(tmp_path / "store")
         run = running(client, "many-probes")
         client.set_flow_run_state(run.id, Cancelling())
-        process.wait()
-    finally:
-        process.kill()
-        process.wait()
+        process.communicate()
     assert ended(client, run.id).state_name == "Cancelled"
     assert all(gone(pid) for pid in pids)
     logs = list((tmp_path / "store/logs/probe").glob("*/*.log"))

@@ -6,28 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError
 from requests.models import Response
 
 from flows.images import build as building
 from flows.images.table import IMAGES
 from flows.runners.docker import container as engines
 from stages.contract.errors import GebError, UserError
-
-
-class Engine:
-    """An engine that has the base image, and no other."""
-
-    def __init__(self) -> None:
-        self.images = self
-
-    def get(self, name: str) -> Any:
-        if name != "base":
-            raise ImageNotFound(name)
-        return SimpleNamespace(attrs={"Size": 1})
-
-    def list(self, repository: str) -> list[Any]:
-        return []
+from tests.flows.test_docker_options import Engine
 
 
 @pytest.mark.parametrize(
@@ -48,7 +34,8 @@ def test_a_build_that_fails_says_at_what(
     if program is not None:
         (tmp_path / "docker").write_text(f"#!/bin/sh\n{program}\n")
         (tmp_path / "docker").chmod(0o755)
-    engine: Any = Engine()
+    engine: Any = Engine(base=SimpleNamespace(attrs={"Size": 1}))
+    engine.list = lambda repository: []
     with pytest.raises(GebError, match=says) as caught:
         building.build(engine, IMAGES[0], base, None, 10001, str)
     assert type(caught.value) is kind

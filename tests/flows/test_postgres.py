@@ -3,13 +3,13 @@
 import getpass
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flows.standing.server import free_port
 from tests.flows.loop import geb
 from tests.flows.standing import geb_up
 from tests.lacking import lacking
@@ -29,9 +29,7 @@ class Postgres:
         self._user = "postgres" if getpass.getuser() == "root" else getpass.getuser()
         self._folder = Path(tempfile.mkdtemp(prefix="geb-postgres-"))
         shutil.chown(self._folder, self._user)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.url = f"postgresql+asyncpg://{self._user}@127.0.0.1:{self._port}/postgres"
 
     def start(self) -> None:

@@ -1,7 +1,6 @@
 """`geb status`, `geb logs` and `geb lineage` over runs in every state."""
 
 import calendar
-import json
 import os
 import re
 import socket
@@ -59,8 +58,7 @@ def shown(record: RunRecord, *arguments: str) -> str:
 
 def told(record: RunRecord) -> dict[str, Any]:
     """The run's state as `geb status --json` has it."""
-    found: dict[str, Any] = json.loads(shown(record, "status", record.name, "--json"))[record.name]
-    return found
+    return geb_json("status", record.name, "--store", record.store.location)[record.name]
 
 
 def note(record: RunRecord, step: str, state: State, message: str = "") -> StepRecord:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from flows.commands.common import forced_from
-from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
-from tests.flows.loop import ROOT, geb_ok, steps, warm_started, write_config
+from tests.flows.loop import ROOT, geb_ok, inputs, steps, warm_started, write_config
 from tests.flows.planning.test_estimate import write_checkpoint
+from tests.flows.test_iterations import steps_of
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
@@ -22,14 +22,6 @@ SERVED = ["score.oracle=judge", "score.judge.engine_args.max_model_len=4096"]
 BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
 
 
-def steps_of(*overrides: str):
-    return {step.name: step for step in all_steps(load_config(QUICKSTART, overrides))}
-
-
-def sources(step, name):
-    return [f"{each.step}:{each.path}" for each in step.inputs.get(name, ())]
-
-
 def test_training_samples_alone_are_mixed_with_the_reference():
     mixed = steps_of("generate.mixture=0.5", "train.reference=ema", "screen.num_samples=2")
     for name, step in mixed.items():
@@ -37,8 +29,8 @@ def test_training_samples_alone_are_mixed_with_the_reference():
             trains = name in ("iteration-1/generate/0", "iteration-3/generate/0")
             assert (step.params.mixture > 0) == ("reference" in step.inputs) == trains, name
     step = mixed["iteration-2/generate/0"]
-    assert sources(step, "policy") == ["iteration-1/train:checkpoint"]
-    assert sources(step, "reference") == ["iteration-1/train:ema"]
+    assert inputs(step)["policy"] == ["iteration-1/train:checkpoint"]
+    assert inputs(step)["reference"] == ["iteration-1/train:ema"]
     with pytest.raises(UserError, match=r"mixture = 0\.5 .*: there is nothing to mix it with"):
         load_config(QUICKSTART, ["generate.mixture=0.5"])
 
@@ -90,9 +82,9 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
     made = steps_of(oracle, "iterations=1", "evaluation.num_shards=2")
     for shard in (0, 1):
         base = f"base/generate/{shard}:responses.parquet"
-        assert sources(made[f"base/score/{shard}"], "opponents") == [base]
-        assert sources(made[f"iteration-1/evaluate/score/{shard}"], "opponents") == [base]
-    assert sources(made["iteration-1/score/0"], "opponents") == []
+        assert inputs(made[f"base/score/{shard}"])["opponents"] == [base]
+        assert inputs(made[f"iteration-1/evaluate/score/{shard}"])["opponents"] == [base]
+    assert "opponents" not in inputs(made["iteration-1/score/0"])
 
 
 @pytest.mark.parametrize(
@@ -192,18 +184,18 @@ def test_what_each_oracle_of_a_sum_needs_must_be_named():
 def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     write_checkpoint(tmp_path, {"model_type": "llama"})
 
-    def inputs(*overrides):
+    def given(*overrides):
         step = steps_of("iterations=1", f"inputs.oracle_model={tmp_path}", *overrides)
         return step["iteration-1/score/0"].inputs.keys()
 
-    assert inputs() == {"responses", "code"}
-    assert inputs("score.oracle=urm_gated") == {"responses", "model"}
-    assert inputs("score.oracle=math_verify") == {"responses"}
+    assert given() == {"responses", "code"}
+    assert given("score.oracle=urm_gated") == {"responses", "model"}
+    assert given("score.oracle=math_verify") == {"responses"}
     judge = 'score={oracle: judge, judge: {url: "http://localhost", model: m}}'
-    assert inputs(judge) == {"responses", "code"}
+    assert given(judge) == {"responses", "code"}
     weighted = "score={oracle: weighted, weighted: {weights: {%s}}}"
-    assert inputs(weighted % "math_verify: 1, urm_gated: 1") == {"responses", "model"}
-    assert inputs(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
+    assert given(weighted % "math_verify: 1, urm_gated: 1") == {"responses", "model"}
+    assert given(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
 
 
 def test_screening_is_a_part_of_an_iteration_to_start_again_from():

@@ -20,7 +20,7 @@ from flows.pipeline.loading import load_config
 from flows.pipeline.presets import configured
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
-from tests.flows.loop import geb
+from tests.flows.loop import geb, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +29,7 @@ def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_
     prefect_server: str, tmp_path: Path
 ) -> None:
     path = write_config(tmp_path, "terminal", iterations=1, shards=1, parallel=2)
-    failing = tmp_path / "failing-python"
-    failing.write_text("#!/bin/sh\necho 'the disk fell out'\nexit 7\n")
-    failing.chmod(0o755)
+    failing = write_program(tmp_path / "failing-python", "echo 'the disk fell out'\nexit 7")
     values = yaml.safe_load(path.read_text())
     values["execution"] |= {"retries": 0, "interpreters": {"prepare": str(failing)}}
     path.write_text(yaml.safe_dump(values))

@@ -3,7 +3,6 @@
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -29,7 +28,7 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
-from tests.flows.probes import gone
+from tests.flows.probes import gone, wait_until
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
 from tests.scripted_server import ScriptedServer
 
@@ -47,12 +46,6 @@ SMALL_BANDIT = {
 pytestmark = pytest.mark.slow
 
 
-def wait_until_running(up: Up, run: UUID) -> None:
-    """Returns when a run has started a stage."""
-    while "Running" not in up.steps(run).values():
-        time.sleep(0.5)
-
-
 def below(process: subprocess.Popen[str]) -> list[int]:
     """Everything that a process has started."""
     return [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
@@ -66,7 +59,7 @@ def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_p
         assert str(up.store) in geb_refused("up", "--home", up.home, "--store", tmp_path / "other")
         config = SMALL_OVERRIDES | {"name": "ended", "store": str(up.store)}
         run = up.start("iterate/iterate", config=config)
-        wait_until_running(up, run.id)
+        wait_until(lambda: "Running" in up.steps(run.id).values())
         processes = below(process)
         geb_ok("down", "--home", up.home)
         assert process.wait() == 0
@@ -111,8 +104,7 @@ def test_a_message_is_sent_when_a_run_has_ended(
     geb_ok("automations", PREFECT_API_URL=standing.api, GEB_NOTIFY_URL=webhook.url)
     wrong = {"name": "told", "iterations": 1, "inputs": NOWHERE}
     run = standing.start("iterate/iterate", config=wrong)
-    while not webhook.requests:
-        time.sleep(0.5)
+    wait_until(lambda: webhook.requests)
     told = webhook.requests[0]["text"]
     for part in ("told", "Failed", "/nowhere/oracle.py", "/runs/flow-run/"):
         assert part in told
@@ -204,9 +196,8 @@ def test_a_schedule_from_the_terminal_starts_a_fresh_run(
             return [each for each in found if each.auto_scheduled]
 
         # A service of the server looks for new schedules every few seconds.
-        while not (runs := scheduled()):
-            time.sleep(0.5)
-        ended = standing.wait(runs[0].id)
+        wait_until(scheduled)
+        ended = standing.wait(scheduled()[0].id)
     assert geb("schedules", "remove", "scheduled").returncode == 0
     assert ended.state_name == "Completed", ended.state
     assert re.match(r"scheduled-\d{8}-\d{6} ", ended.name)
