@@ -105,14 +105,14 @@ def _check(
     except ValidationError as error:
         problems = [_explain(dict(each), schema, said or {}) for each in error.errors()]
         raise _invalid(place, problems, remedy) from error
+    # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
+    if wrong := list(unusable(checked.model_dump())):
+        raise _invalid(place, wrong, "correct these settings, or leave them out")
     if isinstance(checked, RunConfig):
         try:
             check(checked)
         except ValueError as error:
             raise _invalid(place, [f"configuration: {error}"], remedy) from error
-    # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
-    if wrong := list(unusable(checked.model_dump())):
-        raise _invalid(place, wrong, "correct these settings, or leave them out")
     return checked
 
 
