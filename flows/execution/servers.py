@@ -127,7 +127,7 @@ class _Keeper:
         self._runner = runner
         self._stopping = stopping
         self.said = ""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         # The runner asks Prefect for slots of GPUs, as the present flow run.
         run = contextvars.copy_context().run
         self.thread = threading.Thread(target=run, args=(self._keep,), daemon=True)
@@ -139,7 +139,7 @@ class _Keeper:
             lease.acquire(waiting=self._wait_for_another, stopping=self._stopping)
             with lease:
                 self._serve()
-        except Exception as error:
+        except (StoppedError, Exception) as error:
             self.error = error
 
     def _serve(self) -> None:

@@ -92,11 +92,6 @@ def _check_samples(config: RunConfig) -> None:
             "train.reference_logprobs is 'sampler', and inputs.preferences names pairs that no "
             "policy of the run sampled: set train.reference_logprobs to 'model'"
         )
-    if config.screen.num_samples and config.score.compares:
-        raise ValueError(
-            "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot tell "
-            "whether a prompt is solved: use an oracle that scores"
-        )
     is_drawn = config.generate.mixture > 0 and not config.inputs.preferences
     if config.train.bonus_on == "mixture" and not is_drawn:
         raise ValueError(

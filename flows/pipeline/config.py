@@ -257,6 +257,15 @@ class RunConfig(StageSettings):
         }
         return {**values, "suites": filled}
 
+    @model_validator(mode="after")
+    def _check_screening(self) -> RunConfig:
+        if self.screen.num_samples and self.score.compares:
+            raise ValueError(
+                "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
+                "tell whether a prompt is solved: use an oracle that scores"
+            )
+        return self
+
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
         hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}

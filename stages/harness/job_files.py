@@ -93,11 +93,7 @@ class JobFiles:
 
 
 def main() -> None:
-    """Exchanges the files of a job until it has ended.
-
-    Raises:
-        StoreError: The bucket does not answer after that.
-    """
+    """Exchanges the files of a job until it has ended; StoreError if the bucket is away then."""
     # Slurm ends the stage; what it says then has to be sent.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     address, folder = sys.argv[1:]

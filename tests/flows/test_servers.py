@@ -123,7 +123,7 @@ def test_one_server_answers_all_steps_of_two_runs_and_the_second_keeps_it_then(
 def test_a_server_that_is_killed_starts_again_and_the_step_goes_on(
     tmp_path: Path, served: list[str]
 ) -> None:
-    options = ["score.judge.engine_args.delay=0.5", "score.judge.attempts=1"]
+    options = ["score.judge.engine_args.delay=0.5", "score.judge.attempts=2"]
     config = load_config(QUICKSTART, [*served, *options, "score.judge.concurrency=1"])
     heard, killed = Heard(), threading.Event()
 

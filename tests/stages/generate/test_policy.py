@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from experiments.paper.rehearsal_server import HubHandler
+from benchmarks.rehearsal_server import HubHandler
 from stages.generate.params import GenerateParams
 from stages.generate.policy import load_policy
 from stages.harness.context import ModelSource
