@@ -90,7 +90,7 @@ def configured(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
     """The configuration that a command line names; UserError if it is wrong or not there."""
-    # Where there is no store, there is no such run.
+    # A store that cannot be opened holds no run that the path could mean.
     with suppress(StoreError):
         if not path.exists() and str(path) in runs(open_store(store or DEFAULT_STORE)):
             raise UserError(

@@ -59,8 +59,8 @@ class Reference:
         A prompt has at least one token; an empty response has log-probability 0.
 
         Raises:
-            UserError: A token is not in the reference's vocabulary, a sequence is so long that it
-                would change the log-probabilities of others, or one of them is no number.
+            UserError: The reference's vocabulary lacks a token, a sequence exceeds its context, or
+                the model returns a log-probability that is no number.
         """
         sums = np.zeros(len(prompts), dtype=np.float64)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]

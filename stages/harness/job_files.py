@@ -40,7 +40,7 @@ class JobFiles:
         self._done: dict[str, int] = {}
 
     def want(self) -> None:
-        """Lets the job run."""
+        """Marks the job as wanted, without which it does not start."""
         self._bucket.put(_WANTED, b"")
 
     def unwant(self) -> None:

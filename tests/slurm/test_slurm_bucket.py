@@ -32,7 +32,7 @@ from tests.slurm.jobs import execution, is_over, job_of, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
-# Of the tests' own cluster, for its nodes.
+# Address at which the nodes of the tests' own cluster reach this machine.
 THIS_MACHINE = "10.77.0.254"
 
 

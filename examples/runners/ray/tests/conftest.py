@@ -14,9 +14,12 @@ import httpx
 import pytest
 
 from flows.standing.server import free_port
-from tests.conftest import finished, prefect_server, probe_stage  # noqa: F401
+from tests.conftest import finished, prefect_server, probe_stage
 from tests.flows.loop import ROOT
 from tests.flows.probes import wait_until
+
+# pytest finds the project's fixtures by their names here.
+__all__ = ["finished", "prefect_server", "probe_stage"]
 
 PACKAGE = ROOT / "examples/runners/ray"
 CARRIED = ("PYTHONPATH", "OMP_NUM_THREADS", "PYTHONMALLOC", "GLIBC_TUNABLES", "HF_HUB_OFFLINE")
