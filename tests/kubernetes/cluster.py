@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,17 +46,21 @@ def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str
 def reachable_cluster(folder: Path) -> Iterator[None]:
     """A cluster that kubectl reaches; one that this starts is ended by the last that uses it.
 
+    Its nodes have the image. One process at a time loads it: of two loads at once, one may fail.
+
     Args:
         folder: Place of a cluster's files, the same for all test processes of a session.
     """
     # The cluster is no matter for a proxy.
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
+    folder.mkdir(exist_ok=True)
     if _answers():
+        with exclusive_lock(folder / "guard"):
+            _load_image()
         yield
         return
     if not (TOOLS / "up").exists() or os.geteuid() != 0:
         lacking(f"a cluster: KUBECONFIG names none that answers, and {TOOLS}/up wants root")
-    folder.mkdir(exist_ok=True)
     os.environ |= {"K8S_TOP": str(folder), "KUBECONFIG": str(folder / "kubeconfig")}
     # A node that does not answer is noticed later than others that wait for it.
     os.environ |= {"LOST": "120", "EVICT": "300"}
@@ -65,6 +70,7 @@ def reachable_cluster(folder: Path) -> Iterator[None]:
             if not _answers():
                 done = subprocess.run([TOOLS / "up"], capture_output=True, text=True, check=False)
                 assert done.returncode == 0, done.stderr
+                _load_image()
         try:
             yield
         finally:
@@ -125,17 +131,19 @@ def _await_ready(node: str) -> None:
     kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=120s")
 
 
-def load_image(folder: Path) -> None:
+def _load_image() -> None:
     """Loads an image that is a root folder with this machine's links, and nothing else."""
-    root = folder / "root"
-    for name in ("dev", "etc", "proc", "sys", "tmp", "usr", "var"):
-        (root / name).mkdir(parents=True)
-    for name in ("bin", "lib", "lib64", "sbin"):
-        if (Path("/") / name).is_symlink():
-            (root / name).symlink_to((Path("/") / name).readlink())
-    archive = folder / "root.tar"
-    subprocess.run([TOOLS / "make-image", IMAGE, archive, root], check=True)
-    subprocess.run([TOOLS / "load-image", archive], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        for name in ("dev", "etc", "proc", "sys", "tmp", "usr", "var"):
+            (root / name).mkdir(parents=True)
+        for name in ("bin", "lib", "lib64", "sbin"):
+            if (Path("/") / name).is_symlink():
+                (root / name).symlink_to((Path("/") / name).readlink())
+        archive = Path(folder) / "root.tar"
+        subprocess.run([TOOLS / "make-image", IMAGE, archive, root], check=True)
+        loaded = run_program(str(TOOLS / "load-image"), str(archive))
+        assert loaded.returncode == 0, loaded.stderr
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from stages.store.base import Store
 from stages.store.locks import exclusive_lock
-from tests.kubernetes.cluster import Namespace, load_image, namespace, reachable_cluster
+from tests.kubernetes.cluster import Namespace, namespace, reachable_cluster
 
 
 @pytest.fixture(scope="package")
@@ -20,12 +20,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def cluster(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+def cluster(shared: Path) -> Iterator[Namespace]:
     """A namespace of a real cluster."""
-    with reachable_cluster(shared / "cluster"):
-        load_image(tmp_path_factory.mktemp("image"))
-        with namespace() as made:
-            yield made
+    with reachable_cluster(shared / "cluster"), namespace() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
