@@ -11,6 +11,8 @@ from pathlib import Path
 from tests.scripted_server import completion
 
 ROOT = Path(__file__).parents[1]
+# The program that takes the place of vLLM's.
+SERVER = "from tests.fake_vllm import main\nmain()\n"
 
 
 def served_judge(folder: Path) -> list[str]:
@@ -20,15 +22,19 @@ def served_judge(folder: Path) -> list[str]:
 
     package = folder / "fake/vllm/entrypoints/openai"
     package.mkdir(parents=True)
-    (package / "api_server.py").write_text("from tests.fake_vllm import main\nmain()\n")
+    (package / "api_server.py").write_text(SERVER)
     python = folder / "fake/python"
     path = f"{folder}/fake:{ROOT}"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={path}:$PYTHONPATH exec {sys.executable} "$@"\n')
     python.chmod(0o755)
+    model = make_tiny_llama(folder / "model")
+    # Containers and pods have a user of their own.
+    for path in model.iterdir():
+        path.chmod(0o644)
     return [
         f"store={folder / 'store'}",
         "inputs.oracle_code=null",
-        f"inputs.oracle_model={make_tiny_llama(folder / 'model')}",
+        f"inputs.oracle_model={model}",
         "score.oracle=judge",
         f"execution.interpreters.serve={python}",
         "execution.grace_seconds=5",

@@ -52,17 +52,18 @@ class Servers:
     def request_for(self, step: Step, request: Request) -> Request | None:
         """Request for the server that a step's stage asks; None if the run serves it none."""
         params = step.params
-        if not isinstance(params, ScoreParams) or not params.is_served:
+        if not isinstance(params, ScoreParams) or params.served is None:
             return None
-        # A process is for its own host, a job for the others too.
-        machine = socket.gethostname() if self._execution.runner == "process" else ""
+        # A process or container is for its own host, a job or pod for the others too.
+        is_local = self._execution.runner in ("process", "docker")
+        machine = socket.gethostname() if is_local else ""
         return make_request(
-            ServeParams(engine_args=params.judge.engine_args, machine=machine),
+            ServeParams(engine_args=params.served.server_options, machine=machine),
             inputs={"model": request.inputs["model"]},
             seed=0,
             store=request.store,
             run=request.run,
-            step=f"{SERVE_STEP}judge",
+            step=f"{SERVE_STEP}model",
             resources=getattr(self._resources, ServeParams.stage),
         )
 

@@ -265,13 +265,23 @@ def _check_store(config: RunConfig) -> None:
 
 
 def _check_servers(config: RunConfig) -> None:
-    """Refuses a judge that the run serves if stages would not find the server."""
-    runner, served = config.execution.runner, [each.score.is_served for each in evaluations(config)]
-    if any(served) and ("://" in config.store or runner not in ("process", "slurm")):
+    """Refuses a model that the run serves if stages would not find the server."""
+    if not any(each.score.served for each in evaluations(config)):
+        return
+    if "://" in config.store:
         raise ValueError(
-            "the run serves its judge itself under the runners 'process' and 'slurm' with a store "
-            f"in a folder; execution.runner is {runner!r}, and the store {config.store}: change "
-            "them, or set judge.url and judge.model to a server of your own"
+            f"the run serves the oracle's model, and its store, {config.store}, is no folder, "
+            "where steps look for the server: choose a folder; or set judge.url and judge.model to "
+            "a server of your own, reward_model.engine to transformers"
+        )
+    network = {name: config.execution.docker.network.get(name) for name in ("serve", "score")}
+    if config.execution.runner == "docker" and (
+        None in network.values() or len(set(network.values())) > 1
+    ):
+        raise ValueError(
+            "the run serves the oracle's model, and execution.docker.network has "
+            f"{network['serve']} for serve and {network['score']} for score: name one Docker "
+            "network for both, such as `{serve: bridge, score: bridge}`"
         )
 
 

@@ -100,7 +100,7 @@ def check_environment(config: RunConfig) -> None:
         # The trackers' is looked at with their packages, whatever the runner.
         if stage != TRACKERS:
             require_interpreter(stage, interpreter)
-    if any(asked.score.is_served for asked in evaluations(config)):
+    if any(asked.score.served for asked in evaluations(config)):
         _require_vllm(interpreter_of(execution.interpreters, "serve", "vllm"))
     for asked in evaluations(config):
         for part in asked.score.parts:
@@ -117,9 +117,10 @@ def _require_vllm(interpreter: str) -> None:
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([interpreter, "-c", code], check=False).returncode != 0:
         raise UserError(
-            f"the run serves its judge by vLLM, which {interpreter} does not have",
+            f"the run serves the oracle's model by vLLM, which {interpreter} does not have",
             "run `make setup-vllm`, and set execution.interpreters.serve to its "
-            ".venv-vllm/bin/python; or set score.judge.url and model to a server of your own",
+            ".venv-vllm/bin/python; or set score.judge.url and model to a server of your own, "
+            "score.reward_model.engine to transformers",
         )
 
 

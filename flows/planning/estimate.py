@@ -298,7 +298,7 @@ class _Costs:
         params = step.params
         assert isinstance(params, ScoreParams)
         table = self._tables[step.name] = self._read(step, "responses")
-        if "model" not in step.inputs or params.is_served:
+        if "model" not in step.inputs or params.served:
             known = _LIGHT_ORACLES.issuperset(params.parts)
             return Cost(seconds=0.0 if known else None)
         settings = getattr(params, ORACLES[params.needs["model"]].section)

@@ -63,7 +63,10 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def explain_disk_errors(place: Path) -> Iterator[None]:
-    """Turns "no space left" and "read-only" into one clear message about the store."""
+    """Turns "no space left", "read-only" and "denied" into one clear message about the store.
+
+    A file that is denied outside of the store is named itself.
+    """
     try:
         yield
     except GebError:
@@ -75,6 +78,12 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"no space left on the device that holds {place}", remedy) from error
         if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+            named = getattr(error, "filename", None)
+            if number == errno.EACCES and named and not Path(named).is_relative_to(place):
+                raise UserError(
+                    f"{named} cannot be opened: {os.strerror(number)}",
+                    "let the user that the stage runs as open it",
+                ) from error
             raise UserError(
                 f"{place} cannot be written: {os.strerror(number)}",
                 "check the permissions of the store, or set `store` to a folder of yours",

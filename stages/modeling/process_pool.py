@@ -195,18 +195,23 @@ class DevicePool(Generic[Item, Result]):
         if self._pool is None:
             yield from map(self._call, items)
             return
-        early: dict[int, Result] = {}
-        following = 0
-        for number, result in self._pool.stream(items):
-            early[number] = result
-            while following in early:
-                yield early.pop(following)
-                following += 1
+        yield from in_order(self._pool.stream(items))
 
     def close(self) -> None:
         """Ends the processes."""
         if self._pool is not None:
             self._pool.close()
+
+
+def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
+    """Results in the order of their numbers, which count from 0; each is held until its turn."""
+    early: dict[int, Result] = {}
+    following = 0
+    for number, result in results:
+        early[number] = result
+        while following in early:
+            yield early.pop(following)
+            following += 1
 
 
 def device_environments(resources: Resources) -> list[dict[str, str]]:

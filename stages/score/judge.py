@@ -18,8 +18,8 @@ from stages.score.judge_pairwise import PREFERENCE, VERDICT, PairwiseJudge
 from stages.score.judge_question import REPEAT_AGREEMENT, Question, Reply, token_components
 from stages.score.oracle import Oracle, Verdict
 from stages.score.params import ScoreParams
-from stages.score.remote import Remote, RemoteError
-from stages.score.serving import SERVED_NAME, find_address
+from stages.score.remote import Remote, served_remote
+from stages.score.serving import SERVED_NAME
 
 _TEMPLATES = {
     "scored": Path(__file__).with_name("judge.jinja"),
@@ -82,18 +82,17 @@ class ScoredJudge:
 def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Prepares questions to the model that the parameters name."""
     settings = ctx.params.judge
-    model, told, token = settings.model, settings.model, None
     if settings.is_served:
-        if (address := find_address(ctx.store, ctx.request.server)) is None:
-            raise RemoteError("the run's server does not answer now")
-        settings = settings.model_copy(update={"url": f"{address.url}/v1/chat/completions"})
-        model, [told], token = SERVED_NAME, ctx.model_digests("model"), address.token
-    assert model is not None
+        remote = served_remote(ctx, settings, "score.judge", "/v1/chat/completions")
+        model, [told] = SERVED_NAME, ctx.model_digests("model")
+    else:
+        assert settings.model is not None
+        remote, model, told = Remote(settings, "score.judge"), settings.model, settings.model
     is_alpaca = settings.template == "alpaca_eval" and not ctx.has("code")
     shipped = settings.mode if settings.template == "default" else settings.template
     path = ctx.path("code") if ctx.has("code") else _TEMPLATES[shipped]
     question = Question(
-        remote=Remote(settings, "score.judge", token),
+        remote=remote,
         template=_read_template(path),
         model=model,
         max_tokens=settings.max_tokens,

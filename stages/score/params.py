@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.contract.params import (
     ImageName,
@@ -54,12 +54,55 @@ class ClassifierSettings(Settings):
     )
 
 
-class RewardModelSettings(ClassifierSettings):
+class ServedSettings(Settings):
+    """A model that the run may serve itself."""
+
+    engine_args: EngineArgs = added_later({})
+    """Options of ``vllm serve`` by name, `max_model_len: 8192`, for a model that the run serves."""
+
+    @property
+    def is_served(self) -> bool:
+        """True if the run serves the model, which is one of its inputs, itself."""
+        raise NotImplementedError
+
+    @property
+    def server_options(self) -> EngineArgs:
+        """Options of ``vllm serve`` for the model."""
+        return self.engine_args
+
+    @field_validator("engine_args")
+    @classmethod
+    def _leave_to_the_run(cls, value: EngineArgs) -> EngineArgs:
+        for name in _SET_BY_THE_RUN & value.keys():
+            raise ValueError(f"engine_args.{name} is set by the run; leave it out")
+        return value
+
+
+class RewardModelSettings(ClassifierSettings, ServedSettings):
     """A sequence classifier with one output."""
 
-    def result_fields(self) -> dict[str, Any]:
-        """As in artifacts of versions that had an engine to choose."""
-        return {"engine": "transformers", **super().result_fields()}
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """The model is loaded by each score step (`transformers`), or the run serves it to all of them
+    (`vllm`)."""
+
+    @property
+    def is_served(self) -> bool:
+        """See :class:`ServedSettings`."""
+        return self.engine == "vllm"
+
+    @property
+    def server_options(self) -> EngineArgs:
+        """See :class:`ServedSettings`."""
+        return {"runner": "pooling", "dtype": self.dtype, **self.engine_args}
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> RewardModelSettings:
+        if self.engine_args and not self.is_served:
+            raise ValueError(
+                "engine_args is set, and engine is 'transformers': set engine to vllm, or leave "
+                "engine_args out"
+            )
+        return self
 
 
 class AnswerSettings(Settings):
@@ -107,7 +150,7 @@ class HttpSettings(ServerSettings):
     rows_per_request: int = speed_only(32, ge=1, description="Responses in one request.")
 
 
-class JudgeSettings(ServerSettings):
+class JudgeSettings(ServerSettings, ServedSettings):
     """A chat model at an OpenAI-compatible address, or one that the run serves itself."""
 
     model: str | None = None
@@ -134,13 +177,10 @@ class JudgeSettings(ServerSettings):
     """Scored: the best mark; a mark outside of lowest and best is no score."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
-    engine_args: EngineArgs = added_later({})
-    """Options of ``vllm serve`` by name, `max_model_len: 8192`, for a judge that the run serves
-    itself."""
 
     @property
     def is_served(self) -> bool:
-        """True if the run serves the judge, a model of its inputs, and asks no other server."""
+        """See :class:`ServedSettings`."""
         return self.url is None and self.model is None
 
     @model_validator(mode="after")
@@ -150,8 +190,6 @@ class JudgeSettings(ServerSettings):
                 "engine_args is set, and so is url or model: a server of your own has its own "
                 "options; leave engine_args out, or url and model"
             )
-        for name in _SET_BY_THE_RUN & self.engine_args.keys():
-            raise ValueError(f"engine_args.{name} is set by the run; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -283,9 +321,13 @@ class ScoreParams(StageParams):
         return tuple(self.weighted.weights) if self.oracle == "weighted" else (self.oracle,)
 
     @property
-    def is_served(self) -> bool:
-        """True if one of the oracles is a judge that the run serves itself."""
-        return "judge" in self.parts and self.judge.is_served
+    def served(self) -> ServedSettings | None:
+        """Settings of the oracle whose model the run serves itself; None if there is none."""
+        sections = {"judge": self.judge, "reward_model": self.reward_model}
+        for name, section in sections.items():
+            if name in self.parts and section.is_served:
+                return section
+        return None
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -293,7 +335,7 @@ class ScoreParams(StageParams):
         return {name: part for part in self.parts for name in self._needs_of(part)}
 
     def _needs_of(self, part: str) -> tuple[str, ...]:
-        return ("model",) if part == "judge" and self.is_served else ORACLES[part].needs
+        return ("model",) if part == "judge" and self.judge.is_served else ORACLES[part].needs
 
     def reads(self, name: str) -> bool:
         """True if an oracle has a use for an input of this name."""

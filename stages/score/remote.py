@@ -10,7 +10,9 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from stages.contract.errors import GebError, UserError
-from stages.score.params import ServerSettings
+from stages.harness.context import StageContext
+from stages.score.params import ScoreParams, ServerSettings
+from stages.score.serving import find_address
 
 Answer = TypeVar("Answer", bound=BaseModel)
 _TOO_MANY_REQUESTS = 429
@@ -148,6 +150,21 @@ class Remote:
                 f"export {name} where the stage runs",
             )
         return {"Authorization": f"Bearer {os.environ[name]}"}
+
+
+def served_remote(
+    ctx: StageContext[ScoreParams], settings: ServerSettings, section: str, path: str
+) -> Remote:
+    """The run's own server, posted to at a path.
+
+    Raises:
+        RemoteError: It does not answer now.
+    """
+    address = find_address(ctx.store, ctx.request.server)
+    if address is None:
+        raise RemoteError("the run's server does not answer now")
+    url = f"{address.url}{path}"
+    return Remote(settings.model_copy(update={"url": url}), section, address.token)
 
 
 def _close_after(pool: ThreadPoolExecutor, client: httpx.Client) -> None:

@@ -1,15 +1,19 @@
-"""The ``reward_model`` oracle: a sequence classifier of transformers with one output.
+"""The ``reward_model`` oracle: a sequence classifier with one output.
+
+Transformers runs it in the stage, or a vLLM server of the run does.
 
 Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from pydantic import BaseModel
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
@@ -22,13 +26,17 @@ from stages.modeling.load import (
     load_sequence_classifier,
 )
 from stages.modeling.probe import require_static_rope
-from stages.modeling.process_pool import DevicePool
+from stages.modeling.process_pool import DevicePool, in_order
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.oracle import Verdict
-from stages.score.params import ClassifierSettings, ScoreParams
+from stages.score.params import ClassifierSettings, ScoreParams, ServerSettings
+from stages.score.remote import Remote, served_remote
+from stages.score.serving import SERVED_NAME
 
 Conversations = Sequence[Sequence[int]]
+# A request is a whole batch, and on CPUs some of them at once may take minutes.
+_ANSWER_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,48 @@ class Classifier:
         return config.pad_token_id
 
 
+class Classifiers(Protocol):
+    """What runs a reward model: one of each device, or a server."""
+
+    def map(self, items: Iterable[Conversations]) -> Iterator[list[Verdict]]:
+        """Verdicts on the conversations of each batch, in the order of the batches."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Classified(BaseModel):
+    """The server's output for one conversation; JSON has null for what is no number."""
+
+    probs: tuple[float | None]
+
+
+class Answer(BaseModel):
+    """The answer of vLLM's ``/classify`` to one batch."""
+
+    data: list[Classified]
+
+
+@dataclass(frozen=True)
+class ServedClassifiers:
+    """The reward model at the run's own server."""
+
+    remote: Remote
+
+    def map(self, items: Iterable[Conversations]) -> Iterator[list[Verdict]]:
+        """See :class:`Classifiers`."""
+        # The output itself is the reward; vLLM would put it through a sigmoid.
+        payloads = (
+            {"model": SERVED_NAME, "input": each, "use_activation": False} for each in items
+        )
+        with closing(self.remote.post_each(payloads, Answer)) as answers:
+            for answer in in_order(answers):
+                yield [_verdict(each.probs[0]) for each in answer.data]
+
+    def close(self) -> None:
+        """See :class:`Classifiers`: the run ends its server."""
+
+
 @dataclass(frozen=True)
 class RewardModel:
     """Scores the whole conversation: the prompt's messages and the response as assistant turn.
@@ -73,7 +123,7 @@ class RewardModel:
     ``one_bos`` does not hold exactly one BOS token, is refused.
     """
 
-    classifiers: DevicePool[Conversations, list[Verdict]]
+    classifiers: Classifiers
     config: Any
     tokenizer: Any
     identity: str
@@ -109,7 +159,7 @@ class RewardModel:
             yield from zip(chosen, verdicts, strict=True)
 
     def close(self) -> None:
-        """Ends the processes of the devices."""
+        """Ends what runs the model."""
         self.classifiers.close()
 
     def _unreadable(self, token_ids: Sequence[int]) -> str | None:
@@ -141,19 +191,30 @@ def _render(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the reward model given as input ``model``."""
-    settings = ctx.params.reward_model
-    load_one = partial(load_classifier, ctx.model("model"), settings.dtype)
-    return load_reward_model(ctx, settings, load_one)
+    settings, source = ctx.params.reward_model, ctx.model("model")
+    start: Callable[[], Classifiers]
+    if settings.is_served:
+        _require_one_output(load_config(source), source)
+        start = partial(_served_classifiers, ctx)
+    else:
+        load_one = partial(load_classifier, source, settings.dtype)
+        start = partial(DevicePool, load_one, ctx.request.resources)
+    return load_reward_model(ctx, settings, start)
+
+
+def _served_classifiers(ctx: StageContext[ScoreParams]) -> ServedClassifiers:
+    settings = ServerSettings(timeout_seconds=_ANSWER_SECONDS)
+    return ServedClassifiers(served_remote(ctx, settings, "score.reward_model", "/classify"))
 
 
 def load_reward_model(
     ctx: StageContext[ScoreParams],
     settings: ClassifierSettings,
-    load_one: Callable[[], Classifier],
+    start: Callable[[], Classifiers],
     *,
     one_bos: bool = False,
 ) -> RewardModel:
-    """Loads the checkpoint given as input ``model``; ``load_one`` loads a device's classifier."""
+    """Prepares the checkpoint given as input ``model``, which ``start`` loads."""
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
@@ -167,7 +228,7 @@ def load_reward_model(
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
-        classifiers=DevicePool(load_one, ctx.request.resources),
+        classifiers=start(),
         config=config,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
@@ -180,20 +241,25 @@ def load_reward_model(
 def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
     """Loads a sequence classifier; refuses one with several outputs."""
     model = load_sequence_classifier(source, dtype=dtype)
-    outputs = model.config.num_labels
-    if outputs != 1:
+    _require_one_output(model.config, source)
+    return Classifier(model, model.config.get_text_config().pad_token_id, _read_first_logit)
+
+
+def _require_one_output(config: Any, source: ModelSource) -> None:
+    if config.num_labels != 1:
         raise UserError(
-            f"the reward model {source.name_or_path} has {outputs} outputs, not one",
+            f"the reward model {source.name_or_path} has {config.num_labels} outputs, not one",
             "use a classifier with num_labels=1 (a URM checkpoint: the oracle urm_gated or "
             "urm_helpfulness); which output or mixture of several is the reward is not to be "
             "guessed",
         )
-    return Classifier(model, model.config.get_text_config().pad_token_id, _read_first_logit)
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:
-    rewards = output.logits[:, 0].float().tolist()
-    return [
-        Verdict(each) if math.isfinite(each) else Verdict(None, f"the reward model gave {each}")
-        for each in rewards
-    ]
+    return [_verdict(each) for each in output.logits[:, 0].float().tolist()]
+
+
+def _verdict(reward: float | None) -> Verdict:
+    if reward is not None and math.isfinite(reward):
+        return Verdict(reward)
+    return Verdict(None, f"the reward model gave {reward}")

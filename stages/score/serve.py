@@ -21,6 +21,7 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage, main
 from stages.score.serving import SERVED_NAME, Address, ServeParams, address_path
 
+_LOOPBACK = "127.0.0.1"
 _LOOK_SECONDS = 2.0
 # A machine that is busy with other work may be slow to answer.
 _ANSWER_SECONDS = 30.0
@@ -39,8 +40,8 @@ def run(ctx: StageContext[ServeParams]) -> None:
         GebError: The server ended, or answers no more.
     """
     source, resources = ctx.model("model"), ctx.request.resources
-    name = "127.0.0.1" if ctx.params.machine else socket.gethostname()
-    host = name if ctx.params.machine else "0.0.0.0"
+    name = _own_name(ctx.params.machine)
+    host = name if name == _LOOPBACK else "0.0.0.0"
     with socket.create_server((host, 0)) as probe:
         port = probe.getsockname()[1]
     options = {
@@ -70,10 +71,25 @@ def run(ctx: StageContext[ServeParams]) -> None:
         log = ctx.store.log_path(ctx.request.stage, ctx.request.key)
         raise UserError(
             f"vLLM's server refuses an option; the log in {log} tells which",
-            "correct score.judge.engine_args: names and values of `vllm serve`",
+            "correct the oracle's engine_args: names and values of `vllm serve`",
         )
     said = "does not answer any more" if code is None else f"ended with exit code {code}"
     raise GebError(f"vLLM's server {said}")
+
+
+def _own_name(machine: str) -> str:
+    """Name or address under which the programs that shall ask this one reach it."""
+    own = socket.gethostname()
+    # A container has a name of its own, unless it shares the host's network.
+    if own == machine:
+        return _LOOPBACK
+    try:
+        # Others know a container or pod by its address alone.
+        address = socket.gethostbyname(own)
+    except OSError:
+        return own
+    # Debian's hosts have their own names for loopback.
+    return own if address.startswith("127.") else address
 
 
 def _watch(

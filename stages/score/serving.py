@@ -11,12 +11,12 @@ from stages.contract.records import read_record
 from stages.score.params import EngineArgs
 from stages.store.base import Store
 
-SERVED_NAME = "judge"
+SERVED_NAME = "served"
 """Name under which a server knows its model."""
 
 
 class ServeParams(StageParams):
-    """Serves a chat model until the run that started it ends; no artifact comes of it.
+    """Serves an oracle's model until the run that started it ends; no artifact comes of it.
 
     Runs that ask for the same find the server by its key.
     """
@@ -29,7 +29,7 @@ class ServeParams(StageParams):
     engine_args: EngineArgs = Field(default_factory=dict)
     """Options of ``vllm serve`` by name."""
     machine: str = ""
-    """Host whose programs alone reach the server; empty for a server that other hosts reach."""
+    """Host whose programs and containers alone reach the server; empty if other hosts do."""
 
 
 class Address(BaseModel):

@@ -13,11 +13,12 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from flows.images.table import ROOT
+from flows.images.table import ROOT, images_named
 from flows.runners.docker.container import connect
 from stages.contract.errors import UserError
 from stages.store.base import Store
-from tests.docker.containers import PROBE_IMAGE, left_of
+from tests.docker.containers import PROBE_IMAGE, SERVER_IMAGE, left_of
+from tests.fake_vllm import SERVER
 from tests.lacking import lacking
 from tests.probe_stage import MAIN
 from tests.programs import run_program
@@ -67,16 +68,26 @@ def _base() -> str:
 @pytest.fixture(scope="session")
 def probe_image(engine: docker.DockerClient) -> str:
     """The core image with the probe among its stages."""
-    from flows.images.table import IMAGES
+    files = {"stages/probe/__init__.py": "", "stages/probe/__main__.py": MAIN}
+    return build_upon(engine, "core", PROBE_IMAGE, files, "probe_stage")
 
-    build("core")
-    [core] = [image for image in IMAGES if image.name == "core"]
-    files = {
-        "Dockerfile": f"FROM {core.tag}\nCOPY . /opt/code/\n",
-        "stages/probe/__init__.py": "",
-        "stages/probe/__main__.py": MAIN,
-        "tests/probe_stage.py": (ROOT / "tests/probe_stage.py").read_text(),
-    }
+
+@pytest.fixture(scope="session")
+def server_image(engine: docker.DockerClient) -> str:
+    """The torch image, in which a stand-in takes the place of vLLM's server."""
+    files = {"vllm/entrypoints/openai/api_server.py": SERVER}
+    return build_upon(engine, "torch", SERVER_IMAGE, files, "fake_vllm", "scripted_server")
+
+
+def build_upon(
+    engine: docker.DockerClient, base: str, tag: str, files: dict[str, str], *modules: str
+) -> str:
+    """Builds one of the images with more code, modules of the tests among it."""
+
+    build(base)
+    image = images_named(base, gpus=0)[0]
+    copied = {f"tests/{name}.py": (ROOT / f"tests/{name}.py").read_text() for name in modules}
+    files = {**files, **copied, "Dockerfile": f"FROM {image.tag}\nCOPY . /opt/code/\n"}
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as archive:
         for name, text in files.items():
@@ -84,8 +95,8 @@ def probe_image(engine: docker.DockerClient) -> str:
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
     context.seek(0)
-    engine.images.build(fileobj=context, custom_context=True, tag=PROBE_IMAGE, rm=True)
-    return PROBE_IMAGE
+    engine.images.build(fileobj=context, custom_context=True, tag=tag, rm=True)
+    return tag
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,16 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return served_judge(tmp_path)
 
 
-def score_step(config: RunConfig, folder: Path, shard: int = 0, rows: int = 4) -> Step:
+def score_step(
+    config: RunConfig,
+    folder: Path,
+    shard: int = 0,
+    rows: int = 4,
+    responses: Iterable[dict[str, Any]] | None = None,
+) -> Step:
     path = folder / f"responses-{shard}.parquet"
     texts = [response(f"Question {each} of {shard}?", 0, "An answer.") for each in range(rows)]
-    write_table(path, RESPONSES, texts)
+    write_table(path, RESPONSES, responses or texts)
     inputs = {
         "responses": [file_input(path)],
         "model": [file_input(Path(str(config.inputs.oracle_model)))],
@@ -139,7 +145,7 @@ def test_a_server_that_is_killed_starts_again_and_the_step_goes_on(
         assert scores(executor, score_step(config, tmp_path, rows=8)) == [7.0] * 8
     assert killed.is_set()
     assert len(logs(config)) == 2
-    assert any("serve/judge has ended" in each for each in heard.messages)
+    assert any("serve/model has ended" in each for each in heard.messages)
     assert any("starting again (1 of 3)" in each for each in heard.messages)
 
 

@@ -26,5 +26,5 @@ def test_jobs_ask_the_server_on_another_node_and_it_ends_with_the_run(
     with run(config.model_copy(update={"execution": there})) as executor:
         for shard in range(2):
             assert scores(executor, score_step(config, tmp_path, shard)) == [7.0] * 4
-        assert any("-serve-judge-" in each.work for each in client.own_jobs() if not each.is_over)
+        assert any("-serve-model-" in each.work for each in client.own_jobs() if not each.is_over)
     assert len(logs(config)) == 1

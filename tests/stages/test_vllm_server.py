@@ -1,4 +1,4 @@
-"""The judge, as a run serves it by real vLLM."""
+"""A judge and a reward model, as a run serves them by real vLLM."""
 
 import pytest
 import torch
@@ -10,9 +10,10 @@ from stages.score.run import STAGE as SCORE
 from stages.score.serving import find_address
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.fake_vllm import served_judge
-from tests.flows.test_servers import QUICKSTART, run, score_step
+from tests.flows.test_servers import QUICKSTART, run, score_step, scores
 from tests.stage_calls import call_request, request_for, response, score_params
-from tests.tiny_models import SPECIAL, WORDS, make_tiny_llama
+from tests.stages.score.responses import response_rows
+from tests.tiny_models import SPECIAL, WORDS, make_tiny_llama, make_tiny_reward_model
 from tests.vllm_session import PYTHON
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -84,3 +85,24 @@ def test_a_wrong_key_is_named(executor, tmp_path, monkeypatch):
     request = request_for(score_params("judge", **settings), inputs, tmp_path / "store")
     with pytest.raises(UserError, match="refuses the key"):
         call_request(SCORE, request)
+
+
+def test_a_served_reward_model_gives_the_scores_of_transformers(folder, tmp_path):
+    model = make_tiny_reward_model(tmp_path / "reward", hidden_size=128)
+    settings = ["oracle=reward_model", "reward_model.dtype=float32", "reward_model.engine=vllm"]
+    # Several requests: what is answered out of order keeps its place.
+    settings += ["reward_model.tokens_per_batch=64"]
+    overrides = [
+        *served_judge(tmp_path),
+        *(f"score.{each}" for each in settings),
+        f"inputs.oracle_model={model}",
+        f"execution.interpreters.serve={PYTHON}",
+    ]
+    config = load_config(QUICKSTART, overrides)
+    plain = load_config(QUICKSTART, [*overrides, "score.reward_model.engine=transformers"])
+    read = []
+    for each in (config, plain):
+        with run(each) as executor:
+            read.append(scores(executor, score_step(each, tmp_path, responses=response_rows())))
+    assert len({round(each, 3) for each in read[1]}) > 5
+    assert read[0] == pytest.approx(read[1], abs=1e-4)

@@ -15,7 +15,7 @@ from stages.pair.params import PairParams
 from stages.preferences.params import PreferencesParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
-from stages.score.params import ScoreParams
+from stages.score.params import RewardModelSettings, ScoreParams
 from stages.screen.params import ScreenParams
 from stages.train.params import TrainParams
 
@@ -78,6 +78,11 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         ),
         {"responses": (RESPONSES,), "model": (HUB_MODEL,)},
         "3cc60a740de226219c0f520ae436e19a181df057abed9b58d1be81b7841b6c84",
+    ),
+    (
+        ScoreParams(reward_model=RewardModelSettings(engine="vllm", engine_args={"seed": 1})),
+        {"responses": (RESPONSES,), "model": (HUB_MODEL,)},
+        "858fd6755abc4cdc6e91a0d8fa473b07ae9ef81f7af9dd06e1e5712cd811d7e2",
     ),
     (PairParams(), SCORED, "1a7f4cffffcec1d716cdd90187e019991fe498c8986883ae8f4fd19230707f21"),
     (

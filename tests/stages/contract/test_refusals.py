@@ -83,6 +83,14 @@ def test_a_lease_on_a_read_only_disk_is_one_clear_message(store, monkeypatch, na
     assert str(store.root) in caught.value.message
 
 
+def test_a_file_elsewhere_that_is_denied_is_named(store):
+    def read(ctx) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/models/reward")
+
+    with pytest.raises(UserError, match=r"^/models/reward cannot be opened: Permission denied"):
+        compute(store, Stage(WriterParams, read))
+
+
 def test_a_crash_beside_a_full_disk_keeps_its_own_words(store, monkeypatch):
     def crash(ctx) -> None:
         raise RuntimeError("unexpected pos 64 vs 0")
