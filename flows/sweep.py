@@ -99,10 +99,7 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
     An interrupt or a cancellation starts no further cell, and stops those that run. Observers hear
-    of the progress under the name of the sweep.
-
-    Raises:
-        UserError: There are to be none.
+    of the progress under the name of the sweep. UserError if there are no cells.
     """
     if parallel_runs < 1:
         raise UserError(

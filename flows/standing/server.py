@@ -79,10 +79,7 @@ def start_server(
 ) -> subprocess.Popen[bytes]:
     """Starts a Prefect server that ends when the returned process's stdin is closed.
 
-    The log's folder is created, and the output appended.
-
-    Raises:
-        GebError: The server does not start.
+    The log's folder is created, and the output appended. GebError if the server does not start.
     """
     host, _, port = address.removeprefix("http://").rpartition(":")
     program = ["uvicorn", "--log-level", "warning", "--factory", "--host", host, "--port", port]

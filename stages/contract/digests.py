@@ -135,10 +135,8 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
 def sealed_path(path: Path) -> Iterator[Path]:
     """Yields a temporary name beside ``path``; the whole file appears there, with its digest.
 
-    A kill leaves the file before or the file after, and a digest that fits it.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written.
+    A kill leaves the file before or the file after, and a digest that fits it. Errors are those of
+    :func:`stages.contract.atomic.atomic_path`.
     """
     with atomic_path(path, durable=True) as scratch:
         yield scratch

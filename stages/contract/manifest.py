@@ -168,11 +168,7 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of the artifact at ``path``.
-
-    Raises:
-        DamagedArtifactError: It is missing or unreadable.
-    """
+    """Reads an artifact's manifest; DamagedArtifactError if it is missing or unreadable."""
     try:
         return read_record(path / MANIFEST, Manifest)
     except (FileNotFoundError, DamagedRecordError) as error:
@@ -183,11 +179,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
-    """Compares a file with its record.
-
-    Raises:
-        DamagedArtifactError: It is missing or differs.
-    """
+    """Compares a file with its record; DamagedArtifactError if it is missing or differs."""
     try:
         found = path.stat()
     except OSError as error:
