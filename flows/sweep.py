@@ -99,10 +99,7 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
     An interrupt or a cancellation starts no further cell, and stops those that run. Observers hear
-    of the progress under the name of the sweep.
-
-    Raises:
-        UserError: There are to be none.
+    of the progress under the name of the sweep. UserError if there are no cells.
     """
     if parallel_runs < 1:
         raise UserError(
@@ -112,7 +109,12 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
     ended = itertools.count(1)
 
     def run(cell: Cell) -> Finding:
-        found = _run(cell)
+        try:
+            found = Finding(cell, iterate_resolved(cell.config).summary)
+        except RunCancelledError:
+            raise
+        except GebError as error:
+            found = Finding(cell, None, str(error))
         message = f"{next(ended)} of {len(planned)} runs have ended"
         for each in OBSERVERS.get():
             each.sweep_moved(sweep, message)
@@ -133,13 +135,3 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _run(cell: Cell) -> Finding:
-    try:
-        result = iterate_resolved(cell.config)
-    except RunCancelledError:
-        raise
-    except GebError as error:
-        return Finding(cell, None, str(error))
-    return Finding(cell, result.summary)

@@ -80,10 +80,8 @@ def compute(
     """Computes cells, and writes the report ``name`` of all that have results; within a flow run.
 
     ``cells`` makes the cells of some names, all if there are none; ``caution`` is a sentence at the
-    head of the report. The rest is as for :func:`paper`.
-
-    Raises:
-        GebError: A run failed; the report has the others.
+    head of the report. The rest is as for :func:`paper`. GebError if a run failed; the report has
+    the others.
     """
     store = open_store(store_of(config), create=True)
     asked, rows = cells(only), cells(_ALL)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.common import AsJson, console, print_json
-from flows.images.table import IMAGES, Flavour, Image
+from flows.images.table import IMAGES, Flavour
 from stages.contract.errors import UserError
 
 _NAMES = ", ".join(dict.fromkeys(image.name for image in IMAGES))
@@ -34,9 +34,11 @@ def build(
     from flows.images.build import build as build_image
     from flows.runners.docker.container import connect
 
-    chosen = _choose(names or [], flavour)
+    offered = {image.name: image for image in IMAGES if image.flavour in (None, flavour)}
+    if unknown := [name for name in names or () if name not in offered]:
+        raise UserError(f"no image {', '.join(unknown)}", f"images: {', '.join(offered)}")
     client = connect()
-    for image in chosen:
+    for image in [offered[name] for name in names or offered]:
         console.print(f"[bold]{image.tag}[/] [dim]{image.purpose}[/]")
         with engine_errors_explained():
             size = build_image(client, image, base or DEFAULT_BASE, index, uid, typer.echo)
@@ -74,10 +76,3 @@ def list_images(as_json: AsJson = False) -> None:
         size = f"{line['mib']:>7} MiB" if "mib" in line else " " * 11
         state = f"{line['state']} {line.get('revision', '')}"
         console.print(f"{line['tag']:<24} {size}  {state:<28} [dim]{line['purpose']}[/]")
-
-
-def _choose(names: list[str], flavour: Flavour) -> list[Image]:
-    offered = {image.name: image for image in IMAGES if image.flavour in (None, flavour)}
-    if unknown := [name for name in names if name not in offered]:
-        raise UserError(f"no image {', '.join(unknown)}", f"images: {', '.join(offered)}")
-    return [offered[name] for name in names or offered]

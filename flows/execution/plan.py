@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flows.execution.observer import StepFilter, no_step
-from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import walk
 from flows.pipeline.config import RunConfig
@@ -17,6 +17,7 @@ from stages.store.base import Artifact
 from stages.store.opening import open_store
 
 _SHOWN_CHANGES = 3
+Action = Literal["reuse", "run"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class PlannedStep:
 
     step: str
     stage: str
-    action: Literal["reuse", "run"]
+    action: Action
     because: str
     key: str | None
 
@@ -52,10 +53,14 @@ class _Planner:
         self.lines: list[PlannedStep] = []
 
     def do(self, step: Step) -> Output:
+        self.lines.append(PlannedStep(step.name, step.stage, *self._looked_up(step)))
+        return step.output
+
+    def _looked_up(self, step: Step) -> tuple[Action, str, str | None]:
+        """Action for a step, why, and its key."""
         waiting_for = [name for name in step.upstream() if name not in self._made]
         if waiting_for:
-            self._add(step, "run", f"{waiting_for[0]} runs before it", None)
-            return step.output
+            return "run", f"{waiting_for[0]} runs before it", None
         request = build_request(self._config, self._store, step, self._made)
         artifact, damage = None, ""
         try:
@@ -64,36 +69,26 @@ class _Planner:
             damage = str(error)
         if artifact is not None and not self._forced(step):
             self._made[step.name] = artifact
-            self._add(step, "reuse", "", request.key)
-        else:
-            forced = "asked to compute it again" if artifact is not None else ""
-            reason = forced or damage or self._explain(step, request)
-            self._add(step, "run", reason, request.key)
-        return step.output
-
-    def _add(
-        self, step: Step, action: Literal["reuse", "run"], because: str, key: str | None
-    ) -> None:
-        self.lines.append(PlannedStep(step.name, step.stage, action, because, key))
+            return "reuse", "", request.key
+        forced = "asked to compute it again" if artifact is not None else ""
+        return "run", forced or damage or self._explain(step, request), request.key
 
     def _explain(self, step: Step, request: Request) -> str:
         before = self._record.step(step.name)
         if before is None:
             return "not computed yet"
-        if before.key == request.key:
-            return _explain_same(before)
-        now = key_fields(step.params, step.seed, request.inputs)
-        changes = list(differences(before.key_fields, now))
-        more = f" and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
-        return "changed: " + "; ".join(changes[:_SHOWN_CHANGES]) + more
-
-
-def _explain_same(before: StepRecord) -> str:
-    if before.state == "failed":
-        return f"it failed: {before.message.splitlines()[0] if before.message else 'no message'}"
-    if before.state in ("running", "preempted", "cancelled", "stopped"):
-        return "it was interrupted"
-    return "its artifact is gone"
+        if before.key != request.key:
+            now = key_fields(step.params, step.seed, request.inputs)
+            changes = list(differences(before.key_fields, now))
+            left = len(changes) - _SHOWN_CHANGES
+            more = f" and {left} more" if left > 0 else ""
+            return "changed: " + "; ".join(changes[:_SHOWN_CHANGES]) + more
+        if before.state == "failed":
+            said = before.message.splitlines()[0] if before.message else "no message"
+            return f"it failed: {said}"
+        if before.state in ("running", "preempted", "cancelled", "stopped"):
+            return "it was interrupted"
+        return "its artifact is gone"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:

@@ -145,12 +145,8 @@ def _requirements(image: Image) -> list[str]:
 
 
 def _pip(image: Image, arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pip", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if "WARNING" not in line]
         raise UserError(

@@ -67,10 +67,8 @@ def cells(
 ) -> list[Cell]:
     """Every combination of values under every seed, the seeds of one combination together.
 
-    Names of runs begin with the sweep's.
-
-    Raises:
-        UserError: The name, a field or a value is wrong, or there are no seeds.
+    Names of runs begin with the sweep's. UserError if the name, a field or a value is wrong, or
+    there are no seeds.
     """
     require_name(name, "sweep")
     if not seeds or len(set(seeds)) != len(seeds):

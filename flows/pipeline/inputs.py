@@ -100,11 +100,7 @@ def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -
 
 @inputs_resolved_once()
 def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
-    """Finds everything that comes into a run from outside.
-
-    Raises:
-        UserError: Something is missing, or what is needed is not named.
-    """
+    """Finds all that comes into a run from outside; UserError if some is missing or not named."""
     inputs = config.inputs
     if not inputs.prompts:
         raise UserError("inputs.prompts names no prompts", "name a file or a hub data set")

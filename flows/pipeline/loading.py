@@ -57,10 +57,7 @@ def overrides_of(said: Sequence[str]) -> dict[str, Any]:
 def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 
-    Messages say by ``place`` where the overrides come from.
-
-    Raises:
-        UserError: The file cannot be read or a value is wrong; the message names all of them.
+    Errors are those of :func:`load_settings`, and say by ``place`` where overrides come from.
     """
     current = copy.deepcopy(dict(overrides))
     anchor_paths(current, Path.cwd())

@@ -24,10 +24,7 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
     Hub ids, URLs and commands stay as they are. What is no text stays as well: validation says what
-    is wrong with it.
-
-    Raises:
-        UserError: A path names the home folder of nobody.
+    is wrong with it. UserError if a path names the home folder of nobody.
     """
     if _is_path(values.get("store")) and "://" not in values["store"]:
         values["store"] = _absolute(values["store"], folder, "store")

@@ -75,11 +75,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
 def read_yaml(path: Path) -> Any:
-    """Reads one YAML document from a file.
-
-    Raises:
-        UserError: The file cannot be read, or see :func:`parse_yaml`.
-    """
+    """Reads one YAML document from a file as :func:`parse_yaml` does; UserError if it cannot."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,7 +1,8 @@
 """Estimate of a run: the cost of each of its steps, what the store saves, and what cannot fit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatchmethod
 from typing import NamedTuple
 
 from flows.execution.plan import PlannedStep
@@ -21,10 +22,13 @@ from flows.planning.cost import (
     training_cost,
 )
 from flows.planning.sizes import ModelShape
+from stages.contract.params import StageParams
 from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
+from stages.preferences.params import PreferencesParams
+from stages.prepare.params import PrepareParams
 from stages.score.params import ORACLES, ScoreParams
 from stages.sft.params import SftParams
 from stages.store.opening import open_store
@@ -180,7 +184,7 @@ class _Costs:
         """Estimates a step, whether or not the store has it."""
         resources, device = self._place(step)
         try:
-            cost = _COSTS.get(step.stage, _Costs._light)(self, step)
+            cost = self._cost(step.params, step)
         except sizes.UnknownModelError as error:
             self._unknown[step.name] = str(error)
             cost = Cost(notes=(str(error),))
@@ -219,15 +223,17 @@ class _Costs:
         tokens = sum(each.rows * each.response_tokens for each in tables)
         return _Table(rows, tokens / max(rows, 1), sum(each.prompts for each in tables))
 
-    def _light(self, step: Step) -> Cost:
+    @singledispatchmethod
+    def _cost(self, params: StageParams, step: Step) -> Cost:
         """Stages without a model; `pair` and others make rows of each prompt's responses."""
         if "responses" in step.inputs:
             read = self._read(step, "responses")
-            times = step.params.pairs_per_prompt if isinstance(step.params, PairParams) else 1
+            times = params.pairs_per_prompt if isinstance(params, PairParams) else 1
             self._tables[step.name] = read._replace(rows=read.prompts * times)
         return Cost(seconds=0.0)
 
-    def _prepare(self, step: Step) -> Cost:
+    @_cost.register
+    def _prepare(self, params: PrepareParams, step: Step) -> Cost:
         config, test = self._config, sizes.rows_of(step.inputs.get("test", ()))
         if "train" not in step.inputs:
             self._tables[step.name] = _Table(test.number if test else 0)
@@ -245,9 +251,8 @@ class _Costs:
         )
         return Cost(seconds=0.0, notes=() if number is not None else (unknown,))
 
-    def _sft(self, step: Step) -> Cost:
-        params = step.params
-        assert isinstance(params, SftParams)
+    @_cost.register
+    def _sft(self, params: SftParams, step: Step) -> Cost:
         given = step.inputs.get("policy")
         shape = self._model(given[0]) if given else sizes.new_model(params.architecture)
         self._models[step.name] = shape
@@ -259,9 +264,8 @@ class _Costs:
         batch = params.global_batch_rows
         return training_cost(shape, params, *self._place(step), work, batch, False)
 
-    def _train(self, step: Step) -> Cost:
-        params = step.params
-        assert isinstance(params, TrainParams)
+    @_cost.register
+    def _train(self, params: TrainParams, step: Step) -> Cost:
         shape = self._models[step.name] = self._model(step.inputs["policy"][0])
         pairs = self._read(step, "pairs")
         prompt = min(self._prompt_tokens, params.max_prompt_tokens)
@@ -271,9 +275,8 @@ class _Costs:
         batch, reference = params.global_batch_pairs, params.reference_logprobs == "model"
         return training_cost(shape, params, *self._place(step), work, batch, reference)
 
-    def _generate(self, step: Step) -> Cost:
-        params = step.params
-        assert isinstance(params, GenerateParams)
+    @_cost.register
+    def _generate(self, params: GenerateParams, step: Step) -> Cost:
         prompts = self._prompts(step) / params.num_shards
         tokens = params.counted_response_tokens
         self._tables[step.name] = _Table(prompts * params.num_samples, tokens, prompts)
@@ -287,16 +290,16 @@ class _Costs:
         assert isinstance(source, Output)
         return self._tables[source.path if source.step == "prepare" else source.step].rows
 
-    def _preferences(self, step: Step) -> Cost:
+    @_cost.register
+    def _preferences(self, params: PreferencesParams, step: Step) -> Cost:
         """One pair for each prompt, of responses as long as those that are sampled."""
         rows = self._prompts(step)
         tokens = self._config.generate.counted_response_tokens
         self._tables[step.name] = _Table(rows, tokens, rows)
         return Cost(seconds=0.0)
 
-    def _score(self, step: Step) -> Cost:
-        params = step.params
-        assert isinstance(params, ScoreParams)
+    @_cost.register
+    def _score(self, params: ScoreParams, step: Step) -> Cost:
         table = self._tables[step.name] = self._read(step, "responses")
         if "model" not in step.inputs or params.served:
             known = _LIGHT_ORACLES.issuperset(params.parts)
@@ -313,9 +316,8 @@ class _Costs:
         others = set(params.parts) - {params.needs["model"]}
         return cost if _LIGHT_ORACLES.issuperset(others) else replace(cost, seconds=None)
 
-    def _evaluate(self, step: Step) -> Cost:
-        params = step.params
-        assert isinstance(params, EvaluateParams)
+    @_cost.register
+    def _evaluate(self, params: EvaluateParams, step: Step) -> Cost:
         if params.log_pi_ref == "off":
             return Cost(seconds=0.0)
         sides = ["responses", "base_responses"] if params.log_pi_ref == "both" else ["responses"]
@@ -327,14 +329,3 @@ class _Costs:
             params.dtype,
             params.batch_tokens,
         )
-
-
-_COSTS: dict[str, Callable[[_Costs, Step], Cost]] = {
-    "prepare": _Costs._prepare,
-    "sft": _Costs._sft,
-    "generate": _Costs._generate,
-    "score": _Costs._score,
-    "preferences": _Costs._preferences,
-    "train": _Costs._train,
-    "evaluate": _Costs._evaluate,
-}

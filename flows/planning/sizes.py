@@ -115,12 +115,9 @@ class UnknownModelError(Exception):
 
 
 def read_shape(source: External, store: Store) -> ModelShape:
-    """The shape of a model outside the run.
+    """The shape of a model outside the run; UnknownModelError if it cannot be counted.
 
     The local cache is asked for a model of the hub; the paper's models are known here.
-
-    Raises:
-        UnknownModelError: It cannot be counted.
     """
     place = _config_path(source, store)
     try:

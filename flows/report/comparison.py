@@ -248,10 +248,8 @@ def compare_summaries(
 ) -> Comparison:
     """Compares runs after their last iterations; see :class:`Comparison`.
 
-    ``labels`` are the methods' by the runs' names; None tells methods by configurations.
-
-    Raises:
-        UserError: A run has no evaluation.
+    ``labels`` are the methods' by the runs' names; None tells methods by configurations. UserError
+    if a run has no evaluation.
     """
     last = {each.run: last_iteration(each) for each in runs}
     for run in (run for run, iteration in last.items() if iteration is None):

@@ -142,9 +142,11 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     labels: dict[str, str] = {}
     known: dict[str, str] = {}
     for run in runs:
-        method = method_of(run.config)
+        method, train = method_of(run.config), run.config.train
         if method not in known:
-            known[method] = _label(run, set(known.values()))
+            parts = train.method, str(train.divergence), kappa_label(train)
+            label = ", ".join(filter(None, parts))
+            known[method] = f"{label} ({run.run})" if label in known.values() else label
         labels[run.run] = known[method]
     return labels
 
@@ -154,12 +156,6 @@ def method_of(config: RunConfig) -> str:
     whole = config.to_values()
     own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
     return json.dumps(own, sort_keys=True)
-
-
-def _label(run: Summary, taken: set[str]) -> str:
-    train = run.config.train
-    label = ", ".join(filter(None, (train.method, str(train.divergence), kappa_label(train))))
-    return label if label not in taken else f"{label} ({run.run})"
 
 
 def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:

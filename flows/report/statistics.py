@@ -69,12 +69,9 @@ def _ratio(numerators: Floats, denominators: Floats, axis: int = -1) -> Floats:
 
 
 def proportion(successes: int, trials: int) -> Estimate:
-    """A share of independent trials with Wilson's interval (Wilson 1927).
+    """A share of independent trials with Wilson's interval (Wilson 1927); ValueError without any.
 
     A bootstrap of a share of 0 or 1 has no width, however few the trials; this interval has.
-
-    Raises:
-        ValueError: There are no trials.
     """
     found = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(successes / trials, float(found.low), float(found.high))
@@ -104,10 +101,8 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
     """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
 
     Interval and p-value are those of Welch's t test (Welch 1947). Runs whose values do not vary,
-    but for rounding, have neither. ``whole`` is as in :func:`over_seeds`.
-
-    Raises:
-        ValueError: One of them is empty.
+    but for rounding, have neither. ``whole`` is as in :func:`over_seeds`. ValueError if one of them
+    is empty.
     """
     difference = over_seeds(second).value - over_seeds(first).value
     if min(len(first), len(second)) < 2 or (_constant(first) and _constant(second)):

@@ -114,11 +114,7 @@ def _shown(before: float, after: float, form: str) -> str:
 
 
 def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
-    """Compares a run with itself under other settings.
-
-    Raises:
-        UserError: No iteration of the run is whole.
-    """
+    """Compares a run with itself under other settings; UserError if no iteration of it is whole."""
     before, after = config.to_values(), asked.to_values()
     artifacts = summarise(record).artifacts
     whole = [t for t in range(1, config.iterations + 1) if f"iteration-{t}/train" in artifacts]

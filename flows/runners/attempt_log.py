@@ -104,7 +104,7 @@ class AttemptLog(FailureTail):
             remedy = f"\nremedy: {event.remedy}" if event.remedy else ""
             # The tail has the event itself.
             self.write(f"[{word}] {event.message}{remedy}\n", telling=False)
-        self.record_event(event)
+            self.failure = event
         on_event(event)
 
     def warn_if_incomplete(self, on_event: OnEvent) -> None:

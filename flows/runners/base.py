@@ -146,11 +146,6 @@ class FailureTail:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.failure: Failure | None = None
 
-    def record_event(self, event: Event) -> None:
-        """Keeps the event if it is the stage's failure."""
-        if isinstance(event, Failure):
-            self.failure = event
-
     def add_line(self, line: str) -> None:
         """Keeps a line of the log, unless it is the bar by which a library shows progress."""
         if not _PROGRESS_BAR.search(line):

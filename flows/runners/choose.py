@@ -87,11 +87,7 @@ def make_runner(execution: Execution) -> Runner:
 
 
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
-    """Looks at the place of a runner, as a configuration has it.
-
-    Raises:
-        UserError: There is nothing to look at beyond this machine.
-    """
+    """Looks at the place of a runner, as configured; UserError if that is this machine alone."""
     execution = config.execution.model_copy(update={"runner": runner})
     places: dict[str, Callable[[str], Settings]] = {
         "kubernetes": execution.kubernetes.pod_of,

@@ -60,11 +60,7 @@ def use_standing_server() -> None:
 
 
 def add(config: RunConfig, name: str, cron: str, timezone: str, *, fresh: bool) -> None:
-    """Makes a schedule.
-
-    Raises:
-        UserError: The cron line or the time zone is none, or there is a schedule of that name.
-    """
+    """Makes a schedule; UserError if its cron line or time zone is none, or its name is taken."""
     try:
         when = CronSchedule(cron=cron, timezone=timezone)
     except ValidationError as error:

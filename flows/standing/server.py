@@ -20,11 +20,12 @@ from prefect.client.orchestration import get_client
 from prefect.context import refresh_global_settings_context
 from prefect.settings import get_current_settings
 
+from flows.runners.base import supervised
 from stages.contract.errors import GebError, UserError
 
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = "10"
+_GRACE_SECONDS = 10.0
 
 
 def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
@@ -78,20 +79,15 @@ def start_server(
 ) -> subprocess.Popen[bytes]:
     """Starts a Prefect server that ends when the returned process's stdin is closed.
 
-    The log's folder is created, and the output appended.
-
-    Raises:
-        GebError: The server does not start.
+    The log's folder is created, and the output appended. GebError if the server does not start.
     """
     host, _, port = address.removeprefix("http://").rpartition(":")
+    program = ["uvicorn", "--log-level", "warning", "--factory", "--host", host, "--port", port]
+    program += ["flows.standing.guarded_server:create_app"]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         server = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "stages.harness.supervisor", "--grace", _GRACE_SECONDS),
-                *("--", sys.executable, "-m", "uvicorn", "--log-level", "warning", "--factory"),
-                *("flows.standing.guarded_server:create_app", "--host", host, "--port", port),
-            ],
+            supervised(sys.executable, _GRACE_SECONDS, program=program),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from flows.report.pages import SERVED_RUNS
+from flows.runners.base import supervised
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
 from flows.standing.server import start_server, use_server
@@ -70,14 +71,11 @@ class Services:
 
     def start_worker(self) -> None:
         """Starts a worker for all queues of the pool; it ends with this process."""
+        program = ["prefect", "worker", "start", "--install-policy", "never", "--type", "process"]
+        program += ["--pool", POOL, "--name", f"geb-up-{socket.gethostname()}-{os.getpid()}"]
         with self._home.log("worker").open("w") as output:
             self._running["worker"] = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "stages.harness.supervisor"),
-                    *("--grace", str(_GRACE_SECONDS), "--", sys.executable, "-m", "prefect"),
-                    *("worker", "start", "--install-policy", "never", "--type", "process"),
-                    *("--pool", POOL, "--name", f"geb-up-{socket.gethostname()}-{os.getpid()}"),
-                ],
+                supervised(sys.executable, _GRACE_SECONDS, program=program),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -95,13 +95,10 @@ def simulate(
     seed: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Outcome:
-    """Run every cell with every seed.
+    """Run every cell with every seed; UserError if a cell's policy is no number any more.
 
     A cell's result depends neither on the other cells nor on the number of seeds: all cells of a
     seed get the same uniform random numbers, from that seed's own generator.
-
-    Raises:
-        UserError: a cell's policy is no number any more.
     """
     every = cells(params)
     logits = landscape.reference.log().expand(len(every), params.num_seeds, -1).clone()

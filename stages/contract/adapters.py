@@ -45,11 +45,7 @@ def write_base(folder: Path, base: Input) -> None:
 
 
 def check_adapter(folder: Path, base: Input) -> None:
-    """Checks that a folder is an adapter, and for this base if it names one.
-
-    Raises:
-        UserError: It is none, or names another base.
-    """
+    """Checks that a folder is an adapter, and for this base if it names one; UserError if not."""
     if not (folder / ADAPTER_CONFIG).is_file():
         raise UserError(
             f"{folder} is no LoRA adapter: it has no {ADAPTER_CONFIG}",

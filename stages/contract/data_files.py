@@ -43,11 +43,7 @@ def lone_surrogate(what: str, error: UnicodeEncodeError) -> UserError:
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a Parquet or JSON file, or lines of another.
-
-    Raises:
-        UserError: A Parquet file is none.
-    """
+    """Rows of a Parquet or JSON file, or lines of another; UserError if a Parquet file is none."""
     if path.suffix == ".parquet":
         with open_parquet(path) as file:
             return int(file.metadata.num_rows)
@@ -138,11 +134,7 @@ def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Opens a Parquet file.
-
-    Raises:
-        UserError: It is none.
-    """
+    """Opens a Parquet file; UserError if it is none."""
     with _explained(path):
         # Read ahead, the whole file would be in memory by the end.
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)

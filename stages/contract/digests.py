@@ -85,6 +85,12 @@ def files_of(place: Path) -> list[Path]:
     return [each for each in found if each.is_file()]
 
 
+def files_by_name(folder: Path) -> dict[str, Path]:
+    """All files below a folder, hidden ones too, by their relative names, in order."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in files}
+
+
 def digest_of(place: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden.
 
@@ -129,10 +135,8 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
 def sealed_path(path: Path) -> Iterator[Path]:
     """Yields a temporary name beside ``path``; the whole file appears there, with its digest.
 
-    A kill leaves the file before or the file after, and a digest that fits it.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written.
+    A kill leaves the file before or the file after, and a digest that fits it. Errors are those of
+    :func:`stages.contract.atomic.atomic_path`.
     """
     with atomic_path(path, durable=True) as scratch:
         yield scratch
@@ -156,7 +160,7 @@ def find_whole(path: Path, warn: Callable[[str], None]) -> bool:
 def seal_folder(folder: Path) -> None:
     """Lists the digests of a folder's files; those that it lists already are not read again."""
     known = _listed(folder) if (folder / _LIST).exists() else {}
-    added = [name for name in _files(folder) if name not in known]
+    added = [name for name in files_by_name(folder) if name != _LIST and name not in known]
     digests = in_threads(sha256_file, [folder / name for name in added])
     listed = known | dict(zip(added, digests, strict=True))
     write_atomically(folder / _LIST, json.dumps(listed, indent=2, sort_keys=True), durable=True)
@@ -200,14 +204,6 @@ def _listed(folder: Path) -> dict[str, str]:
         raise DamagedArtifactError(
             f"damaged checkpoint: {path} is missing or unreadable"
         ) from error
-
-
-def _files(folder: Path) -> list[str]:
-    return [
-        name
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and (name := path.relative_to(folder).as_posix()) != _LIST
-    ]
 
 
 def _seal(path: Path) -> Path:

@@ -26,7 +26,7 @@ from pydantic_core import to_json
 
 import stages.contract
 from stages.contract.data_files import DATA_SUFFIXES, count_rows
-from stages.contract.digests import in_threads, sha256_file, sha256_of, sha256_tree
+from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_of, sha256_tree
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError
 from stages.contract.records import read_record
 from stages.contract.request import Request
@@ -158,11 +158,9 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
 
     Libraries write checkpoints with mode 0600, which a container of another user could not read.
     """
-    files: dict[str, Path] = {}
-    for path in sorted(scratch.rglob("*")):
+    for path in scratch.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-        if path.is_file():
-            files[path.relative_to(scratch).as_posix()] = path
+    files = files_by_name(scratch)
     records = in_threads(
         lambda name: describe_file(files[name], telemetry=name in telemetry), files
     )
@@ -170,11 +168,7 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of the artifact at ``path``.
-
-    Raises:
-        DamagedArtifactError: It is missing or unreadable.
-    """
+    """Reads an artifact's manifest; DamagedArtifactError if it is missing or unreadable."""
     try:
         return read_record(path / MANIFEST, Manifest)
     except (FileNotFoundError, DamagedRecordError) as error:
@@ -185,11 +179,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
-    """Compares a file with its record.
-
-    Raises:
-        DamagedArtifactError: It is missing or differs.
-    """
+    """Compares a file with its record; DamagedArtifactError if it is missing or differs."""
     try:
         found = path.stat()
     except OSError as error:
@@ -267,9 +257,6 @@ def accelerator_name() -> str:
 def stages_digest() -> str:
     """Digest of the stages' code: if two agree, the same request gives the same result."""
     folder = Path(stages.contract.__file__).parents[1]
-    files = {
-        path.relative_to(folder).as_posix(): sha256_file(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    code = files_by_name(folder).items()
+    files = {name: sha256_file(path) for name, path in code if "__pycache__" not in path.parts}
     return sha256_tree(files)[:16]

@@ -83,11 +83,7 @@ def check_inputs(
 
 
 def find_output(stage: str, specs: Mapping[str, OutputSpec], path: str) -> OutputSpec:
-    """The declared output that a path inside an artifact belongs to.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The declared output that a path inside an artifact belongs to; UserError if there is none."""
     for pattern, spec in specs.items():
         if fnmatchcase(path, pattern):
             return spec
@@ -97,11 +93,7 @@ def find_output(stage: str, specs: Mapping[str, OutputSpec], path: str) -> Outpu
 
 
 def check_outputs(stage: str, specs: Mapping[str, OutputSpec], files: Iterable[str]) -> None:
-    """Checks that every declared output is among the files that a stage has written.
-
-    Raises:
-        GebError: One is missing.
-    """
+    """Checks that a stage has written every declared output; GebError if one is missing."""
     # `checkpoint/config.json` stands for `checkpoint`, too.
     written = {part for file in files for part in _with_folders(file)}
     for pattern, spec in specs.items():

@@ -44,11 +44,7 @@ def read_content(path: Path, remedy: str = "") -> bytes:
 
 
 def read_record(path: Path, kind: type[T], remedy: str = "") -> T:
-    """Reads a JSON record; errors are those of :func:`read_content`.
-
-    Raises:
-        DamagedRecordError: It is not a record of that kind.
-    """
+    """Reads a JSON record as :func:`read_content`; DamagedRecordError if it is of another kind."""
     content = read_content(path, remedy)
     try:
         return TypeAdapter(kind).validate_json(content)

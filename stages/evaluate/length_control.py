@@ -211,11 +211,7 @@ class _Regression:
 
 
 def _library() -> Any:
-    """The module of the library's regression.
-
-    Raises:
-        UserError: The library is not installed.
-    """
+    """The module of the library's regression; UserError if the library is not installed."""
     try:
         from alpaca_eval.metrics import glm_winrate
     except ImportError as error:

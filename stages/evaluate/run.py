@@ -122,10 +122,6 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
     return sides
 
 
-def _arrays(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:
-    return [each.values.to_numpy() for each in column]
-
-
 def _kept_prompts(sides: list[_Side], count: int) -> set[str]:
     """The prompts with the smallest ids among those that both models answered."""
     answered = [
@@ -146,7 +142,8 @@ def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int)
     log_pi = _row_sums(rows["response_logprobs"])
     log_pi_ref = None
     if side.reference is not None:
-        tokens = (_arrays(rows[f"{each}_token_ids"]) for each in ("prompt", "response"))
+        columns = (rows[f"{each}_token_ids"] for each in ("prompt", "response"))
+        tokens = ([row.values.to_numpy() for row in column] for column in columns)
         log_pi_ref = side.reference.log_probabilities(*tokens)
     side.summary.add(batch, num_tokens, log_pi, log_pi_ref)
     _keep_samples(side, batch, log_pi_ref, wanted, per_prompt)

@@ -40,7 +40,6 @@ class Backend(Protocol):
     @property
     def notes(self) -> Mapping[str, Any]:
         """Facts about the engine for the manifest."""
-        ...
 
     def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; called once.
@@ -52,8 +51,6 @@ class Backend(Protocol):
             (number of the prompt, sample index, response), in the order in which they are done. A
             response depends on its prompt and seed, not on what else is asked for.
         """
-        ...
 
     def close(self) -> None:
         """Frees the engine's memory and ends its processes."""
-        ...

@@ -1,8 +1,4 @@
-"""Parameters of the generate stage: one section of settings for each backend, and their table.
-
-To add a backend: a section, a row in :data:`BACKENDS`, its name in ``GenerateParams.backend`` and
-the section's field, all in this file; and the module with its ``load(policy, params, events)``.
-"""
+"""Parameters of the generate stage: one section of settings for each backend, and their table."""
 
 from __future__ import annotations
 

@@ -52,17 +52,14 @@ def run(ctx: Context) -> None:
     metrics = _assemble(ctx, chunks)
     ctx.notes["responses_without_logprobs"] = metrics["responses_without_logprobs"]
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
-    ctx.telemetry_path("timings.json").write_text(
-        dump_json(
-            {
-                "seconds": time.monotonic() - started,
-                "start_seconds": begun[0] - started,
-                "cpu_seconds_after_start": time.process_time() - begun[1],
-                "chunks_sampled": len(missing),
-                "chunks_reused": len(chunks) - len(missing),
-            }
-        )
-    )
+    timings = {
+        "seconds": time.monotonic() - started,
+        "start_seconds": begun[0] - started,
+        "cpu_seconds_after_start": time.process_time() - begun[1],
+        "chunks_sampled": len(missing),
+        "chunks_reused": len(chunks) - len(missing),
+    }
+    ctx.telemetry_path("timings.json").write_text(dump_json(timings))
 
 
 def _now() -> tuple[float, float]:

@@ -20,11 +20,14 @@ class VllmBackend:
         self._stop_ids = sorted(policy.stop_ids)
         asked = params.vllm.batch_invariant
         invariant = require_vllm(batch_invariant=asked)
+        self._adapter: Any = None
         if policy.adapter is not None:
             check_finite_files(policy.adapter)
+            from vllm.lora.request import LoRARequest
+
+            self._adapter = LoRARequest("adapter", 1, str(policy.adapter))
         events.info("starting vLLM's engine")
         self._engine = start_engine(policy, params)
-        self._adapter = _adapter_request(policy)
         if asked and not invariant:
             events.warning(
                 "batch_invariant is off: vLLM has no batch-invariant kernels for this machine"
@@ -85,14 +88,6 @@ class VllmBackend:
 
 
 load = VllmBackend
-
-
-def _adapter_request(policy: Policy) -> Any:
-    if policy.adapter is None:
-        return None
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest("adapter", 1, str(policy.adapter))
 
 
 def _to_sample(completion: Any) -> Sample:

@@ -201,11 +201,7 @@ _HASHED_BYTES = 256 << 20
 
 
 def read_request(path: Path) -> Request:
-    """Reads a request.
-
-    Raises:
-        UserError: There is none, or it is damaged.
-    """
+    """Reads a request; UserError if there is none, or it is damaged."""
     try:
         return Request.read(path)
     except OSError as error:

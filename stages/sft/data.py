@@ -125,9 +125,7 @@ def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
 def make_example(tokenizer: Any, conversation: Conversation) -> Example:
     """Renders a conversation; the prompt has exactly the ids that sampling will start from.
 
-    Raises:
-        UserError: The chat template refuses the conversation, or renders it in a way that does not
-            continue the prompt.
+    Errors are those of :func:`stages.modeling.chat.render_answered`.
     """
     parts = render_answered(tokenizer, conversation[:-1], conversation[-1]["content"])
     return Example(*(np.array(part, np.int32) for part in parts))

@@ -70,11 +70,7 @@ class Artifact:
         return self.path / path
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Content of a file that holds one JSON object.
-
-        Raises:
-            DamagedArtifactError: It holds something else.
-        """
+        """Content of a file that holds one JSON object; DamagedArtifactError if it does not."""
         try:
             return read_record(self.file(path), dict[str, Any])
         except DamagedRecordError as error:
@@ -120,10 +116,7 @@ class Store:
     def open(cls, location: str, *, create: bool = False) -> Store:
         """Opens the store in a folder; with ``create`` makes an empty one if there is nothing yet.
 
-        Raises:
-            UserError: The location is a folder that is no store.
-            StoreError: There is no store, or it cannot be read. Nothing is ever recomputed because
-                of it.
+        Errors are those of :func:`stages.store.opening.open_store`.
         """
         root = Path(location).expanduser().absolute()
         found = read_marker(root, create=create)

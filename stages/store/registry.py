@@ -104,11 +104,7 @@ class Doubt(_Record):
 
 
 def read(path: Path, kind: type[R]) -> R | None:
-    """Reads a record; None if there is none.
-
-    Raises:
-        DamagedRecordError: It is not a record of that kind.
-    """
+    """Reads a record; None if there is none, DamagedRecordError if it is of another kind."""
     remedy = (
         "restore it from a backup, or remove it and register (`geb resume RUN --from promote`) or "
         "set (`geb promote MODEL:VERSION`) it again"
@@ -253,11 +249,7 @@ class ModelRegistry:
         return self._records(name, "aliases", Alias)
 
     def alias(self, name: str, alias: str) -> Alias:
-        """Version that an alias names.
-
-        Raises:
-            UserError: The model has no such alias.
-        """
+        """Version that an alias names; UserError if the model has no such alias."""
         found = read(self._alias_path(name, alias), Alias)
         if found is None:
             if not self.versions(name):
@@ -269,22 +261,14 @@ class ModelRegistry:
         return found
 
     def version(self, name: str, version: int) -> ModelVersion:
-        """One version of a model.
-
-        Raises:
-            UserError: The model has no such version.
-        """
+        """One version of a model; UserError if the model has no such version."""
         found = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
         if found is None:
             raise UserError(f"model {name!r} has no version {version}", self._known(name))
         return found
 
     def find(self, model: str) -> ModelVersion:
-        """The version that ``name``, ``name@alias`` or ``name:version`` means.
-
-        Raises:
-            UserError: There is no such model, alias or version.
-        """
+        """The version that ``name``, ``name@alias`` or ``name:version`` means, or UserError."""
         name, _, alias = model.partition("@")
         if alias and alias != LATEST:
             return self.version(name, self.alias(name, alias).version)

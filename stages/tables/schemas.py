@@ -186,11 +186,7 @@ def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any
 
 
 def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
-    """Opens a Parquet file and checks that it has the declared columns.
-
-    Raises:
-        UserError: The file is missing, is no Parquet file, or has other columns.
-    """
+    """Opens a Parquet file; UserError if it is missing, is none, or has other columns."""
     try:
         file = open_parquet(path)
     except FileNotFoundError as error:

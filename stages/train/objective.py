@@ -21,11 +21,7 @@ from stages.training.loop import Objective
 
 
 def check_objective(params: ObjectiveParams) -> None:
-    """Refuses a bonus that is not defined.
-
-    Raises:
-        UserError: The design is not defined under the divergence or in these numerics.
-    """
+    """Raises UserError if the bonus is not defined under the divergence or in these numerics."""
     try:
         defined_bonus(params.design, params.divergence, params.numerics)
     except ValueError as error:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 
-from flows.images.table import CODE_LABEL, VERSION_LABEL, geb_version
+from flows.images.table import CODE_LABEL, VERSION_LABEL, geb_version, images_named
 from flows.pipeline.placement import DockerSettings
 from flows.runners.docker import container
-from flows.runners.docker.images import Images, images_for
+from flows.runners.docker.images import Images
 from flows.runners.docker.options import (
     container_options,
     environment_for,
@@ -54,7 +54,9 @@ def test_each_stage_has_its_image(
     store: Store, params: StageParams, inputs: Any, gpus: int, titles: list[str]
 ) -> None:
     request = request_of(store, params, inputs=inputs, resources=Resources(gpus=gpus))
-    assert [image.title for image in images_for(request)] == titles
+    assert [
+        image.title for image in images_named(request.image, gpus=request.resources.gpus)
+    ] == titles
 
 
 def test_gpus_are_asked_for_by_name(store: Store) -> None:

@@ -207,7 +207,7 @@ LOGS = [Path("stage.log"), Path("stage.node1.log")]
 def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = None) -> Any:
     tails = [FailureTail(path) for path in LOGS]
     if failure is not None:
-        tails[0].record_event(failure)
+        tails[0].failure = failure
     with pytest.raises(BaseException) as caught:
         raise_for(endings, tails, REQUEST, stopped=stopped)
     return caught.value

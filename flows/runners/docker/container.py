@@ -115,11 +115,7 @@ class StageContainer:
             yield unread.decode(errors="replace") + "\n"
 
     def wait(self) -> Ending:
-        """Waits for the end of the container.
-
-        Raises:
-            StageFailedError: The engine went away, or someone removed the container.
-        """
+        """Waits for the end; StageFailedError if the engine went away, or the container did."""
         try:
             self._client.api.wait(self.id)
             state = self._client.api.inspect_container(self.id)["State"]

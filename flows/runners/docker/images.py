@@ -20,11 +20,6 @@ from stages.contract.manifest import stages_digest
 from stages.contract.request import Request
 
 
-def images_for(request: Request) -> list[Image]:
-    """This project's images that can run a request, the best first."""
-    return images_named(request.image, gpus=request.resources.gpus)
-
-
 class Images:
     """The images of a run's stages, each looked up by its name once.
 
@@ -44,7 +39,7 @@ class Images:
                 than the orchestrator runs.
         """
         chosen = self._settings.images.get(request.stage)
-        candidates = images_for(request)
+        candidates = images_named(request.image, gpus=request.resources.gpus)
         for name in [chosen] if chosen else [image.tag for image in candidates]:
             found = self._look_up(client, name, request.stage)
             if found is not None:

@@ -59,9 +59,7 @@ class DockerPlace:
     """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
 
     With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
-
-    Raises:
-        UserError: No Docker engine answers.
+    UserError if no Docker engine answers.
     """
 
     name = "docker"

@@ -204,14 +204,13 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     return found
 
 
-def _unless_missing(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The object that a request of the API answers with; None if there is no such object."""
+def _unless_missing(request: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Makes a request of the API about an object; nothing happens if there is no such object."""
     try:
-        return _asked(request, *arguments, **options)
+        _asked(request, *arguments, **options)
     except ApiException as error:
         if error.status != NOT_FOUND:
             raise
-        return None
 
 
 def _lines(answer: Any) -> Iterator[bytes]:

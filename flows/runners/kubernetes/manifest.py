@@ -174,12 +174,9 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def jobset_for(attempt: Attempt) -> dict[str, Any]:
-    """Manifest of an attempt's JobSet: a Job for each of the pods of `pods_for`.
+    """Manifest of an attempt's JobSet: a Job for each pod of `pods_for`, with the same errors.
 
     Two templates, not one for each node: Kueue takes eight at most.
-
-    Raises:
-        UserError: The store or an input lies in no claim.
     """
     first, other, *_ = pods_for(attempt)
     metadata = {

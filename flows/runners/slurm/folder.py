@@ -180,9 +180,7 @@ def sweep(store: Store, *, cancel: bool = False) -> list[str]:
     """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
 
     With ``cancel``, their jobs that are at work or pending are ended, too. Returns a line for each.
-
-    Raises:
-        SlurmUnavailableError: The controller does not answer.
+    SlurmUnavailableError if the controller does not answer.
     """
     left = [folder for folder in job_folders(store) if not folder.has_owner()]
     # Mostly there is none, and Slurm is not asked.

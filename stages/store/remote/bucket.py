@@ -161,11 +161,7 @@ class Bucket:
             return {name: each for name, each in zip(wanted, found, strict=True) if each}
 
     def read(self, name: str, kind: type[M]) -> M | None:
-        """Reads a JSON record; None when there is none.
-
-        Raises:
-            DamagedArtifactError: It is not a record of that kind.
-        """
+        """Reads a JSON record; None if there is none, DamagedArtifactError if it is another."""
         found = self.get(name)
         try:
             return kind.model_validate_json(found.data) if found else None
@@ -184,9 +180,7 @@ class Bucket:
         """Writes a small object and returns its ETag.
 
         It is written if it is ``absent``, or if it ``replaces`` one, or else in any case.
-
-        Raises:
-            ConflictError: The condition does not hold.
+        ConflictError if the condition does not hold.
         """
         mode: Any = "create" if absent else replaces.condition() if replaces else "overwrite"
         try:

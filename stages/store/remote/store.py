@@ -108,11 +108,7 @@ class RemoteStore(Store):
     def connect(cls, url: str, home: Path, *, create: bool = False) -> RemoteStore:
         """Opens the store at ``url``; ``home`` is where this host keeps the local folders of such.
 
-        With ``create`` it makes an empty one if there is nothing yet.
-
-        Raises:
-            UserError: The URL, the bucket or the credentials are wrong, or the prefix is no store.
-            StoreError: The bucket cannot be reached, or has no store there.
+        ``create`` and errors are those of :func:`stages.store.opening.open_store`.
         """
         bucket = Bucket(url)
         _check_marker(bucket, create=create)

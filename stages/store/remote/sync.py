@@ -116,11 +116,7 @@ class Sync:
         return artifact
 
     def _fetched(self, source: Input) -> Input:
-        """An input that is on this host.
-
-        Raises:
-            DamagedArtifactError: The bucket does not have it as the request names it.
-        """
+        """An input, on this host; DamagedArtifactError if the bucket has not what is asked."""
         store = self.store
         if isinstance(source, FileInput) and "://" in source.location:
             place = store.root / source.location.removeprefix(f"{store.location}/")

@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from stages.contract.atomic import atomic_path, fsync
-from stages.contract.digests import sha256_file
+from stages.contract.digests import files_by_name, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
 from stages.store.base import MARKER, OnBytes
@@ -296,7 +296,7 @@ class RemoteWork:
 def _stats(folder: Path) -> dict[str, Stat]:
     """Inode, size and time of each file below a folder."""
     return {
-        path.relative_to(folder).as_posix(): (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and (stat := path.stat())
+        name: (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        for name, path in files_by_name(folder).items()
+        if (stat := path.stat())
     }
