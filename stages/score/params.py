@@ -6,6 +6,7 @@ with its ``load(ctx) -> Oracle``. Flows import this: pydantic only.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -61,9 +62,9 @@ class ServedSettings(Settings):
     """Options of ``vllm serve`` by name, `max_model_len: 8192`, for a model that the run serves."""
 
     @property
+    @abstractmethod
     def is_served(self) -> bool:
         """True if the run serves the model, which is one of its inputs, itself."""
-        raise NotImplementedError
 
     @property
     def server_options(self) -> EngineArgs:

@@ -74,7 +74,7 @@ class Classifier:
 
 
 class Classifiers(Protocol):
-    """What runs a reward model: one of each device, or a server."""
+    """A loaded reward model: a copy on each device, or a server's."""
 
     def map(self, items: Iterable[Conversations]) -> Iterator[list[Verdict]]:
         """Verdicts on the conversations of each batch, in the order of the batches."""
@@ -84,7 +84,7 @@ class Classifiers(Protocol):
 
 
 class Classified(BaseModel):
-    """The server's output for one conversation; JSON has null for what is no number."""
+    """The server's output for one conversation; null where it is not finite."""
 
     probs: tuple[float | None]
 

@@ -103,9 +103,7 @@ class PairFit(Fit[TrainParams]):
                 decay=params.ema_decay,
                 folder=out / "ema",
             )
-        reference.write_reference(
-            out / "reference_logprobs.parquet", self._pairs, self._ref_logprobs
-        )
+        reference.write_reference(out / reference.FILE, self._pairs, self._ref_logprobs)
         gap = reference.difference_to_sampler(self._pairs, self._ref_logprobs)
         if gap["mean"] is not None:
             self.process.events.info(
@@ -158,6 +156,8 @@ class PairFit(Fit[TrainParams]):
         if params.reference_logprobs == "sampler":
             return reference.sampler_logprobs(self._pairs)
         folder = self.ctx.work / "reference"
+        if self.process.is_first and not folder.exists():
+            reference.keep_earlier(self.ctx, self._pairs, folder)
         reference.ReferencePass(
             load_model=self._reference_model,
             folder=folder,
