@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from flows.pipeline.placement import Execution
+from flows.pipeline.placement import ON_THIS_MACHINE, Execution
 from flows.pipeline.step import Step
 from flows.runners.base import SERVE_STEP, OnEvent, PlaceNotice, Runner
 from flows.runners.choose import make_runner
@@ -55,7 +55,7 @@ class Servers:
         if not isinstance(params, ScoreParams) or params.served is None:
             return None
         # A process or container is for its own host, a job or pod for the others too.
-        is_local = self._execution.runner in ("process", "docker")
+        is_local = self._execution.runner in ON_THIS_MACHINE
         machine = socket.gethostname() if is_local else ""
         return make_request(
             ServeParams(engine_args=params.served.server_options, machine=machine),

@@ -48,7 +48,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
         UserError: A setting is one that the place will never serve.
         StageFailedError: The place does not answer.
     """
-    if execution.runner == "process":
+    if execution.runner in ON_THIS_MACHINE:
         _require_gpus_beside_servers(resources)
     if execution.runner == "slurm":
         check_jobs(execution, resources)
@@ -67,7 +67,7 @@ def _require_gpus_beside_servers(resources: Settings) -> None:
         raise UserError(
             f"resources.serve.gpus takes {server} GPUs while the run lasts, and another stage "
             f"takes {most} beside them; this host has {has}",
-            "lower one of them, or serve the judge elsewhere and set score.judge.url",
+            "lower one of them, or serve the model elsewhere and set score.judge.url",
         )
 
 
