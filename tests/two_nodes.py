@@ -19,9 +19,7 @@ from tests.at_work import AtWork, at_work
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
-# Some 80 steps: a node is disturbed five times before the last ones.
 SETTINGS: dict[str, Any] = {
-    "epochs": 32,
     "micro_batch_tokens": 16,
     "checkpoint_every_steps": 4,
     "deepspeed": {"zero_stage": 2},
@@ -67,10 +65,13 @@ def make_inputs(folder: Path) -> Path:
     return folder
 
 
-def training(inputs: Path, store: Path, **resources: Any) -> Request:
-    """A training of some seconds, under ZeRO-2 on gloo, in a store of its own."""
+def training(inputs: Path, store: Path, *, epochs: int = 32, **resources: Any) -> Request:
+    """A training of some seconds, under ZeRO-2 on gloo, in a store of its own.
+
+    Each epoch has two steps. A node is disturbed up to five times before the last ones.
+    """
     pairs = [inputs / "pairs.parquet"]
-    request = request_for(store, inputs / "policy", pairs, nodes=2, **SETTINGS)
+    request = request_for(store, inputs / "policy", pairs, nodes=2, epochs=epochs, **SETTINGS)
     wanted = request.resources.model_copy(update=resources)
     return request.model_copy(update={"run": "test", "step": "train", "resources": wanted})
 

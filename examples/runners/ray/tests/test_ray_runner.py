@@ -94,6 +94,8 @@ def test_a_training_on_two_nodes_outlives_the_loss_of_one_with_the_same_bytes(
         with cluster.without_second_node():
             yield
 
-    undisturbed = train(training(inputs, tmp_path / "calm"), chosen(), lambda event: None)
+    # Ray tells of steps some seconds later, and the training shall not be over by then.
+    calm, disturbed = (training(inputs, tmp_path / name, epochs=200) for name in ("calm", "store"))
+    undisturbed = train(calm, chosen(), lambda event: None)
     fault = Fault(node_killed, chosen, PreemptedError, "Ray has lost its node")
-    outlives(training(inputs, tmp_path / "store"), [fault], undisturbed)
+    outlives(disturbed, [fault], undisturbed)
