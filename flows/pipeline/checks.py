@@ -270,8 +270,8 @@ def _check_servers(config: RunConfig) -> None:
         return
     if "://" in config.store:
         raise ValueError(
-            f"the run serves the oracle's model, and its store, {config.store}, is no folder, "
-            "where steps look for the server: choose a folder; or set judge.url and judge.model to "
+            f"steps look in a folder for the server of the oracle's model, and {config.store} is a "
+            "bucket: choose a store in a folder; or set judge.url and judge.model to "
             "a server of your own, reward_model.engine to transformers"
         )
     network = {name: config.execution.docker.network.get(name) for name in ("serve", "score")}

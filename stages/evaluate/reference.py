@@ -60,7 +60,7 @@ class Reference:
 
         Raises:
             UserError: The reference's vocabulary lacks a token, a sequence exceeds its context, or
-                the model returns a log-probability that is no number.
+                the model returns a log-probability that is NaN.
         """
         sums = np.zeros(len(prompts), dtype=np.float64)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]

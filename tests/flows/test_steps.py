@@ -144,7 +144,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
             "sampled by earlier policies",
         ),
         (["score.oracle=judge", "score.judge.model=m"], r"needs judge\.url and judge\.model"),
-        ([*SERVED, "store=s3://b/store"], "s3://b/store, is no folder"),
+        ([*SERVED, "store=s3://b/store"], "s3://b/store is a bucket"),
         ([*SERVED, "execution.runner=docker"], "None for serve and None for score"),
         (
             [*SERVED, "execution.runner=docker", "execution.docker.network={serve: a, score: b}"],
