@@ -267,6 +267,11 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
     return {row: own[0].coefficient for row, own in best.items()}
 
 
+def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
+    """Mean rewards of the last iteration by the runs' names; runs without figures are left out."""
+    return {each.name: each.figures()["mean_reward"] for each in runs if each.figures()}
+
+
 def _is_preset(run: StudyRun) -> bool:
     row = run.row
     preset = with_fields(configured(row.configuration, {}), row.fields, row.configuration)

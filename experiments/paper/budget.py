@@ -10,9 +10,11 @@ from experiments.study import (
     KINDS,
     Row,
     StudyRun,
+    choose,
     finished,
     identities,
     listed,
+    mean_rewards,
     reported_runs,
     tuning_runs,
 )
@@ -33,7 +35,7 @@ def budget(
     parallel_runs: int = 1,
     kept: Path | None = None,
 ) -> dict[str, Any]:
-    """Estimates the runs of cells; coefficients that are not chosen yet count as their first value.
+    """Estimates the runs of cells; a coefficient without a finished tuning run is its first value.
 
     Arguments are those of :func:`experiments.study.tuning_runs`; parallel runs share the time
     evenly, and those whose results lie in ``kept`` cost nothing.
@@ -44,10 +46,12 @@ def budget(
     """
     runs: list[StudyRun] = []
     shown: list[dict[str, Any]] = []
+    chosen = {row: row.coefficients()[0] for row in rows if row.grid}
+    tuned = finished(tuning_runs(rows, overrides), kept)
+    chosen |= choose(tuned, mean_rewards(tuned))
     for row in rows:
-        first = {row: row.coefficients()[0]} if row.grid else {}
         own = tuning_runs([row], overrides, most_seeds)
-        own += reported_runs([row], overrides, first, most_seeds)
+        own += reported_runs([row], overrides, chosen, most_seeds)
         runs += own
         groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
         # The bandit has no runs of the flow `iterate`.

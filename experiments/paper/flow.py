@@ -88,9 +88,7 @@ def compute(
     with inputs_resolved_once():
         errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
         tuning = study.finished(study.tuning_runs(rows, config), kept)
-        done = {each.name: each.figures() for each in tuning}
-        rewards = {run: row["mean_reward"] for run, row in done.items() if row}
-        chosen = study.choose(tuning, rewards)
+        chosen = study.choose(tuning, study.mean_rewards(tuning))
         runs = study.reported_runs(asked, config, chosen, seeds)
         errors |= _compute(runs, parallel_runs, kept)
         reported = study.finished(study.reported_runs(rows, config, chosen), kept)

@@ -74,6 +74,15 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     accuracy = (*elsewhere, "--dry-run", "--set", "evaluation.correct_from=0.5")
     budget = json.loads(geb_ok(*accuracy, GEB_CONFIGS=str(configs)).stdout)
     assert budget["runs"] == 3, "the figures that are kept have no accuracy"
+    (best,) = kept.glob("*kappa_1-s0.json")
+    document = json.loads(best.read_text())
+    document["figures"]["mean_reward"] = 2.0
+    best.write_text(json.dumps(document))
+    table = configs / "paper/cells/small.csv"
+    table.write_text(table.read_text().replace(",0,0", ",0,1"))
+    budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
+    assert budget["cells"][-1]["runs"] == ["paper-tiny-kappa_1-s1"], "the best of what is kept"
+    table.write_text(table.read_text().replace(",0,1", ",0,0"))
     (configs / "letters.py").write_text(ORACLE.replace("26", "27"))
     budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
     assert budget["runs"] == 3, "another oracle is another run, of whatever name"
