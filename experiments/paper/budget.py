@@ -46,9 +46,9 @@ def budget(
     """
     runs: list[StudyRun] = []
     shown: list[dict[str, Any]] = []
-    chosen = {row: row.coefficients()[0] for row in rows if row.grid}
     tuned = finished(tuning_runs(rows, overrides), kept)
-    chosen |= choose(tuned, mean_rewards(tuned))
+    first = {row: row.coefficients()[0] for row in rows if row.grid}
+    chosen = {**first, **choose(tuned, mean_rewards(tuned))}
     for row in rows:
         own = tuning_runs([row], overrides, most_seeds)
         own += reported_runs([row], overrides, chosen, most_seeds)

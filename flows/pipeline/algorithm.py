@@ -46,11 +46,14 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = do(steps.train(iteration, policy, reference, pairs))
         policy = steps.trained(policy, trained)
-        reference = {
-            "previous": policy,
-            "initial": base,
-            "ema": Model(trained.at("ema")),
-        }[config.train.reference]
+        # "initial" stays what it is.
+        match config.train.reference:
+            case "previous":
+                reference = policy
+            case "ema":
+                reference = Model(trained.at("ema"))
+            case int(period) if iteration % period == 0:
+                reference = policy
         evaluate = f"{place}/evaluate"
         own = sample_and_score(steps, do, evaluate, evaluation, policy, test_prompts, base_samples)
         metrics = do(steps.evaluate(evaluate, own, base_samples, base, policy))

@@ -103,7 +103,7 @@ def _check_samples(config: RunConfig) -> None:
         raise ValueError(
             f"generate.mixture = {config.generate.mixture:g} with train.reference = 'previous', "
             "which is the policy that samples: there is nothing to mix it with; set "
-            "train.reference to 'initial' or 'ema'"
+            "train.reference to 'initial', 'ema' or a number of iterations"
         )
     lora = config.train.lora
     if lora.save == "adapter" and "vllm" in config.backends() and lora.rank > _VLLM_RANK:

@@ -204,7 +204,9 @@ def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
 
 
 def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, str]) -> str:
-    place = [str(part) for part in error["loc"]]
+    # Without the kinds of values that pydantic has tried, in a field that takes several.
+    kinds = ("literal[", "constrained-")
+    place = [str(part) for part in error["loc"] if not str(part).startswith(kinds)]
     name = ".".join(place) or "configuration"
     by = next((each for each in said if f"{name}.".startswith(f"{each}.")), None)
     name = name if by is None else f"--set {_cut(said[by])}: {name}"

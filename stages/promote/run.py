@@ -6,7 +6,6 @@ before and changes nothing. Numbers of versions and places of aliases go to ``re
 is telemetry.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import Any
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
+from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
@@ -72,15 +72,7 @@ def _checkpoint(ctx: StageContext[PromoteParams]) -> ArtifactInput:
 
 
 def _read_metrics(path: Path) -> dict[str, Any]:
-    try:
-        metrics = json.loads(path.read_text())
-        if not isinstance(metrics, dict):
-            raise ValueError(f"it holds a {type(metrics).__name__}, not metrics by name")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read as metrics: {error}", "pass metrics.json of the evaluate stage"
-        ) from error
-    return metrics
+    return read_record(path, dict[str, Any], "pass metrics.json of the evaluate stage")
 
 
 def _held_before(registry: ModelRegistry, own: ModelVersion, alias: Alias) -> ModelVersion | None:

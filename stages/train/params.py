@@ -1,6 +1,6 @@
 """Parameters of the train stage. Defaults are those of the paper's published code."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -82,8 +82,9 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""
     global_batch_pairs: int = Field(256, ge=1)
     """Pairs per optimizer step, over all processes. An epoch's last batch may be smaller."""
-    reference: Literal["previous", "initial", "ema"] = "previous"
-    """Whose model the `reference` input is; `ema` also writes the moved average."""
+    reference: Literal["previous", "initial", "ema"] | Annotated[int, Field(ge=2)] = "previous"
+    """Whose model the `reference` input is: the policy of every so many iterations for a number
+    (TR-DPO's hard update, arXiv 2404.09656); `ema` also writes the moved average."""
     ema_decay: float = Field(0.9, ge=0, le=1)
     """Share of the old reference that stays in the average per iteration."""
     reference_logprobs: Literal["model", "sampler"] = "model"

@@ -19,6 +19,7 @@ REFERENCES = {
     "previous": [BASE, TRAINED[0], TRAINED[1]],
     "initial": [BASE, BASE, BASE],
     "ema": [BASE, AVERAGED[0], AVERAGED[1]],
+    "2": [BASE, BASE, TRAINED[1]],
 }
 """Reference of training in each iteration, by ``train.reference``."""
 

@@ -176,8 +176,8 @@ def test_bad_inputs_are_refused(store, tmp_path):
             "^only checkpoints of this store can be registered\n",
             "pass the `checkpoint` of a train or sft artifact",
         ),
-        ({"metrics": [broken]}, {}, "cannot be read as metrics", of_evaluate),
-        ({"metrics": [listed]}, {}, "it holds a list, not metrics by name", of_evaluate),
+        ({"metrics": [broken]}, {}, "is damaged", of_evaluate),
+        ({"metrics": [listed]}, {}, "is damaged", of_evaluate),
         ({}, {"model_name": None}, "^the request names no model\n", "set `promote.model_name`"),
         ({"metrics": []}, {}, "lacks its input 'metrics'", ""),
     ]
