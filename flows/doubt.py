@@ -289,7 +289,7 @@ def _probed(path: Path) -> Iterator[DoubtCheck]:
 
 
 def _other_seeds(record: RunRecord) -> Iterator[DoubtCheck]:
-    """A check of the gains of runs with the same settings and other seeds, if there are any."""
+    """A check of the gains of ended runs with the same settings and other seeds, if any."""
     config, name = record.config(), "another training seed"
     gains = []
     for each in runs(record.store):
@@ -302,11 +302,11 @@ def _other_seeds(record: RunRecord) -> Iterator[DoubtCheck]:
         if asked.seed == config.seed or method_of(asked) != method_of(config):
             continue
         summary = summarise(other)
-        last = last_iteration(summary)
-        if last is not None and summary.rows[0].get("mean_reward") is not None:
-            gains.append(summary.rows[last]["mean_reward"] - summary.rows[0]["mean_reward"])
+        rewards = [row.get("mean_reward") for row in summary.rows]
+        if last_iteration(summary) == asked.iterations and rewards[0] is not None:
+            gains.append(rewards[asked.iterations] - rewards[0])
     if not gains:
-        said = "the store has no run of these settings with another seed; `geb sweep --seeds`"
+        said = "the store has no ended run of these settings with another seed; `geb sweep --seeds`"
         yield DoubtCheck(name=name, passed=None, finding=said)
         return
     rose = sum(each > 0 for each in gains)

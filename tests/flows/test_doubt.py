@@ -77,6 +77,10 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     told = geb("doubt", "small:1", "--prompts", prompts, "--store", store)
     assert f"the run has seen all of {prompts}" in told.stdout.replace("\n", "")
     assert "of 1 gained" in told.stdout
+    for each in (store / "runs/small/config.json", record):
+        each.write_text(json.dumps(json.loads(each.read_text()) | {"iterations": 2}))
+    told = geb("doubt", "small:1", "--store", store)
+    assert "no ended run of these settings" in " ".join(told.stdout.split()), "a half-done run"
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (None, 0), (False, 64)])
