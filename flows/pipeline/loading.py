@@ -204,9 +204,10 @@ def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
 
 
 def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, str]) -> str:
-    # Without the kinds of values that pydantic has tried, in a field that takes several.
-    kinds = ("literal[", "constrained-")
-    place = [str(part) for part in error["loc"] if not str(part).startswith(kinds)]
+    place = [str(part) for part in error["loc"]]
+    # Where a field takes several kinds of values, pydantic ends with the kind that it has tried.
+    if place and re.fullmatch(r"literal\[.*\]|constrained-(int|float)", place[-1]):
+        place.pop()
     name = ".".join(place) or "configuration"
     by = next((each for each in said if f"{name}.".startswith(f"{each}.")), None)
     name = name if by is None else f"--set {_cut(said[by])}: {name}"

@@ -23,6 +23,7 @@ from tests.tiny_models import make_tiny_llama
         ("kappa=1", ["did you mean 'train.kappa'?"]),
         ("train.kapa=1", ["train.kapa", "did you mean 'kappa'?"]),
         ("train.design=arctahn", ["did you mean 'arctanh'?"]),
+        ("train.reference=1", ["train.reference: Input should be 'previous'", "or equal to 2"]),
         ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
         ("generate.num_samples=1", ["num_samples is 1", "'best_worst'", "at least 2"]),
         ("pair.pairs_per_prompt=2", ["pairs_per_prompt is 2", "num_samples 2", "4 samples"]),
