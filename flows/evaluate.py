@@ -180,7 +180,7 @@ def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) 
         for shard in range(config.evaluation.num_shards)
     )
     metrics = made.read_json("metrics.json")
-    differences = adjusted(against_base(artifacts, config.evaluation, "evaluate", names=None))
+    differences = adjusted(against_base(artifacts, config.evaluation, "evaluate"))
     figures = SuiteFigures("", rows)
     return ModelComparison(models, made.address(), metrics, figures, responses, differences)
 

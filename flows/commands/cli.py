@@ -14,7 +14,6 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
-    causes,
     doctor,
     evaluate,
     fetch,
@@ -56,12 +55,34 @@ app = typer.Typer(
 )
 # In the order of the help.
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(init.init, fetch.fetch, run.run, run.resume, run.plan, run.report, schedules.schedule),
-    *(status.status, status.logs, evaluate.evaluate, evaluate.sweep),
-    *(causes.why, causes.what_if, causes.doubt, inspect.compare, inspect.lineage, inspect.fields),
-    *(models.models, models.promote, models.rollback, models.export, models.dataset, models.chat),
-    *(store.verify, store.gc, doctor.doctor, paper.bandit, paper.paper),
-    *(up.up, up.down, up.automations),
+    init.init,
+    fetch.fetch,
+    run.run,
+    run.resume,
+    run.plan,
+    run.report,
+    schedules.schedule,
+    status.status,
+    status.logs,
+    evaluate.evaluate,
+    evaluate.sweep,
+    inspect.compare,
+    inspect.lineage,
+    inspect.fields,
+    models.models,
+    models.promote,
+    models.rollback,
+    models.export,
+    models.dataset,
+    models.chat,
+    store.verify,
+    store.gc,
+    doctor.doctor,
+    paper.bandit,
+    paper.paper,
+    up.up,
+    up.down,
+    up.automations,
 )
 for command in _COMMANDS:
     app.command()(command)

@@ -19,11 +19,11 @@ from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import EXIT_USER, GebError, UserError
 from stages.store.base import Store
 from stages.store.opening import open_store
-from stages.store.registry import LATEST, Doubt, ModelRegistry, ModelVersion
+from stages.store.registry import LATEST, ModelRegistry, ModelVersion
 from stages.store.registry import Alias as AliasState
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
-_HEADER = ("model", "version", "aliases", "win rate", "mean reward", "doubts", "made by")
+_HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
 
 
@@ -33,23 +33,15 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     document, rows = {}, []
     for name in registry.names():
         versions, aliases = registry.versions(name), registry.aliases(name)
-        found = {each.version: registry.doubt(name, each.version) for each in versions}
-        doubts = {version: doubt for version, doubt in found.items() if doubt}
         document[name] = {
             "versions": [each.model_dump(mode="json") for each in versions],
             "aliases": {each.alias: each.version for each in aliases},
-            "doubts": {version: each.model_dump(mode="json") for version, each in doubts.items()},
         }
-        rows += [
-            _row(each, aliases, doubts.get(each.version), newest=each is versions[-1])
-            for each in versions
-        ]
-    answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=7))
+        rows += [_row(each, aliases, newest=each is versions[-1]) for each in versions]
+    answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=6))
 
 
-def _row(
-    version: ModelVersion, aliases: Sequence[AliasState], doubt: Doubt | None, *, newest: bool
-) -> list[str]:
+def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
     names = [each.alias for each in aliases if each.version == version.version]
     names += [LATEST] if newest else []
     return [
@@ -58,7 +50,6 @@ def _row(
         " ".join(f"@{alias}" for alias in names),
         _win_rate(version.metrics),
         formatted(version.metrics.get("mean_reward"), ".3f"),
-        doubt.verdict() if doubt else "-",
         f"{version.run}, {version.step}",
     ]
 
@@ -79,31 +70,13 @@ def promote(
     store: StorePath = "store",
     alias: Alias = "production",
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
-    doubted: Annotated[
-        bool, typer.Option(help="Only if `geb doubt` has found nothing against it.")
-    ] = False,
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
     registry = ModelRegistry(open_store(store))
     version, artifact = registry.resolve(model)
-    if doubted:
-        _require_doubted(registry, version)
     registry.set_alias(version.name, alias, version.version, reason=reason)
     where = artifact.address(version.checkpoint.path)
     console.print(f"{version.name}@{alias} is version {version.version}: {where}", markup=False)
-
-
-def _require_doubted(registry: ModelRegistry, version: ModelVersion) -> None:
-    """Refuses a version that no sceptic has looked at, or that did not survive."""
-    name, found = f"{version.name}:{version.version}", registry.doubt(version.name, version.version)
-    if found is None:
-        raise UserError(f"{name} has not been doubted", f"`geb doubt {name}` does it")
-    if found.failed:
-        raise UserError(
-            f"{name} {found.verdict()}; against it: {', '.join(found.failed)}",
-            f"`geb doubt {name}` shows what was found; without --doubted it is promoted all the "
-            "same",
-        )
 
 
 def rollback(

@@ -215,20 +215,16 @@ def run_of(store: Store, name: str) -> tuple[str, ModelVersion | None]:
     found = registry.find(name) if is_model else None
     if found is None:
         return name, None
-    require_made_by(RunRecord.existing(store, found.run), found)
-    return found.run, found
-
-
-def require_made_by(record: RunRecord, version: ModelVersion) -> None:
-    """Raises UserError if the run's present settings are not those that made a model's version."""
-    made = {each.key for each in record.steps() if each.state != "outdated"}
-    if version.checkpoint.key not in made:
+    record = RunRecord.existing(store, found.run)
+    current_keys = {step.key for step in record.steps() if step.state != "outdated"}
+    if found.checkpoint.key not in current_keys:
         raise UserError(
-            f"{version.name}:{version.version} was made by other settings of the run {version.run} "
+            f"{found.name}:{found.version} was made by other settings of the run {found.run} "
             "than it has now",
             f"start the run again with those settings ({record.path}/config-*.json has all that it "
             "had before), under a name of its own to keep both",
         )
+    return found.run, found
 
 
 def resume_command(name: str, store: str) -> str:

@@ -64,13 +64,11 @@ def export(store: Store, model: str, folder: Path, *, again: bool = False) -> Mo
     adapter_base = _adapter_base(store, version, artifact) if trained else None
     has_bonus = artifact.manifest.params.get("design", "none") != "none"
     values = {"version": version, "adapter_base": adapter_base, "has_bonus": has_bonus}
-    doubt = ModelRegistry(store).doubt(version.name, version.version)
     card = render(
         "model_card.md.jinja",
         **values,
         base=base_of(store, artifact),
         is_adapter=is_adapter,
-        doubt=doubt,
         figures=[
             (title, str(value) if isinstance(value, int) else f"{value:.4g}")
             for title, name in _FIGURES

@@ -267,9 +267,9 @@ def compared(
 
 
 def _every_paired(
-    place: tuple[str, str, str, int], before: Figures, now: Figures, names: Iterable[str] | None
+    place: tuple[str, str, str, int], before: Figures, now: Figures, names: Iterable[str]
 ) -> Iterator[Paired]:
-    for name in before if names is None else names:
+    for name in names:
         if name in before and name in now:
             yield from _paired((*place, name), means(before[name]), means(now[name]))
 
@@ -289,19 +289,11 @@ def against_base(
     artifacts: Mapping[str, Artifact],
     evaluation: Evaluation,
     step: str,
-    names: Sequence[str] | None = ("mean_reward",),
-    prefixes: tuple[str, str] = ("base", "policy"),
 ) -> list[Paired]:
-    """Compares figures of an evaluation's policy with its base's; those that are equal left out.
-
-    Without names of figures, all that both have are compared. ``prefixes`` begin the names of the
-    steps that sampled and scored base and policy.
-    """
-    both = zip(prefixes, (BASE, POLICY), strict=True)
-    base, policy = (
-        Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
-    )
-    return list(_every_paired((step, POLICY, BASE, 0), base, policy, names))
+    """Compares the figures that an evaluation's policy and base both have; equal ones left out."""
+    base = Samples.of(artifacts, evaluation, step, "base", BASE).figures()
+    policy = Samples.of(artifacts, evaluation, step, "policy", POLICY).figures()
+    return list(_every_paired((step, POLICY, BASE, 0), base, policy, base))
 
 
 def adjusted(found: Sequence[Paired]) -> list[Paired]:

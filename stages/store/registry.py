@@ -4,7 +4,6 @@ Layout under the store's root::
 
     models/<name>/versions/<n>.json    what version n is; never changed
     models/<name>/aliases/<alias>.json which version an alias means, and which it meant before
-    models/<name>/doubts/<n>.json      what `geb doubt` last found of version n
     models/<name>/lock                 held while a version or an alias is written
 
 Files appear by rename: a reader needs no lock and never sees half of one. The alias ``latest`` has
@@ -13,7 +12,7 @@ no file; it means the version registered last, whatever a crash may have interru
 
 import datetime
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -72,35 +71,6 @@ class Alias(_Record):
     """Versions that a rollback returns to, the next one last."""
     history: tuple[AliasMove, ...] = ()
     """Every move, oldest first."""
-
-
-class DoubtCheck(_Record):
-    """One attempt to refute a version's gain."""
-
-    name: str
-    passed: bool | None
-    """True if the gain survived; null if the check could not be made."""
-    finding: str
-
-
-class Doubt(_Record):
-    """All attempts to refute a version's gain."""
-
-    format: Literal[1] = 1
-    version: int
-    checks: tuple[DoubtCheck, ...]
-    time: str
-    """UTC, ISO 8601."""
-
-    @property
-    def failed(self) -> list[str]:
-        """Names of the checks that it did not survive."""
-        return [each.name for each in self.checks if each.passed is False]
-
-    def verdict(self) -> str:
-        """``survived 5 of 6``; checks that could not be made are not counted."""
-        made = sum(each.passed is not None for each in self.checks)
-        return f"survived {made - len(self.failed)} of {made}"
 
 
 def read(path: Path, kind: type[R]) -> R | None:
@@ -213,23 +183,6 @@ class ModelRegistry:
                     f"set the alias to one of the versions of {name} by hand",
                 )
             return _move(path, now, now.previous[-1], now.previous[:-1], "rollback", reason)
-
-    def record_doubt(self, name: str, version: int, checks: Sequence[DoubtCheck]) -> Doubt:
-        """Keeps what a sceptic found of a version, in place of what one found before.
-
-        Raises:
-            UserError: There is no such version.
-        """
-        found = Doubt(version=version, checks=tuple(checks), time=_now())
-        with self._locked(name):
-            self.version(name, version)
-            path = self._folder(name) / "doubts" / f"{version}.json"
-            write_atomically(path, found.model_dump_json(indent=2), durable=True)
-        return found
-
-    def doubt(self, name: str, version: int) -> Doubt | None:
-        """The last findings of a sceptic on a version; None without any."""
-        return read(self._folder(name) / "doubts" / f"{version}.json", Doubt)
 
     def names(self) -> list[str]:
         """Names of the registered models, in order."""

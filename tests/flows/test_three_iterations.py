@@ -5,11 +5,9 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.loop import (
@@ -90,24 +88,6 @@ def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path
     assert before["iteration-2/train"]["state"] == "crashed"
     geb_ok("resume", "small", "--store", store)
     assert result_digests(store) == result_digests(undisturbed, without="sft")
-
-
-def test_what_if_s_log_pi_ref_is_that_of_an_iteration_s_own_pairs(averaged: Path) -> None:
-    store = averaged.parent / "store"
-    # VPO's bonus is −(log π − log π_ref).
-    changes = ("--set", "train.design=vpo", "--set", "train.bonus_on=rejected")
-    *_, last = geb_json("what-if", "small", "--store", store, *changes)["iterations"]
-    found, column = manifests(store), "rejected_logprobs"
-    pairs, references = (
-        pq.read_table(
-            store / f"artifacts/{each}/{found[f'iteration-3/{each}']['key']}/{name}.parquet"
-        )
-        for each, name in (("pair", "pairs"), ("train", "reference_logprobs"))
-    )
-    own = (each[column].to_pylist()[-len(pairs) :] for each in (references, pairs))
-    log_pi_ref, log_pi = (fmean(map(sum, each)) for each in own)
-    assert abs(log_pi_ref - log_pi) > 1e-3
-    assert last["figures"][1]["bonus"] == pytest.approx(log_pi_ref - log_pi, rel=1e-4)
 
 
 def test_more_iterations_go_on_from_those_that_are_done(averaged: Path) -> None:

@@ -51,8 +51,6 @@ ELSEWHERE = {
     "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_column",
     "geb up": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
     "geb down": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
-    "geb doubt": "tests/flows/test_doubt.py::test_a_promotion_asks_for_the_doubts",
-    "geb promote quickstart:3 --doubted": "tests/flows/test_doubt.py::test_checks_that_were",
     "geb evaluate CONFIG MODEL --suite alpaca_eval": "tests/flows/test_suites.py::--export",
     "geb run configs/quickstart.yaml --set store=s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
