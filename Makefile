@@ -98,11 +98,12 @@ chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED
 		--faults $(or $(FAULTS),2) --orphan-seconds $(or $(ORPHAN_SECONDS),10) \
 		--parallel $(or $(PARALLEL),1) $(if $(OUT),--out $(OUT)) $(if $(TABLE),--table $(TABLE))
 
-check: setup ## Lint, types, import rules
+check: setup ## Lint, types, import rules, and the figures that may only fall (scripts/measures.py)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/measures.py
 
 format: setup ## Format and mend what can be mended
 	$(BIN)/ruff format .
