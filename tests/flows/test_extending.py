@@ -147,55 +147,13 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
 
 
-# A package with a place that starts stages as child processes of this one.
-CHILDREN = """
-import subprocess
-import sys
-from dataclasses import dataclass
-
-from flows.runners.attempt_log import write_request
-from flows.runners.base import Ending, program_of, supervised
-
-
-@dataclass
-class Child:
-    process: subprocess.Popen
-    title: str = "a child"
-    num_nodes: int = 1
-
-
-class Children:
-    name = "children"
-
-    def __init__(self, execution):
-        self.settings = execution.runner_settings
-        self.grace_seconds = execution.grace_seconds
-
-    def find(self, request, on_event, stopping):
-        return None
-
-    def submit(self, request, on_event, stopping):
-        program = program_of(request, write_request(request))
-        command = supervised(sys.executable, self.grace_seconds, program=program)
-        pipe = subprocess.PIPE
-        return Child(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
-
-    def follow(self, work, request, logs, on_event, stopping, check_owner):
-        logs[0].write(f"{self.settings}\\n")
-        for line in work.process.stdout:
-            logs[0].handle_line(line, on_event)
-        return [Ending("exited", work.process.wait())]
-
-    def end(self, works):
-        for work in works:
-            work.process.terminate()
-
-    def close(self, work):
-        work.process.communicate()
-
-    def has_running(self, request):
-        return False
-"""
+# The place that docs/python.md shows: it starts stages as child processes of this one.
+PAGE = (ROOT / "docs/python.md").read_text()
+[CHILDREN] = [
+    block
+    for block in re.findall(r"^```python\n([^`]*)^```", PAGE, re.M)
+    if "class Children" in block
+]
 
 
 def test_a_runner_of_another_package_is_an_entry_point(

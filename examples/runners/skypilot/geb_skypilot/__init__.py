@@ -1,1 +1,0 @@
-"""Runner of geb whose stages are managed jobs of SkyPilot."""
