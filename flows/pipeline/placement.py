@@ -168,8 +168,7 @@ class KubernetesSettings(PodSettings):
     be root then."""
     pending_seconds: float = Field(600, gt=0)
     """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
-    Waiting for its scheduling gates or in a suspended JobSet, as in a queue of Kueue, does not
-    count."""
+    Waiting for its scheduling gates, as in a queue of Kueue, does not count."""
 
     def volume_at(self, place: Path) -> tuple[Path, ClaimMount] | None:
         """The innermost volume that holds a path, with the path at which it is mounted."""

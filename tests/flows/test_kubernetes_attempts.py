@@ -19,7 +19,7 @@ from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, LogReader
 from flows.runners.kubernetes.identity import annotations_for, labels_for
 from flows.runners.kubernetes.runner import reap
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.events import Event
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -108,73 +108,69 @@ def test_an_api_server_that_is_silent_is_told_and_that_it_answers_again(request_
     assert "the API server here answers again" in notices
 
 
-class Gang(Pods):
-    """A cluster with a JobSet, as it is seen time after time; the last view stays."""
+class Views(Pods):
+    """Two pods, as they are seen time after time; the last view stays."""
 
-    def __init__(self, *views: dict[str, Any]) -> None:
+    def __init__(self, *views: list[dict[str, Any]]) -> None:
         super().__init__(("", 0))
         self._views = list(views)
 
     def look(self) -> tuple[float, dict[str, Any]]:
-        return time.monotonic(), self._views.pop(0) if len(self._views) > 1 else self._views[0]
+        pods = self._views.pop(0) if len(self._views) > 1 else self._views[0]
+        return time.monotonic(), {pod["metadata"]["name"]: pod for pod in pods}
 
     def events(self, name: str) -> list[Any]:
-        return []
+        return [{"reason": "Killing", "message": "Stopping container stage"}]
 
 
-def jobset(*pods: dict[str, Any], suspend: bool = False) -> dict[str, Any]:
-    """A JobSet and its pods, by their places."""
-    made = {"kind": "JobSet", "metadata": {"name": "geb-x"}, "spec": {"suspend": suspend}}
-    return {"geb-x": made} | {f"geb-x-{number}": each for number, each in enumerate(pods)}
-
-
-def deleted(code: int | None = 143, *, ready: str = "True") -> dict[str, Any]:
+def deleted(name: str, code: int | None = 143, *, ready: str = "True") -> dict[str, Any]:
     """A deleted pod that has ended with an exit code, or not yet."""
-    made = pod("any", code)
+    made = pod(name, code)
     made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     made["status"]["conditions"] = [{"type": "Ready", "status": ready}]
     return made
 
 
-def follow_gang(request: Request, *views: dict[str, Any]) -> list[Ending]:
-    cluster: Any = Gang(*views)
+def gated(name: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [{"image": "geb-torch:1"}], "schedulingGates": [{"name": "queue"}]},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+
+
+def follow_views(request: Request, *views: list[dict[str, Any]]) -> list[Ending]:
+    cluster: Any = Views(*views)
     settings = KubernetesSettings(pending_seconds=0.005)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "_TICK_SECONDS", 0.01)
-        return PodAttempt(
-            cluster, request, Execution(kubernetes=settings), "geb-x", print, has_jobset=True
-        ).follow(cluster, [], lambda: None, threading.Event())
+        return PodAttempt(cluster, request, Execution(kubernetes=settings), "geb-x", print).follow(
+            cluster, [], lambda: None, threading.Event()
+        )
 
 
-def test_time_in_a_queue_is_not_time_in_which_a_gang_should_have_started(request_: Request) -> None:
-    queued = jobset(suspend=True)
-    endings = follow_gang(request_, queued, queued, jobset(pod("first", 0), pod("second", 0)))
+def test_time_in_a_queue_is_not_time_in_which_pods_should_have_started(request_: Request) -> None:
+    queued = [gated("geb-x-0"), gated("geb-x-1")]
+    ended = [pod("geb-x-0", 0), pod("geb-x-1", 0)]
+    endings = follow_views(request_, queued, queued, ended)
     assert [each.code for each in endings] == [0, 0]
 
 
-def test_a_jobset_whose_controller_does_nothing_is_told(request_: Request) -> None:
-    with pytest.raises(StageFailedError, match="its JobSet makes no pod") as caught:
-        follow_gang(request_, jobset())
-    assert "kubectl describe jobset" in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("view", "kinds", "said"),
+    ("second", "message"),
     [
-        (jobset(pod("first", 1), deleted()), ["exited", "exited"], ""),
-        (jobset(deleted(), deleted()), ["taken", "taken"], "somebody deleted its pod"),
-        (jobset(deleted(1), deleted()), ["exited", "taken"], "somebody deleted its pod"),
-        (jobset(deleted(), deleted(None, ready="False")), ["exited", "taken"], "does not answer"),
-        (jobset(deleted(), deleted(), suspend=True), ["taken", "taken"], "was suspended"),
+        (deleted("geb-x-1"), "last events: Killing: Stopping container stage"),
+        (deleted("geb-x-1", None, ready="False"), "does not answer"),
     ],
-    ids=["failed", "deleted", "deleted, then failed", "lost", "suspended"],
+    ids=["deleted", "lost"],
 )
-def test_a_pod_that_its_jobset_deleted_is_told_from_one_that_was_taken(
-    request_: Request, view: dict[str, Any], kinds: list[str], said: str
+def test_a_pod_that_somebody_else_deleted_was_taken(
+    request_: Request, second: dict[str, Any], message: str
 ) -> None:
-    endings = follow_gang(request_, view)
-    assert [each.kind for each in endings] == kinds
-    assert said in endings[1].message
+    _, ending = follow_views(request_, [pod("geb-x-0", 1), second])
+    assert ending.kind == "taken"
+    assert message in ending.message
 
 
 LINES = [b"2026-01-01T00:00:00.1Z one", b"2026-01-01T00:00:00.2Z two"]
@@ -228,15 +224,12 @@ class NodeIsGone:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         return [self._pod]
 
-    def jobsets(self, selector: str) -> list[dict[str, Any]]:
-        return []
-
     def log(self, name: str, **_: object) -> Iterator[bytes]:
         yield b"one line"
         raise ProtocolError("Connection broken")
 
-    def delete(self, pod: dict[str, Any]) -> None:
-        self.deleted.append(pod["metadata"]["name"])
+    def delete_pod(self, name: str) -> None:
+        self.deleted.append(name)
 
 
 def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) -> None:

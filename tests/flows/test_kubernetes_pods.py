@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import jsonschema
 import pytest
 import yaml
 
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
 from flows.runners.kubernetes.attempt import tell_image
-from flows.runners.kubernetes.manifest import Attempt, attempt_name, jobset_for, pods_for
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.manifest import software_versions
 from stages.contract.request import FileInput, Request, Resources
@@ -287,27 +286,6 @@ def closed(schema: Any) -> Any:
         return schema
     rest = {"additionalProperties": False} if "properties" in schema else {}
     return rest | {key: closed(value) for key, value in schema.items()}
-
-
-def test_a_jobset_of_several_nodes_has_what_its_definition_takes(store: Store) -> None:
-    request = request_of(store, TrainParams(), resources=Resources(nodes=3), run="long" * 20)
-    first, other, _ = pods(request, **EVERYTHING)
-    made = jobset_for(attempt_at(request, **EVERYTHING))
-    definition = yaml.safe_load((ROOT / "tests/kubernetes/jobsets.yaml").read_text())
-    [version] = definition["spec"]["versions"]
-    assert made["apiVersion"] == f"{definition['spec']['group']}/{version['name']}"
-    jsonschema.validate(made, closed(version["schema"]["openAPIV3Schema"]))
-    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-    jobs = made["spec"]["replicatedJobs"]
-    assert [each["replicas"] for each in jobs] == [1, 2]
-    for job, bare in zip(jobs, (first, other), strict=True):
-        assert len(f"{made['metadata']['name']}-{job['name']}-100") <= 63
-        template = job["template"]["spec"]["template"]
-        assert template["spec"]["containers"] == bare["spec"]["containers"]
-        # Kueue would admit each by itself.
-        assert not any(
-            name.startswith("kueue.x-k8s.io/") for name in template["metadata"]["labels"]
-        )
 
 
 @pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])

@@ -15,18 +15,15 @@ from flows.execution.cancellation import remove_containers
 from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.identity import jobset_of
 from flows.runners.kubernetes.runner import KubernetesPlace, reap
-from stages.contract.errors import PreemptedError
 from stages.contract.events import Log
 from stages.contract.request import Resources
 from stages.store.base import Store
-from tests.at_work import at_work, hangs, said
+from tests.at_work import at_work
 from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
 from tests.flows.probe_flow import probes
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, Namespace, kubectl
-from tests.kubernetes.jobsets import QUEUE, JobSets, jobsets
 from tests.kubernetes.pods import execution, probe_settings, request_for, runner
 from tests.orchestrators import orchestrator
 
@@ -44,7 +41,7 @@ def section(settings: KubernetesSettings) -> dict[str, Any]:
     ("changes", "said"),
     [
         ({"volumes": {"/nowhere": {"claim": "nothing"}}}, "there is no claim 'nothing'"),
-        ({"priority_class": "nothing"}, "kubectl get priorityclasses"),
+        ({"priority_class": "nothing"}, "no PriorityClass with name nothing"),
         ({"namespace": "nothing"}, "correct execution.kubernetes.namespace"),
         ({"image": "Not A Name"}, "no image can be called 'Not A Name'"),
         ({"extra_resources": {"nothing": 1}}, "Invalid value"),
@@ -62,20 +59,6 @@ def test_a_plan_names_what_the_cluster_would_refuse(
     assert not (tmp_path / "store/artifacts").exists()
 
 
-def test_a_quota_that_a_pod_alone_exceeds_is_told_by_the_plan(
-    cluster: Namespace, tmp_path: Path
-) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
-    cluster.apply(quota | {"spec": {"hard": {"limits.cpu": "250m"}}})
-    try:
-        settings = cluster.settings(tmp_path / "store")
-        done = geb("plan", write_config(tmp_path, execution=section(settings), resources=RESOURCES))
-    finally:
-        kubectl("-n", cluster.name, "delete", "resourcequota", "small")
-    assert done.returncode == 64
-    assert "the quota 'small' of the namespace does not allow the pod" in done.stderr
-
-
 def test_the_loop_gives_the_artifacts_of_the_process_runner(
     cluster: Namespace, finished: Path, tmp_path: Path
 ) -> None:
@@ -90,13 +73,12 @@ def test_the_loop_gives_the_artifacts_of_the_process_runner(
 
 @contextlib.contextmanager
 def killed_orchestrator(
-    cluster: Namespace, store: Store, death: str, until: str = "pids ", **params: Any
+    cluster: Namespace, store: Store, death: str, **params: Any
 ) -> Iterator[Any]:
-    """Settings and request of an orchestrator that is killed while its probe hangs, or waits."""
+    """Settings and request of an orchestrator that is killed while its probe hangs."""
     request = request_for(store, **params)
-    queue = {"labels": {QUEUE: "research"}} if until == "queued" else {}
-    settings = probe_settings(cluster, request, **queue)
-    with orchestrator(request, execution(settings, on_orchestrator_death=death), until):
+    settings = probe_settings(cluster, request)
+    with orchestrator(request, execution(settings, on_orchestrator_death=death)):
         pass
     try:
         yield request, settings
@@ -155,63 +137,20 @@ def test_the_hook_of_a_flow_run_that_was_killed_removes_its_pods(
         assert cluster.pods() == []
 
 
-@pytest.fixture
-def there(cluster: Namespace) -> Iterator[JobSets]:
-    """JobSets of the namespace, none of which may be left after the test."""
-    with jobsets(cluster) as made:
-        yield made
-        wait_until(lambda: not made.names() and not cluster.pods())
-
-
-GANG: dict[str, Any] = {"resources": Resources(nodes=2), "behaviour": "hang"}
-
-
 @pytest.mark.alone
-def test_a_gang_waits_in_its_queue_and_is_preempted_when_that_takes_its_room(
-    store: Store, cluster: Namespace, there: JobSets
+def test_pods_of_a_dead_orchestrator_are_taken_over_or_removed_together(
+    store: Store, cluster: Namespace
 ) -> None:
-    request = request_for(store, **GANG)
-    chosen = runner(probe_settings(cluster, request, labels={QUEUE: "research"}))
-    with at_work(request, chosen, lambda event: "queued" in str(event)) as work:
-        [queued] = there.names()
-        assert cluster.pods() == []
-        there.suspend(queued, to=False)
-        wait_until(lambda: any(hangs(each) for each in work.heard))
-        assert not any(QUEUE in pod["metadata"]["labels"] for pod in cluster.pods())
-        there.suspend(queued, to=True)
-        error = work.join()
-    assert isinstance(error, PreemptedError)
-    assert "its JobSet was suspended: its queue needs the room" in str(error)
-
-
-@pytest.mark.alone
-def test_a_gang_of_a_dead_orchestrator_is_taken_over_or_removed_at_once(
-    store: Store, cluster: Namespace, there: JobSets
-) -> None:
-    with killed_orchestrator(cluster, store, "keep", **GANG) as (request, settings):
+    gang = {"resources": Resources(nodes=2), "behaviour": "hang"}
+    with killed_orchestrator(cluster, store, "keep", **gang) as (request, settings):
         pods = [pod["metadata"]["uid"] for pod in cluster.pods()]
         with at_work(request, runner(settings)):
             assert [pod["metadata"]["uid"] for pod in cluster.pods()] == pods, "the same ones"
-    with killed_orchestrator(cluster, store, "keep", **GANG) as (_, settings):
-        [name] = there.names()
+    with killed_orchestrator(cluster, store, "keep", **gang) as (_, settings):
+        names = {pod["metadata"]["name"] for pod in cluster.pods()}
         KubernetesPlace(execution(settings))
-        said = f"removed JobSet {name}: its orchestrator is gone"
-        assert reap(Cluster(settings), keep_running=False) == [said]
-
-
-@pytest.mark.alone
-def test_a_gang_that_is_taken_over_in_its_queue_starts_when_that_has_room(
-    store: Store, cluster: Namespace, there: JobSets
-) -> None:
-    with killed_orchestrator(cluster, store, "keep", "queued", **GANG) as (request, settings):
-        queued = there.names()
-        with at_work(request, runner(settings), lambda event: "queued" in str(event)) as work:
-            assert said(work.heard)[0].startswith(f"taking over JobSet {queued[0]}")
-            assert there.names() == queued, "in its place of the queue"
-            assert cluster.pods() == []
-            there.suspend(queued[0], to=False)
-            wait_until(lambda: any(hangs(each) for each in work.heard))
-            assert {jobset_of(pod) for pod in cluster.pods()} == {*queued}
+        lines = {f"removed pod {name}: its orchestrator is gone" for name in names}
+        assert set(reap(Cluster(settings), keep_running=False)) == lines
 
 
 def test_doctor_tells_what_pods_see_from_their_nodes(

@@ -12,7 +12,7 @@ from kubernetes import client
 
 from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
-from flows.runners.kubernetes.client import JOBSET_RIGHTS, RIGHTS
+from flows.runners.kubernetes.client import RIGHTS
 from flows.runners.kubernetes.runner import check_pods
 from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError, UserError
@@ -123,7 +123,7 @@ def test_the_role_is_what_the_runner_uses_and_no_more(
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == set(RIGHTS) | set(JOBSET_RIGHTS)
+    assert granted == set(RIGHTS)
 
 
 def _right(method: str, url: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Training on two nodes of a real cluster, in pods and a JobSet, undisturbed and disturbed."""
+"""Training on two nodes of a real cluster, in pods, undisturbed and disturbed."""
 
 import contextlib
 from pathlib import Path
@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from flows.runners.kubernetes.identity import place_of
+from flows.runners.kubernetes.identity import NODE, label
 from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric
 from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
-from tests.kubernetes.jobsets import jobsets
 from tests.kubernetes.pods import runner
 from tests.two_nodes import Fault, killed, make_inputs, outlives, train, training
 
@@ -29,9 +28,9 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
     cluster: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     inputs = make_inputs(tmp_path_factory.mktemp("inputs"))
-    request, calm, gang = (
+    request, calm = (
         training(inputs, tmp_path / name, cpus=CPUS, timeout_seconds=3600)
-        for name in ("store", "calm", "gang")
+        for name in ("store", "calm")
     )
 
     def chosen(store: str = request.store) -> PlaceRunner[Any]:
@@ -47,8 +46,8 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
     assert len(set(places.values())) == 2, "each pod on a machine of its own"
 
     def node_of(number: int) -> str:
-        places = {place_of(pod)[-2:]: pod["spec"]["nodeName"] for pod in cluster.pods()}
-        return places[f"-{number}"]
+        places = {label(pod, NODE): pod["spec"]["nodeName"] for pod in cluster.pods()}
+        return str(places[str(number)])
 
     def node_frozen(*_: object) -> contextlib.AbstractContextManager[None]:
         return frozen(node_of(1))
@@ -67,17 +66,4 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
         Fault(first_node_powered_off, chosen, PreemptedError, lost),
     ]
     outlives(request, faults, undisturbed)
-    with jobsets(cluster) as there:
-
-        def of_jobset() -> PlaceRunner[Any]:
-            assert there.names() == [], "none is left of the attempt before"
-            return chosen(gang.store)
-
-        def cut_off(*_: object) -> contextlib.AbstractContextManager[None]:
-            assert len(there.names()) == 1
-            return node_cut_off()
-
-        both = [Fault(killed, of_jobset, message="SIGKILL")]
-        both.append(Fault(cut_off, of_jobset, PreemptedError, lost))
-        outlives(gang, both, undisturbed)
     assert cluster.pods() == []

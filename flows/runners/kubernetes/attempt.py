@@ -1,8 +1,7 @@
 """One attempt at a stage in its pods: their start, their output and their ends.
 
 The first pod runs the stage's program, whose artifact and exit code count. Its end, and the failure
-of another one, is the end of all: the others are asked to end, and get their grace period. If they
-have a JobSet, its controller makes them, and deletes the others after a failure.
+of another one, is the end of all: the others are asked to end, and get their grace period.
 """
 
 import contextlib
@@ -21,21 +20,16 @@ from flows.runners.attempt_log import AttemptLog
 from flows.runners.base import SUPERVISOR_SECONDS, Ending, OnEvent, PlaceNotice
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, LogReader
 from flows.runners.kubernetes.diagnosis import (
-    DELETED,
     Event,
-    Obstacle,
     ending_of,
-    has_ended,
     has_started,
     image_id_of,
     is_asked_to_end,
     is_lost,
-    is_suspended,
-    obstacle_before,
     obstacle_of,
     why_taken,
 )
-from flows.runners.kubernetes.identity import JobSet, Pod, job_of, name_of
+from flows.runners.kubernetes.identity import Pod
 from flows.runners.place import PlaceAwayError, Poller, SilenceTeller
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
@@ -57,10 +51,10 @@ _AWAY = (ApiException, *UNREACHABLE)
 
 
 class _Node:
-    """One pod, and how it ended; ``place``: :func:`flows.runners.kubernetes.identity.place_of`."""
+    """One pod, and how it ended."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.pod: Pod | None = None
         self.ending: Ending | None = None
         self.reader: LogReader | None = None
@@ -68,23 +62,9 @@ class _Node:
         self.waits_since = self.events_at = time.monotonic()
         self.told = ""
 
-    @property
-    def name(self) -> str:
-        """Name of its pod; a JobSet's controller names those that it makes."""
-        return self.place if self.pod is None else name_of(self.pod)
-
-    @property
-    def ended_first(self) -> bool:
-        """True if it failed or was taken by itself, so that others may have ended for that."""
-        if self.pod is None or self.ending is None or self.ending.code == EXIT_OK:
-            return False
-        if self.ending.kind == "taken":
-            return self.ending.message != DELETED
-        return not is_asked_to_end(self.pod)
-
 
 class PodAttempt:
-    """The pods of one attempt, which a JobSet makes if there is one (``has_jobset``)."""
+    """The pods of one attempt."""
 
     def __init__(
         self,
@@ -93,16 +73,11 @@ class PodAttempt:
         execution: Execution,
         name: str,
         on_event: OnEvent,
-        *,
-        has_jobset: bool = False,
     ) -> None:
         self._cluster = cluster
         self._request = request
         self._pending_seconds = execution.kubernetes.pending_seconds
         self._on_event = on_event
-        self._name = name
-        self._has_jobset = has_jobset
-        self._jobset: JobSet | None = None
         self.num_nodes = request.resources.nodes
         self._nodes = [_Node(f"{name}-{number}") for number in range(self.num_nodes)]
         self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
@@ -116,9 +91,7 @@ class PodAttempt:
 
     @property
     def title(self) -> str:
-        """Name of the JobSet, or names of the pods."""
-        if self._has_jobset:
-            return f"JobSet {self._name}"
+        """Names of the pods."""
         return f"pods {', '.join(node.name for node in self._nodes)}"
 
     def follow(
@@ -146,29 +119,19 @@ class PodAttempt:
                 if stopping.is_set() or self._is_decided():
                     self._end_all()
                     continue
-                for number, node in enumerate(self._nodes):
+                for node in self._nodes:
                     if node.ending is None:
-                        self._check_start(number, node)
+                        self._check_start(node)
         finally:
             for node in self._nodes:
                 if node.reader is not None:
                     ended = node.ending is not None and node.ending.kind != "taken"
                     node.reader.finish(node_answers=ended)
             self._pass_on(logs)
-        return self._endings()
-
-    def _endings(self) -> list[Ending]:
-        """Endings of the pods; one that JobSet deleted for another one's end counts as stopped."""
-        endings = [node.ending for node in self._nodes if node.ending is not None]
-        if not (self._has_jobset and any(node.ended_first for node in self._nodes)):
-            return endings
-        stopped = Ending("exited", EXIT_STOPPED)
-        return [stopped if each.message == DELETED else each for each in endings]
+        return [node.ending for node in self._nodes if node.ending is not None]
 
     def remove(self) -> None:
         """Removes the pods, running or not; without an API server the reaper finds them."""
-        if self._has_jobset:
-            _insist(lambda: self._cluster.delete_jobset(self._name))
         for node in self._nodes:
             grace = 0 if node.pod is not None and is_lost(node.pod) else None
             _insist(partial(self._cluster.delete_pod, node.name, grace_seconds=grace))
@@ -182,7 +145,7 @@ class PodAttempt:
                 wait = 0
 
     def _look(self, poller: Poller[Pod]) -> None:
-        seen_at, things = poller.look()
+        seen_at, pods = poller.look()
         self._silence.look(poller.silent_seconds)
         if (silent := time.monotonic() - max(seen_at, self._began)) > _API_SECONDS:
             raise PlaceAwayError(
@@ -191,15 +154,12 @@ class PodAttempt:
             )
         # Pods may be younger than the list.
         if seen_at > self._began:
-            self._jobset = things.get(self._name)
             for number, node in enumerate(self._nodes):
                 if node.ending is None:
-                    self._see(number, node, things.get(node.place))
+                    self._see(number, node, pods.get(node.name))
 
     def _see(self, number: int, node: _Node, pod: Pod | None) -> None:
         if pod is None:
-            if node.pod is None and self._makes_pods():
-                return
             stopped = Ending("exited", EXIT_STOPPED)
             node.ending = stopped if node.is_ended_by_us else self._taken(node)
             return
@@ -224,20 +184,11 @@ class PodAttempt:
             ending = Ending("exited", EXIT_STOPPED)
         node.ending = ending
 
-    def _makes_pods(self) -> bool:
-        """True if the JobSet makes a pod that is not there yet, some time."""
-        return self._jobset is not None and not (
-            has_ended(self._jobset) or is_asked_to_end(self._jobset)
-        )
-
     def _taken(self, node: _Node) -> Ending:
         return Ending("taken", None, self._why_taken(node))
 
     def _why_taken(self, node: _Node) -> str:
-        why = why_taken(node.pod, self._events_of(node.name))
-        if why == DELETED and self._jobset is not None and is_suspended(self._jobset):
-            return "its JobSet was suspended: its queue needs the room"
-        return why
+        return why_taken(node.pod, self._events_of(node.name))
 
     def _is_decided(self) -> bool:
         """True once the first pod has ended, or another one failed, and the cause had its time."""
@@ -263,49 +214,35 @@ class PodAttempt:
                 node.ending = Ending("taken", None, "its node does not answer")
             elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
                 with contextlib.suppress(*_AWAY):
-                    if node.pod is None and self._has_jobset:
-                        self._cluster.delete_jobset(self._name)
-                    else:
-                        # The others that have ended keep their logs.
-                        self._cluster.delete_pod(node.name)
+                    # The others that have ended keep their logs.
+                    self._cluster.delete_pod(node.name)
                     node.is_ended_by_us = True
 
-    def _obstacle_of(self, number: int, node: _Node, *, events: bool) -> Obstacle | None:
+    def _check_start(self, node: _Node) -> None:
+        pod = node.pod
+        # A pod of which nothing has been seen yet has time.
+        if pod is None or has_started(pod):
+            return
         stage = self._request.stage
-        if node.pod is not None:
-            return obstacle_of(node.pod, stage, self._events_of(node.name) if events else ())
-        assert self._jobset is not None
-        job = job_of(self._name, number)
-        return obstacle_before(self._jobset, stage, self._events_of(job) if events else ())
-
-    def _check_start(self, number: int, node: _Node) -> None:
-        if node.pod is not None and has_started(node.pod):
-            return
-        if node.pod is None and self._jobset is None:
-            # Nothing has been seen of it yet.
-            return
         now = time.monotonic()
-        obstacle = self._obstacle_of(number, node, events=False)
+        obstacle = obstacle_of(pod, stage)
         if obstacle is None and now - node.events_at > _EVENTS_SECONDS:
             node.events_at = now
-            obstacle = self._obstacle_of(number, node, events=True)
-        what, unclear = "pod", "the pod does not start"
-        if node.pod is None:
-            what, unclear = "jobset", "its JobSet makes no pod"
-        message = obstacle.message if obstacle else unclear
+            obstacle = obstacle_of(pod, stage, self._events_of(node.name))
+        message = obstacle.message if obstacle else "the pod does not start"
         if obstacle is not None and message != node.told:
             node.told = message
             self._on_event(PlaceNotice(level="warning", message=f"waiting: {message}"))
         if obstacle is not None and obstacle.wait == "always":
             node.waits_since = now
-        said = f"{self._request.place}: {message}"
+        message = f"{self._request.place}: {message}"
         if obstacle is not None and obstacle.wait == "never":
-            raise UserError(said, obstacle.remedy)
+            raise UserError(message, obstacle.remedy)
         if now - node.waits_since > self._pending_seconds:
             limit = f"{self._pending_seconds:g} s, execution.kubernetes.pending_seconds"
             if obstacle is not None:
-                raise UserError(f"{said} (for {limit})", obstacle.remedy)
-            raise StageFailedError(f"{said} (for {limit}); `kubectl describe {what}` may say why")
+                raise UserError(f"{message} (for {limit})", obstacle.remedy)
+            raise StageFailedError(f"{message} (for {limit}); `kubectl describe pod` may say why")
 
     def _events_of(self, name: str) -> list[Event]:
         try:

@@ -1,16 +1,14 @@
-"""Requests of the runner to a cluster: pods, JobSets, logs, events of one namespace, its rights.
+"""Requests of the runner to a cluster: pods, logs, events of one namespace, its rights.
 
 Objects are plain dictionaries, as the API has them: the client's models take a multiple of the
 time, and refuse what their version of the API did not know.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from http.client import BAD_REQUEST, FORBIDDEN, NOT_FOUND
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
-from flows.runners.kubernetes.identity import JOBSET_API, JobSet, Pod, is_jobset, name_of
+from flows.runners.kubernetes.identity import Pod
 from stages.contract.errors import StageFailedError, UserError
 
 UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
@@ -51,29 +49,15 @@ class Cluster:
         self.server = str(made.host)
         connection = client.ApiClient(made)
         self._api = client.CoreV1Api(connection)
-        self._custom = client.CustomObjectsApi(connection)
-        self._groups = client.ApisApi(connection)
         self._authorization = client.AuthorizationV1Api(connection)
 
-    @cached_property
-    def has_jobsets(self) -> bool:
-        """True if the cluster has the resource definition of JobSets."""
-        name, version = JOBSET_API
-        groups = _asked(self._groups.get_api_versions)["groups"]
-        versions = [each["versions"] for each in groups if each["name"] == name]
-        return any(each["version"] == version for each in itertools.chain(*versions))
-
-    def create(self, manifest: Pod | JobSet, *, dry_run: bool = False) -> None:
-        """Creates a pod or JobSet; its errors: :func:`flows.runners.kubernetes.diagnosis.refused`.
+    def create(self, manifest: Pod, *, dry_run: bool = False) -> None:
+        """Creates a pod; its errors: :func:`flows.runners.kubernetes.diagnosis.refused`.
 
         In a dry run the API server checks and admits it, and makes none.
         """
         options = {"dry_run": "All"} if dry_run else {}
-        if is_jobset(manifest):
-            create, place = self._custom.create_namespaced_custom_object, self._jobset_place
-        else:
-            create, place = self._api.create_namespaced_pod, (self.namespace,)
-        _asked(create, *place, dict(manifest), **options)
+        _asked(self._api.create_namespaced_pod, self.namespace, dict(manifest), **options)
 
     def claim(self, name: str) -> dict[str, Any]:
         """A persistent volume claim."""
@@ -87,30 +71,11 @@ class Cluster:
         own.
         """
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
-        _unless_missing(self._api.delete_namespaced_pod, name, self.namespace, **options)
-
-    def delete_jobset(self, name: str) -> None:
-        """Deletes a JobSet, whose pods are asked to end; nothing happens if there is none."""
-        delete = self._custom.delete_namespaced_custom_object
-        _unless_missing(delete, *self._jobset_place, name, propagation_policy="Foreground")
-
-    def delete(self, thing: Pod | JobSet) -> None:
-        """Deletes a pod or a JobSet."""
-        (self.delete_jobset if is_jobset(thing) else self.delete_pod)(name_of(thing))
-
-    def jobsets(self, selector: str) -> list[dict[str, Any]]:
-        """JobSets with the labels of a selector; none on a cluster that does not know them."""
-        if not self.has_jobsets:
-            return []
-        ask = self._custom.list_namespaced_custom_object
-        found: list[dict[str, Any]] = _asked(ask, *self._jobset_place, label_selector=selector)[
-            "items"
-        ]
-        return found
-
-    @property
-    def _jobset_place(self) -> tuple[str, ...]:
-        return (*JOBSET_API, self.namespace, "jobsets")
+        try:
+            _asked(self._api.delete_namespaced_pod, name, self.namespace, **options)
+        except ApiException as error:
+            if error.status != NOT_FOUND:
+                raise
 
     def pods(self, selector: str) -> list[dict[str, Any]]:
         """Pods with the labels of a selector."""
@@ -142,7 +107,6 @@ class Cluster:
         """True if this account has a right in the namespace, ``pods/log`` for a part of pods."""
         name, _, part = resource.partition("/")
         wanted = {"namespace": self.namespace, "verb": verb, "resource": name, "subresource": part}
-        wanted["group"] = JOBSET_API[0] if name == "jobsets" else ""
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -204,15 +168,6 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     return found
 
 
-def _unless_missing(request: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Makes a request of the API about an object; nothing happens if there is no such object."""
-    try:
-        _asked(request, *arguments, **options)
-    except ApiException as error:
-        if error.status != NOT_FOUND:
-            raise
-
-
 def _lines(answer: Any) -> Iterator[bytes]:
     unread = b""
     for data in answer.stream(amt=None, decode_content=False):
@@ -231,14 +186,11 @@ RIGHTS = (
     ("persistentvolumeclaims", "get"),
 )
 """Resources and verbs, none of which is asked for without being used."""
-JOBSET_RIGHTS = tuple(("jobsets", verb) for verb in ("create", "list", "delete"))
-"""Resources and verbs that are asked for where the cluster has JobSets."""
 
 
 def check_rights(cluster: Cluster) -> None:
     """Refuses a cluster before the first stage if a right is missing, which the error names."""
-    rights = (*RIGHTS, *(JOBSET_RIGHTS if cluster.has_jobsets else ()))
-    missing = [f"{verb} {what}" for what, verb in rights if not cluster.may(verb, what)]
+    missing = [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
     if missing:
         raise UserError(
             f"in namespace {cluster.namespace!r} of {cluster.server} this account may not "

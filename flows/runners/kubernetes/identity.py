@@ -1,4 +1,4 @@
-"""Names, labels and annotations by which this project's pods and JobSets are known. Pure."""
+"""Names, labels and annotations by which this project's pods are known. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,14 +7,6 @@ from typing import Any
 from stages.contract.request import Request
 
 Pod = Mapping[str, Any]
-JobSet = Mapping[str, Any]
-
-JOBSET_API = ("jobset.x-k8s.io", "v1alpha2")
-"""Group and version of the API of JobSets."""
-_JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
-_JOB_INDEX = "jobset.sigs.k8s.io/job-index"
-KUEUE = "kueue.x-k8s.io/"
-"""Beginning of Kueue's labels: it admits a JobSet as a whole, by the labels of the JobSet."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
@@ -71,42 +63,16 @@ def annotations_for(request: Request, store: str, death: str) -> dict[str, str]:
     }
 
 
-def name_of(thing: Pod | JobSet) -> str:
-    """Name of a pod or JobSet."""
-    return str(thing["metadata"]["name"])
+def name_of(pod: Pod) -> str:
+    """Name of a pod."""
+    return str(pod["metadata"]["name"])
 
 
-def is_jobset(thing: Pod | JobSet) -> bool:
-    """True for a JobSet; pods of a list do not name their kind."""
-    return thing.get("kind") == "JobSet"
+def label(pod: Pod, name: str) -> str:
+    """Value of a label, empty if the pod does not have it."""
+    return str((pod["metadata"].get("labels") or {}).get(name, ""))
 
 
-def jobset_of(pod: Pod) -> str:
-    """Name of a pod's JobSet, empty if it has none."""
-    return label(pod, _JOBSET_NAME)
-
-
-def place_of(thing: Pod | JobSet) -> str:
-    """An attempt's name for its JobSet, and the name with the number of its node for a pod.
-
-    Pods of a JobSet share the label of their template, and differ by the index of their Job.
-    """
-    attempt = label(thing, ATTEMPT)
-    if is_jobset(thing):
-        return attempt
-    return f"{attempt}-{int(label(thing, NODE)) + int(label(thing, _JOB_INDEX) or 0)}"
-
-
-def job_of(attempt: str, node: int) -> str:
-    """Name of the Job that a JobSet makes for a node of an attempt."""
-    return f"{attempt}-others-{node - 1}" if node else f"{attempt}-first-0"
-
-
-def label(thing: Pod | JobSet, name: str) -> str:
-    """Value of a label, empty if the pod or JobSet does not have it."""
-    return str((thing["metadata"].get("labels") or {}).get(name, ""))
-
-
-def annotation(thing: Pod | JobSet, name: str) -> str:
-    """Value of an annotation, empty if the pod or JobSet does not have it."""
-    return str((thing["metadata"].get("annotations") or {}).get(name, ""))
+def annotation(pod: Pod, name: str) -> str:
+    """Value of an annotation, empty if the pod does not have it."""
+    return str((pod["metadata"].get("annotations") or {}).get(name, ""))

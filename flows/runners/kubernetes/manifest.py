@@ -1,4 +1,4 @@
-"""Pods of a stage request, and their JobSet: what they run, mount and may use, what is forbidden.
+"""Pods of a stage request: what they run, mount and may use, what is forbidden.
 
 Pure. No setting changes the security context: every pod holds to the level "restricted" of
 Kubernetes' Pod Security Standards. Claims are mounted at the paths that the orchestrator uses.
@@ -16,15 +16,7 @@ from typing import Any
 from flows.images.table import images_named
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.base import SUPERVISOR_SECONDS, thread_variables
-from flows.runners.kubernetes.identity import (
-    ATTEMPT,
-    JOBSET_API,
-    KUEUE,
-    NODE,
-    Pod,
-    annotations_for,
-    labels_for,
-)
+from flows.runners.kubernetes.identity import ATTEMPT, annotations_for, labels_for
 from flows.runners.place import fetching_variables, node_commands, writable_folders
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
@@ -171,45 +163,6 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
     path, execution = attempt.request_path, attempt.execution
     commands = node_commands("python", attempt.request, execution, path, _CACHE)
     return [_pod(attempt, node, each, mounts) for node, each in enumerate(commands)]
-
-
-def jobset_for(attempt: Attempt) -> dict[str, Any]:
-    """Manifest of an attempt's JobSet: a Job for each pod of `pods_for`, with the same errors.
-
-    Two templates, not one for each node: Kueue takes eight at most.
-    """
-    first, other, *_ = pods_for(attempt)
-    metadata = {
-        "name": attempt.name,
-        "labels": {k: v for k, v in first["metadata"]["labels"].items() if k != NODE},
-        "annotations": first["metadata"]["annotations"],
-    }
-    jobs = [_job("first", 1, first), _job("others", attempt.request.resources.nodes - 1, other)]
-    spec = {
-        # Retries are the orchestrator's.
-        "failurePolicy": {"maxRestarts": 0},
-        # Nodes meet by the address in the work folder.
-        "network": {"enableDNSHostnames": False},
-        "replicatedJobs": jobs,
-    }
-    group, version = JOBSET_API
-    api = f"{group}/{version}"
-    return {"apiVersion": api, "kind": "JobSet", "metadata": metadata, "spec": spec}
-
-
-def _job(name: str, replicas: int, pod: Pod) -> dict[str, Any]:
-    labels = pod["metadata"]["labels"]
-    own = {key: value for key, value in labels.items() if not key.startswith(KUEUE)}
-    metadata = {"labels": own, "annotations": pod["metadata"]["annotations"]}
-    spec = {
-        "parallelism": 1,
-        "completions": 1,
-        # Names of indexed pods have no room for the attempt's.
-        "completionMode": "NonIndexed",
-        "backoffLimit": 0,
-        "template": {"metadata": metadata, "spec": pod["spec"]},
-    }
-    return {"name": name, "replicas": replicas, "template": {"spec": spec}}
 
 
 def _pod(

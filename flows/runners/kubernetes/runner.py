@@ -1,6 +1,5 @@
 """Kubernetes runner: each stage in a pod of its own, or in one for each of its nodes.
 
-A stage with several nodes is a JobSet where the cluster has them, and bare pods elsewhere.
 The orchestrator holds a lease in the store for what it looks after. Under ``on_orchestrator_death:
 stop`` the supervisor in the pod ends the stage when that lease is not renewed any more. The next
 orchestrator that wants the key takes over pods that still run.
@@ -26,7 +25,7 @@ from flows.runners.health import trial_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, check_rights, explained, reason_of
 from flows.runners.kubernetes.diagnosis import (
-    QuotaInUseError,
+    QuotaError,
     has_ended,
     has_started,
     is_asked_to_end,
@@ -39,17 +38,13 @@ from flows.runners.kubernetes.identity import (
     FULL_KEY,
     NODES,
     STORE_PLACE,
-    JobSet,
     Pod,
     annotation,
-    is_jobset,
-    jobset_of,
     label,
     name_of,
-    place_of,
     selector,
 )
-from flows.runners.kubernetes.manifest import Attempt, attempt_name, jobset_for, pods_for
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from flows.runners.place import Poller, chown_outputs, orchestrator_lease, request_address
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
@@ -90,12 +85,12 @@ class KubernetesPlace:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
         with explained(self._cluster):
-            for things in self._attempts(request):
-                if taken is None and _is_whole(things):
-                    taken = self._attempt(request, things[0], on_event)
+            for pods in self._attempts(request):
+                if taken is None and _is_whole(pods):
+                    taken = self._attempt(request, pods[0], on_event)
                     continue
-                for each in things[:1] if is_jobset(things[0]) else things:
-                    self._cluster.delete(each)
+                for pod in pods:
+                    self._cluster.delete_pod(name_of(pod))
         return taken
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> PodAttempt:
@@ -126,41 +121,33 @@ class KubernetesPlace:
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         with explained(self._cluster):
-            return any(_is_whole(things) for things in self._attempts(request))
+            return any(_is_whole(pods) for pods in self._attempts(request))
 
-    def _attempt(self, request: Request, first: Pod | JobSet, on_event: OnEvent) -> PodAttempt:
-        name, has_jobset = label(first, ATTEMPT), is_jobset(first)
-        return PodAttempt(
-            self._cluster, request, self._execution, name, on_event, has_jobset=has_jobset
-        )
+    def _attempt(self, request: Request, first: Pod, on_event: OnEvent) -> PodAttempt:
+        name = label(first, ATTEMPT)
+        return PodAttempt(self._cluster, request, self._execution, name, on_event)
 
     def _poller(self, request: Request) -> Poller[Pod]:
         with self._lock:
             if request.store not in self._pollers:
                 chosen = selector(store=Store.open(request.store).identity)
                 self._pollers[request.store] = Poller(
-                    lambda: {place_of(each): each for each in self._things(chosen)},
+                    lambda: {name_of(pod): pod for pod in self._cluster.pods(chosen)},
                     _POLL_SECONDS,
                     (ApiException, ValueError, *UNREACHABLE),
                 )
             return self._pollers[request.store]
 
-    def _things(self, chosen: str) -> list[dict[str, Any]]:
-        """JobSets and pods with the labels of a selector, JobSets first."""
-        return [*self._cluster.jobsets(chosen), *self._cluster.pods(chosen)]
-
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
-        """JobSet, if there is one, and pods for a key, by attempt."""
+        """Pods for a key, by attempt."""
         attempts: dict[str, list[dict[str, Any]]] = {}
         store = Store.open(request.store).identity
-        for each in self._things(selector(store=store, key=request.key)):
-            attempts.setdefault(label(each, ATTEMPT), []).append(each)
+        for pod in self._cluster.pods(selector(store=store, key=request.key)):
+            attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return list(attempts.values())
 
-    def _create(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> Pod | JobSet:
-        """Creates the attempt's JobSet or pods; returns the first of them."""
+    def _create(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Pod:
+        """Creates the attempt's pods; returns the first one."""
         path = request_address(request, self._execution)
         if "://" not in path:
             chown_outputs(request, *self._user)
@@ -172,29 +159,23 @@ class KubernetesPlace:
             request_path=path,
             store=Store.open(request.store).identity,
         )
-        manifests = _manifests_for(attempt, self._cluster)
+        manifests = pods_for(attempt)
         say = log_once(on_event)
         deadline = time.monotonic() + self._execution.kubernetes.pending_seconds
         while True:
             try:
                 create_all(self._cluster, request, manifests)
                 return manifests[0]
-            except QuotaInUseError as error:
+            except QuotaError as error:
                 if time.monotonic() > deadline:
                     raise
-                say(f"waiting: {error}")
+                say(f"waiting: {error.message}")
             if stopping.wait(_QUOTA_POLL_SECONDS):
                 raise StoppedError(f"{request.place}: stopped while waiting for the quota")
 
 
-def _manifests_for(attempt: Attempt, cluster: Cluster) -> list[dict[str, Any]]:
-    if attempt.request.resources.nodes > 1 and cluster.has_jobsets:
-        return [jobset_for(attempt)]
-    return pods_for(attempt)
-
-
 def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any]]) -> None:
-    """Creates the JobSet or all pods of an attempt, or none.
+    """Creates all pods of an attempt, or none.
 
     Raises:
         UserError: The cluster refuses one, for a reason that a person has to change.
@@ -206,19 +187,17 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
             cluster.create(manifest)
             made.append(manifest)
     except BaseException as error:
-        for each in made:
-            cluster.delete(each)
+        for pod in made:
+            cluster.delete_pod(name_of(pod))
         if isinstance(error, ApiException):
-            said, where = reason_of(error), request.place
-            raise refused(error.status, said, where, request.stage) from error
+            raise refused(error.status, reason_of(error), request.place) from error
         raise
 
 
-def _is_whole(things: list[dict[str, Any]]) -> bool:
-    """True while the JobSet or all pods of an attempt are there, and all pods at work."""
-    at_work = [each for each in things if not (has_ended(each) or is_asked_to_end(each))]
-    whole = len(things) if is_jobset(things[0]) else int(annotation(things[0], NODES) or 1)
-    return len(at_work) == whole
+def _is_whole(pods: list[dict[str, Any]]) -> bool:
+    """True while all pods of an attempt are at work."""
+    at_work = [pod for pod in pods if not (has_ended(pod) or is_asked_to_end(pod))]
+    return len(at_work) == int(annotation(pods[0], NODES) or 1)
 
 
 def user_of(settings: KubernetesSettings) -> tuple[int, int]:
@@ -235,7 +214,7 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
 
 
 def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
-    """Removes pods and JobSets of dead orchestrators; a stage at work gets its grace period.
+    """Removes pods of dead orchestrators; a stage at work gets its grace period.
 
     With ``keep_running``, those at work that were told to outlive their orchestrator stay. Returns
     a line for each that was removed.
@@ -246,25 +225,22 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     """
     removed = []
     with explained(cluster):
-        jobsets, pods = cluster.jobsets(selector()), cluster.pods(selector())
-        names = {name_of(each) for each in jobsets}
-        alone = [pod for pod in pods if jobset_of(pod) not in names]
-        for thing in [*jobsets, *alone]:
-            if is_asked_to_end(thing):
+        for pod in cluster.pods(selector()):
+            if is_asked_to_end(pod):
                 continue
-            identity, stage = annotation(thing, STORE_PLACE), label(thing, COMPONENT)
-            key, store = annotation(thing, FULL_KEY), identity.partition("#")[0]
-            is_kept = annotation(thing, DEATH) == "keep" and not has_ended(thing)
+            identity = annotation(pod, STORE_PLACE)
+            stage = label(pod, COMPONENT)
+            key = annotation(pod, FULL_KEY)
+            store = identity.partition("#")[0]
+            is_kept = annotation(pod, DEATH) == "keep" and not has_ended(pod)
             if (is_kept and keep_running) or not _is_here(store, identity):
                 continue
             if orchestrator_lease(store, stage, key).holder() is not None:
                 continue
-            name = name_of(thing)
-            for pod in [pod for pod in pods if jobset_of(pod) == name] or [thing]:
-                _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
-            cluster.delete(thing)
-            what = "JobSet" if is_jobset(thing) else "pod"
-            removed.append(f"removed {what} {name}: its orchestrator is gone")
+            name = name_of(pod)
+            _save_log(cluster, pod, left_log(Path(store), stage, key, name))
+            cluster.delete_pod(name)
+            removed.append(f"removed pod {name}: its orchestrator is gone")
     return removed
 
 
@@ -306,11 +282,8 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
         for stage in type(resources).model_fields:
             request = trial_request(stage, getattr(resources, stage), key="0" * 64, store=folder)
             attempt = Attempt(request, execution, "geb-preflight", user, path, folder)
-            # A JobSet is admitted whatever its pods are.
             pod, *_ = pods_for(attempt)
             _check_pod(cluster, pod, stage)
-            if is_jobset(first := _manifests_for(attempt, cluster)[0]):
-                _dry_run(cluster, first, stage)
         for claim in sorted({each.claim for each in execution.kubernetes.volumes.values()}):
             _check_claim(cluster, claim)
 
@@ -322,17 +295,13 @@ def _check_pod(cluster: Cluster, pod: Pod, stage: str) -> None:
             f"{stage}: no image can be called {image!r}",
             "correct execution.kubernetes.registry, or image of the stage",
         )
-    _dry_run(cluster, pod, stage)
-
-
-def _dry_run(cluster: Cluster, manifest: Pod | JobSet, stage: str) -> None:
     try:
-        cluster.create(manifest, dry_run=True)
+        cluster.create(pod, dry_run=True)
     except ApiException as error:
-        found = refused(error.status, reason_of(error), stage, stage)
+        refusal = refused(error.status, reason_of(error), stage)
         # Other pods that use up a quota end some time.
-        with contextlib.suppress(QuotaInUseError):
-            raise found from error
+        if not isinstance(refusal, QuotaError):
+            raise refusal from error
 
 
 def _check_claim(cluster: Cluster, name: str) -> None:
