@@ -109,7 +109,7 @@ def make_pairs(shape: Shape, path: Path, *, num_pairs: int, scale: float) -> lis
         messages = [{"role": "user", "content": f"prompt {index}"}]
         fields: dict[str, Any] = {
             "prompt_id": prompt_id(messages),
-            "messages": messages,
+            "prompt": messages,
             "prompt_token_ids": tokens(length(MEDIAN_PROMPT, LONGEST_PROMPT)),
             "tie": False,
         }
@@ -119,7 +119,7 @@ def make_pairs(shape: Shape, path: Path, *, num_pairs: int, scale: float) -> lis
                 f"{side}_sample_index": int(side == "rejected"),
                 f"{side}_token_ids": ids,
                 f"{side}_logprobs": [0.0] * len(ids),
-                f"{side}_response": "",
+                side: [{"role": "assistant", "content": ""}],
                 f"{side}_finish_reason": "stop",
                 f"{side}_score": score,
             }

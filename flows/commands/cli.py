@@ -73,8 +73,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     models.promote,
     models.rollback,
     models.export,
-    models.dataset,
-    models.chat,
     store.verify,
     store.gc,
     doctor.doctor,

@@ -1,166 +1,107 @@
-"""A registered model for use elsewhere: its files, and a model card that says how it was made."""
+"""Copies a registered model out of the store, with a model card for the Hugging Face hub."""
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from flows.report.files import new_folder, render, write_file
+from flows.report.files import json_text, new_folder, write_file
 from flows.report.lineage import lineage_of
 from stages.contract.adapters import base_of_adapter
-from stages.contract.errors import UserError
-from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
 
-ADAPTER = "adapter"
-"""Folder of adapters, in an artifact and in a copy."""
-_CARD = "README.md"
-_FIGURES = (
-    ("mean reward", "mean_reward"),
-    ("mean reward of the base", "base_mean_reward"),
-    ("win rate over the base, ties lost", "win_rate"),
-    ("held-out prompts compared", "compared_prompts"),
-    ("of these tied", "tied_prompts"),
-)
+_ADAPTER = "adapter"
 _LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
+_FIGURES = ("mean_reward", "base_mean_reward", "win_rate", "compared_prompts", "tied_prompts")
 
 
-@dataclass(frozen=True)
-class BaseModel:
-    """The model that a training started from.
-
-    Attributes:
-        name: Hub id, a folder, or the artifact of a warm start.
-        licence: Licence that its model card names, in a folder; None if none is known.
-        folder: Its checkpoint, a folder; None for one of the hub.
-        revision: Commit of the hub's repository; empty for a folder.
-        is_own: Whether a warm start made it from nothing.
-    """
-
-    name: str
-    licence: str | None = None
-    folder: Path | None = None
-    revision: str = ""
-    is_own: bool = False
-
-
-def export(store: Store, model: str, folder: Path, *, again: bool = False) -> ModelVersion:
+def export(store: Store, model: str, folder: Path) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
-    Adapters stay adapters: those that are registered in a checkpoint's place, with a card that
-    names their base, and those that were saved beside one, in the folder `adapter` with a card of
-    its own. With ``again``, the folder may hold a copy of the same version, with the same card.
+    Adapters that were saved next to a checkpoint go into the folder `adapter`.
 
     Raises:
-        UserError: There is no such model, the folder holds something, or the disk is full.
+        UserError: There is no such model, or the folder is not empty.
     """
     version, artifact = ModelRegistry(store).resolve(model)
-    source = artifact.file(version.checkpoint.path)
-    # First, so that a card which cannot be made leaves no folder.
-    has_adapter = bool(artifact.manifest.files_at(ADAPTER))
-    is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
-    trained = has_adapter or is_adapter
-    adapter_base = _adapter_base(store, version, artifact) if trained else None
-    has_bonus = artifact.manifest.params.get("design", "none") != "none"
-    values = {"version": version, "adapter_base": adapter_base, "has_bonus": has_bonus}
-    card = render(
-        "model_card.md.jinja",
-        **values,
-        base=base_of(store, artifact),
-        is_adapter=is_adapter,
-        figures=[
-            (title, str(value) if isinstance(value, int) else f"{value:.4g}")
-            for title, name in _FIGURES
-            if (value := version.metrics.get(name)) is not None
-        ],
-        made=artifact.manifest,
-        ancestors=lineage_of(store, artifact.manifest.stage, artifact.manifest.key),
-        digest=version.checkpoint.digest,
-    )
-    # The card is written last: where it is, the copy is whole.
-    if again and (folder / _CARD).is_file() and (folder / _CARD).read_text("utf-8") == card:
-        return version
+    card = model_card(store, version, artifact)
     with new_folder(folder):
-        _copy(source, folder)
-        if has_adapter:
-            _copy(artifact.file(ADAPTER), folder / ADAPTER)
-            write_file(folder / ADAPTER / _CARD, render("adapter_card.md.jinja", **values))
-        write_file(folder / _CARD, card)
+        _copy(artifact.file(version.checkpoint.path), folder)
+        if artifact.manifest.files_at(_ADAPTER):
+            _copy(artifact.file(_ADAPTER), folder / _ADAPTER)
+        # It replaces the card of the base model if the checkpoint has one.
+        write_file(folder / "README.md", card)
     return version
 
 
-def _copy(source: Path, folder: Path) -> None:
-    """Copies a folder, file by file: each failure is its own, with its place."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in source.iterdir():
-        if each.is_dir():
-            _copy(each, folder / each.name)
-        else:
-            shutil.copy2(each, folder / each.name)
+def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
+    """Markdown with metadata that the hub reads: base, figures, settings and digest."""
+    # The library takes half a second to load.
+    from huggingface_hub import ModelCardData
 
-
-def place_of(store: Store, source: ArtifactInput | FileInput | HubInput) -> str:
-    """Folder of a model, UserError if it is gone; or its repository of the hub as `ID@REVISION`."""
-    if isinstance(source, HubInput):
-        return f"{source.repo}@{source.revision}"
-    if isinstance(source, FileInput):
-        return source.location
-    made = store.load(source.stage, source.key)
-    if made is None:
-        raise UserError(
-            f"the base {source.stage} {source.key[:12]} is no longer in the store",
-            "resume the run that made it, which makes it again",
-        )
-    return str(made.file(source.path))
-
-
-def base_of(store: Store, artifact: Artifact) -> BaseModel:
-    """The model that a trained checkpoint started from, by its lineage."""
-    ancestors = lineage_of(store, artifact.manifest.stage, artifact.manifest.key)
-    # The warm start, if there is one, or the first policy: nothing is trained before it.
+    manifest = artifact.manifest
+    ancestors = lineage_of(store, manifest.stage, manifest.key)
+    # The warm start, or the first iteration's training.
     first = [each for each in ancestors if each.stage in ("train", "sft")][-1]
-    given = [source for source in first.inputs.get("policy", ()) if not source.is_artifact]
-    if first.stage == "sft":
-        made = store.load("sft", first.key)
-        name = f"sft {first.key[:12]} ({first.made_by})"
-        name += f", warm-started from {given[0].title()}" if given else ", trained from scratch"
-        licence = _licence(Path(given[0].name)) if given else None
-        if made is None:
-            raise UserError(
-                f"the warm start {first.key[:12]} is no longer in the store",
-                f"resume the run {artifact.manifest.run!r}, which makes it again",
-            )
-        return BaseModel(name, licence, made.file("checkpoint"), is_own=not given)
-    if not given:
-        raise UserError(
-            f"the first policy of {artifact.manifest.run} is not in the lineage of its checkpoint",
-            "`geb lineage` shows what is",
-        )
-    if given[0].revision:
-        return BaseModel(given[0].name, revision=given[0].revision)
-    place = Path(given[0].name)
-    return BaseModel(given[0].name, _licence(place), place)
+    start = next((each for each in first.inputs.get("policy", ()) if not each.is_artifact), None)
+    base = start
+    tags = ["dpo", "rlhf"]
+    adapters = ""
+    is_adapter = base_of_adapter(manifest, version.checkpoint.path) is not None
+    if is_adapter or manifest.files_at(_ADAPTER):
+        [adapter_base] = ancestors[0].inputs["policy"]
+        adapters = f"The LoRA adapters belong to {adapter_base.title()}."
+    if is_adapter:
+        base = adapter_base
+        tags.append("lora")
+    data = ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        base_model=base.name if base and base.revision else None,
+        license=_licence(Path(start.name)) if start else None,
+        tags=tags,
+    )
+    figures = {name: version.metrics[name] for name in _FIGURES if name in version.metrics}
+    return f"""---
+{data.to_yaml()}
+---
+# {version.name}, version {version.version}
+
+Trained by iterative online DPO in run `{version.run}`, step `{version.step}`, on {version.created}.
+
+Starting model: {start.title() if start else "none, it was trained from scratch"}. {adapters}
+The licence of a starting model applies to this model too.
+
+Digest: `{version.checkpoint.digest}`. `geb lineage {version.name}:{version.version}` lists its
+ancestors.
+
+Figures at registration:
+
+```json
+{json_text(figures)}
+```
+
+Settings of the last training:
+
+```json
+{json_text(manifest.params)}
+```
+"""
 
 
-def _adapter_base(store: Store, version: ModelVersion, artifact: Artifact) -> dict[str, str]:
-    """The model that an iteration's training started from: in words, and its place on the hub."""
-    (given,) = artifact.manifest.inputs["policy"]
-    if given["kind"] == "hub":
-        return {**given, "name": f"{given['repo']}, revision {given['revision']}"}
-    if given["kind"] == "file":
-        return {"name": f"{given['location']} (digest {given['digest']})", "repo": ""}
-    said = f"the `{given['path']}` of {given['stage']} {given['key']}"
-    for each in ModelRegistry(store).versions(version.name):
-        if (each.checkpoint.key, each.checkpoint.path) == (given["key"], given["path"]):
-            said = f"{each.name}, version {each.version} ({said})"
-    return {"name": said, "repo": ""}
-
-
-def _licence(folder: Path) -> str | None:
-    """The licence that a checkpoint's model card names."""
-    try:
-        found = _LICENCE.search((folder / _CARD).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+def _licence(checkpoint: Path) -> str | None:
+    """The licence that the model card in a checkpoint's folder names."""
+    card = checkpoint / "README.md"
+    if not card.is_file():
         return None
-    return found.group(1) if found else None
+    match = _LICENCE.search(card.read_text("utf-8", errors="replace"))
+    return match[1] if match else None
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copies file by file, so that an error names the file; `shutil.copytree` collects errors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            _copy(path, folder / path.name)
+        else:
+            shutil.copy2(path, folder / path.name)

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
@@ -67,16 +66,6 @@ class Summary(Figures):
     def last(self, stage: str) -> Artifact | None:
         """Artifact of a stage in the last iteration that has one."""
         return next((artifact for _, artifact in reversed(self.made(stage))), None)
-
-    def scored(self, place: str, num_shards: int) -> tuple[list[Path], list[Path]]:
-        """Tables of responses and of their scores, of the shards of a place that have both."""
-        shards = [
-            (responses.file("responses.parquet"), scores.file("scores.parquet"))
-            for n in range(num_shards)
-            if (responses := self.artifacts.get(f"{place}/generate/{n}"))
-            and (scores := self.artifacts.get(f"{place}/score/{n}"))
-        ]
-        return [responses for responses, _ in shards], [scores for _, scores in shards]
 
     def read_json(self, step: str, path: str) -> dict[str, Any]:
         """Content of a JSON file of a step's artifact; empty if the step has none."""

@@ -18,7 +18,7 @@ from stages.modeling.load import DTYPES, Precision
 RECORD = "gguf.json"
 """File beside the weights: digest and quantisation of the GGUF file, and the type written."""
 CARD = "README.md"
-"""Model card with the licence that the file names, for cards of what is trained from it."""
+"""Model card with the licence that the file names; an exported model's card repeats it."""
 
 
 def convert(source: Path, target: Path, dtype: Precision) -> None:

@@ -27,7 +27,7 @@ class PairParams(StageParams):
     """Choice of the responses of a prompt that become pairs, and of what happens to ties."""
 
     stage: ClassVar[str] = "pair"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),

@@ -32,10 +32,8 @@ _SIDE_COLUMNS = {
     "sample_index": "sample_index",
     "response_token_ids": "token_ids",
     "response_logprobs": "logprobs",
-    "response": "response",
     "finish_reason": "finish_reason",
 }
-_PROMPT_COLUMNS = ("prompt_id", "messages", "prompt_token_ids")
 
 
 def run(ctx: StageContext[PairParams]) -> None:
@@ -193,13 +191,27 @@ def _gather(
 ) -> pa.Table:
     rows = batch.responses
     sides = {"chosen": pa.array(chosen, pa.int64()), "rejected": pa.array(rejected, pa.int64())}
-    columns = {name: rows[name].take(sides["chosen"]) for name in _PROMPT_COLUMNS}
+    columns = {
+        "prompt_id": rows["prompt_id"].take(sides["chosen"]),
+        "prompt": rows["messages"].take(sides["chosen"]),
+        "prompt_token_ids": rows["prompt_token_ids"].take(sides["chosen"]),
+    }
     for side, indices in sides.items():
+        columns[side] = _messages(rows["response"].take(indices))
         for source, target in _SIDE_COLUMNS.items():
             columns[f"{side}_{target}"] = rows[source].take(indices)
         columns[f"{side}_score"] = batch.scores.take(indices)
     columns["tie"] = pa.array(ties, pa.bool_())
     return pa.table({name: columns[name] for name in PAIRS.names}, schema=PAIRS)
+
+
+def _messages(responses: Any) -> pa.Array:
+    """A list with one message of the assistant for each response."""
+    roles = pa.repeat("assistant", len(responses))
+    messages = pa.StructArray.from_arrays(
+        [roles, pa.array(responses.to_pylist(), pa.string())], ["role", "content"]
+    )
+    return pa.ListArray.from_arrays(pa.array(range(len(responses) + 1), pa.int32()), messages)
 
 
 def _check_not_empty(tally: Tally) -> None:

@@ -15,7 +15,7 @@ class PreferencesParams(StageParams):
     """
 
     stage: ClassVar[str] = "preferences"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "data": InputSpec("file"),
         "prompts": InputSpec("prompts"),

@@ -75,7 +75,7 @@ def _kept(
 def _pair(
     tokenizer: Any, identity: str, found: Preference, params: PreferencesParams
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"prompt_id": identity, "messages": found.messages, "tie": False}
+    row: dict[str, Any] = {"prompt_id": identity, "prompt": found.messages, "tie": False}
     for index, (side, text) in enumerate((("chosen", found.chosen), ("rejected", found.rejected))):
         prompt, answer = render_answered(
             tokenizer,
@@ -90,7 +90,7 @@ def _pair(
             f"{side}_token_ids": answer,
             # No policy of ours sampled them.
             f"{side}_logprobs": [math.nan] * len(answer),
-            f"{side}_response": text,
+            side: [{"role": "assistant", "content": text}],
             f"{side}_finish_reason": "stop",
             f"{side}_score": found.scores[index],
         }

@@ -54,7 +54,6 @@ _SIDE = {
         "log π of each token under the sampling policy, at temperature 1; NaN in preferences from "
         "outside.",
     ),
-    "response": Column(pa.string(), "Text."),
     "finish_reason": _FINISH,
     "score": Column(pa.float64(), "Score by the oracle."),
 }
@@ -95,7 +94,10 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
     },
     "pairs": {
         "prompt_id": _ID,
-        "messages": _MESSAGES,
+        # These three are a conversational preference, as TRL reads it.
+        "prompt": _MESSAGES,
+        "chosen": Column(_MESSAGES.kind, "The chosen response, one message of the assistant."),
+        "rejected": Column(_MESSAGES.kind, "The rejected response, likewise."),
         "prompt_token_ids": _PROMPT_TOKENS,
         **{
             f"{side}_{name}": Column(column.kind, f"{column.meaning} Of the {side} response.")

@@ -23,8 +23,6 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
-from tests.forking import forked_python
-from tests.programs import run_program
 
 SMALLER: dict[str, Any] = {
     "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
@@ -128,14 +126,6 @@ def test_adapters_go_on_over_their_base_and_are_used_with_it(
 
     geb_ok("evaluate", config, "small:2", "--base", "small:1", "--json")
     assert geb_json("gc", "--store", store) == []
-    said = run_program(
-        *(forked_python(), "-m", "flows.commands.cli", "chat", "small:2"),
-        *("--store", store, "--max-new-tokens", "2"),
-        input="We need two maps.\n",
-    )
-    assert said.returncode == 0, said.stderr
-    assert [line.partition(":")[0] for line in said.stdout.splitlines()] == ["small", "base"]
-
     assert geb("verify", "--store", store).returncode == 0
     (base / "config.json").write_text("{}")
     damaged = geb("verify", "--store", store)

@@ -32,7 +32,6 @@ def test_the_tutorial_ends_with_a_promoted_model_and_holds_back_one_that_is_no_b
     assert "desk@production is version 2" in said
     assert "train hardly moves the policy" in said
     assert "timid:1 is not promoted: better_than_base_confidence" in said
-    assert "desk:2: Certainly, two cups for room 12." in said
     desk = tmp_path / "desk"
     models = json.loads(run_program("geb", "models", "--json", cwd=desk, env=environment).stdout)
     assert models["desk"]["aliases"] == {"production": 2}

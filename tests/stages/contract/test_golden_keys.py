@@ -84,11 +84,11 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         {"responses": (RESPONSES,), "model": (HUB_MODEL,)},
         "858fd6755abc4cdc6e91a0d8fa473b07ae9ef81f7af9dd06e1e5712cd811d7e2",
     ),
-    (PairParams(), SCORED, "1a7f4cffffcec1d716cdd90187e019991fe498c8986883ae8f4fd19230707f21"),
+    (PairParams(), SCORED, "81adb7f0e30f0f85478897e76d371810395998d877dec10305f7469894ae0782"),
     (
         PairParams(strategy="random", ties="keep"),
         SCORED,
-        "11e867231a78312b1d15d1c45580b4deab0785b24451baccd781976437504c6b",
+        "8c049050b471c37eaee2e00bfc5e59f97ba9836b96aeac25a1d35d8987168d5f",
     ),
     (
         TrainParams(),
@@ -117,7 +117,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "ba406171f99bd8e996a24443c8056093ab7fec756152343d1e97cf7ca69d14c3",
+        "ab5dcab5cab7d18701bb3489ee6815abbcb7f382ae56e0b94e965c9bdf284210",
     ),
     (
         EvaluateParams(),

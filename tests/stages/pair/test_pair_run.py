@@ -42,7 +42,7 @@ def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
     best, worst = rows[1][0], rows[2][0]
     expected = {
         "prompt_id": best["prompt_id"],
-        "messages": best["messages"],
+        "prompt": best["messages"],
         "prompt_token_ids": best["prompt_token_ids"],
         "tie": False,
         "chosen_score": 0.75,
@@ -53,7 +53,7 @@ def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
             f"{side}_sample_index": row["sample_index"],
             f"{side}_token_ids": row["response_token_ids"],
             f"{side}_logprobs": row["response_logprobs"],
-            f"{side}_response": row["response"],
+            side: [{"role": "assistant", "content": row["response"]}],
             f"{side}_finish_reason": row["finish_reason"],
         }
     assert made == [expected]

@@ -76,8 +76,8 @@ def paired(store: Store, tmp_path: Path, policy: Path):
 def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layout):
     [row] = pairs(paired([LAYOUTS[layout]]))
     assert row["prompt_id"] == prompt_id(PROMPT)
-    assert row["messages"] == PROMPT
-    assert (row["chosen_response"], row["rejected_response"]) == (CHOSEN, REJECTED)
+    assert row["prompt"] == PROMPT
+    assert (row["chosen"], row["rejected"]) == (said(CHOSEN), said(REJECTED))
     scores = (8.5, 7.0) if "ultrafeedback" in layout else (1.0, 0.0)
     assert (row["chosen_score"], row["rejected_score"]) == scores
     tokenizer = AutoTokenizer.from_pretrained(policy)
@@ -110,9 +110,9 @@ def test_other_prompts_ties_and_incomplete_rows_are_counted(paired):
 def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
     system = {"role": "system", "content": "one"}
     [prepared] = pairs(paired([LAYOUTS["text"]], prompts=[[system, *PROMPT]], prompt_system="one"))
-    assert prepared["messages"] == [system, *PROMPT]
+    assert prepared["prompt"] == [system, *PROMPT]
     [sampled] = pairs(paired([LAYOUTS["text"]], system_prompt="one"))
-    assert sampled["messages"] == PROMPT
+    assert sampled["prompt"] == PROMPT
     assert sampled["prompt_token_ids"] == prepared["prompt_token_ids"]
 
 
@@ -157,4 +157,4 @@ def test_a_data_set_of_the_hub_is_read_through_the_real_client(store, tmp_path, 
     made = store.load("preferences", request.key)
     assert made is not None
     [row] = pairs(made)
-    assert (row["chosen_response"], row["chosen_score"]) == (CHOSEN, 8.5)
+    assert (row["chosen"], row["chosen_score"]) == (said(CHOSEN), 8.5)

@@ -50,7 +50,7 @@ def make_pairs(
         messages = [{"role": "user", "content": f"question {index}"}]
         fields: dict[str, Any] = {
             "prompt_id": prompt_id(messages),
-            "messages": messages,
+            "prompt": messages,
             "prompt_token_ids": random.integers(3, VOCABULARY, random.integers(1, 9)).tolist(),
             "tie": index in ties,
         }
@@ -61,7 +61,7 @@ def make_pairs(
                 f"{side}_sample_index": int(side == "rejected"),
                 f"{side}_token_ids": ids,
                 f"{side}_logprobs": [-3.0] * len(ids),
-                f"{side}_response": "",
+                side: [{"role": "assistant", "content": ""}],
                 f"{side}_finish_reason": "stop",
                 f"{side}_score": score if index not in ties else 0.5,
             }
