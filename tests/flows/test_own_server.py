@@ -9,7 +9,7 @@ import psutil
 import pytest
 import yaml
 
-from benchmarks import orchestrated
+from tests.flows import trivial_stages
 from tests.flows.loop import started, steps, wait_for_line, write_config
 from tests.flows.probes import gone
 
@@ -63,7 +63,7 @@ def server_of(process: psutil.Process) -> psutil.Process:
 def test_the_server_is_started_again_and_the_run_ends_well(
     unconfigured: None, tmp_path: Path
 ) -> None:
-    path = orchestrated.write_config(tmp_path, "served", iterations=1, shards=1, parallel=1)
+    path = trivial_stages.write_config(tmp_path, "served", parallel=1)
     config = yaml.safe_load(path.read_text())
     waiting = tmp_path / "waiting-python"
     program = config["execution"]["interpreters"]["train"]

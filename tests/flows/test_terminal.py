@@ -13,7 +13,6 @@ from prefect.client.schemas.filters import (
 )
 from prefect.context import refresh_global_settings_context
 
-from benchmarks.orchestrated import ROOT, write_config
 from flows.execution.run_record import RunRecord
 from flows.iterate import iterate, iterate_resolved, telling_name
 from flows.pipeline.loading import load_config
@@ -21,6 +20,7 @@ from flows.pipeline.presets import configured
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
 from tests.flows.loop import geb, write_program
+from tests.flows.trivial_stages import ROOT, write_config
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_resumes_it(
     prefect_server: str, tmp_path: Path
 ) -> None:
-    path = write_config(tmp_path, "terminal", iterations=1, shards=1, parallel=2)
+    path = write_config(tmp_path, "terminal", parallel=2)
     failing = write_program(tmp_path / "failing-python", "echo 'the disk fell out'\nexit 7")
     values = yaml.safe_load(path.read_text())
     values["execution"] |= {"retries": 0, "interpreters": {"prepare": str(failing)}}

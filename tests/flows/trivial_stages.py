@@ -1,7 +1,7 @@
-"""Stages that do nothing, so that a benchmark measures what surrounds them.
+"""Stages that write files of the right names and compute nothing.
 
-``python -m benchmarks.trivial REQUEST.json`` answers any stage's request with files of the right
-names; :func:`interpreter` makes the process runner start that in place of the stage.
+``python -m tests.flows.trivial_stages REQUEST.json`` answers any stage's request;
+:func:`write_config` makes the process runner start that in place of the stage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from stages.contract.events import Done, Emitter
 from stages.contract.manifest import describe_files, make_manifest
@@ -18,7 +19,7 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from stages.tables.schemas import SCORES, write_table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STAGES = ("prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote")
 # What other stages, and the report, look for.
 _FILES = {
@@ -66,11 +67,31 @@ def interpreter(folder: Path) -> dict[str, str]:
         "#!/bin/sh\n"
         'case "$2" in\n'
         f'stages.harness.*) exec {sys.executable} "$@" ;;\n'
-        f'*) cd {ROOT} && exec {sys.executable} -m benchmarks.trivial "$3" ;;\n'
+        f'*) cd {ROOT} && exec {sys.executable} -m tests.flows.trivial_stages "$3" ;;\n'
         "esac\n"
     )
     program.chmod(0o755)
     return {stage: str(program) for stage in STAGES}
+
+
+def write_config(folder: Path, name: str, *, parallel: int) -> Path:
+    """One iteration of the quickstart in one shard, its stages replaced by trivial ones."""
+    values = {
+        "extends": str(ROOT / "configs/quickstart.yaml"),
+        "name": name,
+        "iterations": 1,
+        "store": str(folder / "store"),
+        "generate": {"num_shards": 1},
+        # A fork server would run the stages themselves.
+        "execution": {
+            "parallel": parallel,
+            "interpreters": interpreter(folder),
+            "fork_server": False,
+        },
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
 
 
 if __name__ == "__main__":
