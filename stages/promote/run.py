@@ -1,9 +1,9 @@
 """Promote: a checkpoint and its metrics in, a decision out, and the registry brought up to date.
 
 The decision follows from the request and from the version that each alias held before this one.
-Run again after a crash, the stage finds its version registered and its aliases moved; it decides as
-before and changes nothing. Numbers of versions and places of aliases go to ``registry.json``, which
-is telemetry.
+Run again, the stage finds its version registered; it decides as before and moves no alias that has
+meant this version already. So neither a newer promotion nor a rollback is undone. Numbers of
+versions and places of aliases go to ``registry.json``, which is telemetry.
 """
 
 import re
@@ -89,7 +89,9 @@ def _move_aliases(
     gates: Sequence[GateResult],
     aliases: Mapping[str, Alias | None],
 ) -> dict[str, int | None]:
-    """Moves the aliases if the gates allow it, but from no newer iteration of the same run.
+    """Moves the aliases if the gates allow it.
+
+    An alias stays if it has meant this version before, or means a newer iteration of the same run.
 
     Returns:
         The version that each alias holds afterwards.
@@ -102,6 +104,12 @@ def _move_aliases(
     if failed:
         return places
     for alias, now in aliases.items():
+        if now and own.version in [move.version for move in now.history]:
+            ctx.events.info(
+                f"{own.name}@{alias} stays version {now.version}: version {own.version} was "
+                "promoted before"
+            )
+            continue
         holder = registry.version(own.name, now.version) if now else None
         if holder and holder.run == asked.run and _iteration(holder.step) > _iteration(asked.step):
             ctx.events.info(

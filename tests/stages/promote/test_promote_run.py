@@ -1,5 +1,7 @@
 import json
+import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,63 @@ def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
     assert registry.alias("tiny", "production") == before
     assert [each.version for each in registry.versions("tiny")] == [1]
     assert again.manifest.digest() == first.manifest.digest()
+
+
+@pytest.mark.parametrize("change", ["newer promotion", "rollback"])
+def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
+    first = evaluated(tmp_path, "first.json", mean_reward=1.0)
+    promote(store, checkpoint_artifact(store, "first"), first, run="zeroth")
+    trained = checkpoint_artifact(store, "second")
+    metrics = evaluated(tmp_path, "second.json", mean_reward=2.0)
+    artifact = promote(store, trained, metrics)
+    registry = ModelRegistry(store)
+    if change == "rollback":
+        registry.rollback("tiny", "production")
+    else:
+        better = evaluated(tmp_path, "third.json", mean_reward=3.0)
+        promote(store, checkpoint_artifact(store, "third"), better, run="weekly")
+    before = registry.alias("tiny", "production")
+    # A damaged artifact is set aside, and its step runs again.
+    shutil.rmtree(artifact.path)
+    events = EventLog()
+    again = promote(store, trained, metrics, events=events)
+    assert registry.alias("tiny", "production") == before
+    outcome = json.loads((again.path / "registry.json").read_text())
+    assert outcome == {"version": 2, "aliases": {"production": before.version}}
+    assert again.manifest.digest() == artifact.manifest.digest()
+    messages = [event.message for event in events.events if event.type == "log"]
+    assert any(f"stays version {before.version}" in message for message in messages)
+
+
+def test_concurrent_promotions_and_repetitions_never_lower_production(store, tmp_path):
+    rewards = {f"model {number}": number / 10 for number in (3, 1, 4, 1, 5, 9, 2, 6)}
+    trained = {name: checkpoint_artifact(store, name) for name in rewards}
+    metrics = {
+        name: evaluated(tmp_path, f"{name}.json", mean_reward=reward)
+        for name, reward in rewards.items()
+    }
+
+    def write(writer: int) -> None:
+        names = list(rewards)
+        random.Random(writer).shuffle(names)
+        for repetition in (1, 2):
+            for name in names:
+                # The tolerance gives each repetition an artifact, and is below any difference.
+                promote(
+                    store,
+                    trained[name],
+                    metrics[name],
+                    run=f"writer-{writer}",
+                    regression_tolerance=1e-9 * (2 * writer + repetition),
+                )
+
+    with ThreadPoolExecutor(3) as writers:
+        list(writers.map(write, range(3)))
+    registry = ModelRegistry(store)
+    moves = registry.alias("tiny", "production").history
+    reached = [registry.version("tiny", move.version).metrics["mean_reward"] for move in moves]
+    assert reached == sorted(reached)
+    assert reached[-1] == 0.9
 
 
 def test_bad_inputs_are_refused(store, tmp_path):
