@@ -14,7 +14,6 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
-    doctor,
     evaluate,
     fetch,
     images,
@@ -75,7 +74,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     models.export,
     store.verify,
     store.gc,
-    doctor.doctor,
     paper.bandit,
     paper.paper,
     up.up,

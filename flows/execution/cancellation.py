@@ -140,7 +140,7 @@ def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]
         from flows.runners.kubernetes.runner import reap as reap_pods
 
         settings = KubernetesSettings.model_validate(cluster)
-        for line in reap_pods(Cluster(settings), keep_running=True):
+        for line in reap_pods(Cluster(settings)):
             flow_run_logger(flow_run, flow).warning(line)
 
 

@@ -114,14 +114,19 @@ def check_environment(config: RunConfig) -> None:
 
 
 def _require_vllm(interpreter: str) -> None:
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([interpreter, "-c", code], check=False).returncode != 0:
+    if not has_module(interpreter, "vllm"):
         raise UserError(
             f"the run serves the oracle's model by vLLM, which {interpreter} does not have",
             "run `make setup-vllm`, and set execution.interpreters.serve to its "
             ".venv-vllm/bin/python; or set score.judge.url and model to a server of your own, "
             "score.reward_model.engine to transformers",
         )
+
+
+def has_module(interpreter: str, module: str) -> bool:
+    """True if a Python interpreter of this machine has a module; the module is not loaded."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([interpreter, "-c", code], check=False).returncode == 0
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:

@@ -26,7 +26,6 @@ from stages.contract.errors import (
 )
 from stages.contract.events import Event, Failure, Log
 from stages.contract.request import Request, Resources
-from stages.store.opening import store_of
 
 KEPT_LINES = 50
 SUPERVISOR_SECONDS = 10
@@ -38,8 +37,6 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 OnEvent = Callable[[Event], None]
-LOOK_STEP = "doctor/"
-"""Start of the steps in which a place is looked at and no stage runs."""
 SERVE_STEP = "serve/"
 """Start of the steps in which a model is served; no artifact comes of them."""
 
@@ -120,10 +117,24 @@ def thread_variables(resources: Resources) -> dict[str, str]:
     return variables
 
 
+def preflight_request(stage: str, resources: Resources, store: str = "") -> Request:
+    """A request for a stage's resources and nothing else, to ask whether a cluster takes it."""
+    return Request(
+        stage=stage,
+        version="",
+        params={},
+        seed=0,
+        inputs={},
+        key="0" * 64,
+        store=store,
+        image="core",
+        writes_registry=False,
+        resources=resources,
+    )
+
+
 def program_of(request: Request, path: str) -> list[str]:
     """Module and arguments of a request's program, which sees the request at ``path``."""
-    if request.step.startswith(LOOK_STEP):
-        return ["stages.harness.health", store_of(path) if "://" in path else request.store]
     if request.step.startswith(SERVE_STEP):
         return ["stages.score.serve", path]
     return [f"stages.{request.stage}", path]

@@ -63,20 +63,21 @@ def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numb
 
 
 @pytest.mark.parametrize(
-    ("execution", "is_told"),
+    ("execution", "lacks_vllm"),
     [
         ({}, True),
-        ({"interpreters": {"generate": sys.executable}}, False),
+        ({"interpreters": {"generate": sys.executable}}, True),
         ({"runner": "docker"}, False),
     ],
 )
-def test_a_backend_that_no_interpreter_has_is_told(
-    tmp_path: Path, execution: dict[str, Any], is_told: bool
+def test_a_library_that_an_interpreter_lacks_is_named(
+    tmp_path: Path, execution: dict[str, Any], lacks_vllm: bool
 ) -> None:
     train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
     settings = {"train": train, "generate": {"backend": "vllm"}, "execution": execution}
-    told = [each for each in said_of(tmp_path, 1000, **settings) if "make setup-vllm" in each]
-    assert bool(told) == is_told
+    lines = said_of(tmp_path, 1000, **settings)
+    needs = f"generate needs vllm, which {sys.executable} does not have. Run `make setup-vllm`"
+    assert [line.startswith(needs) for line in lines] == [True] * lacks_vllm
 
 
 def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) 
         "annotations": annotations_for(request, request.store, "stop"),
     }
     cluster: Any = NodeIsGone(running)
-    [line] = reap(cluster, keep_running=True)
+    [line] = reap(cluster)
     assert "geb-x-0" in line
     assert cluster.deleted == ["geb-x-0"]
     [log] = store.log_path(request.stage, request.key).glob("left-*.log")

@@ -127,10 +127,3 @@ def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path
     up = Standing(pid=1, ui="u", api="http://a", store="s", password_file=str(kept))
     said = run_program("bash", "-c", f'{up.exports}; echo "$PREFECT_API_AUTH_STRING"')
     assert said.stdout == "geb:secret\n"
-
-
-def test_the_doctor_looks_at_the_store_that_the_configuration_names(tmp_path: Path) -> None:
-    config = written(tmp_path / "deep", {"store": "../other"})
-    for more, place in (((), "other"), (("--store", tmp_path / "third"), "third")):
-        found = {each["name"]: each for each in geb_json("doctor", "--config", config, *more)}
-        assert found["store"]["detail"].startswith(f"{tmp_path / place}: none yet")

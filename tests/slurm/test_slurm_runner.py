@@ -1,7 +1,6 @@
 """Stages as jobs of a real Slurm cluster: their ends told apart, refusals, the whole loop."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from stages.contract.events import Event, Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.at_work import AtWork, at_work, hangs, said
-from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
+from tests.flows.loop import geb_ok, geb_refused, plan, result_digests, write_config
 from tests.probe_requests import probe_request
 from tests.slurm.jobs import is_over, job_of, run, runner, settings, work_key
 
@@ -215,15 +214,3 @@ def test_a_job_that_is_pending_is_taken_back(store: Store) -> None:
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
         assert is_over(job_of(work))
-
-
-def test_doctor_tries_a_job_and_says_what_it_finds(store: Store) -> None:
-    place = ("--runner", "slurm", "--store", store.root.with_name("new"))
-    assert geb("doctor", *place).returncode == 0, "of a store that the first run makes"
-    reaped = geb_ok("doctor", "--reap", *place)
-    assert "jobs were not looked for: no store" in reaped.stdout
-    done = geb("doctor", *place, "--set", "execution.slurm.set_up=['exit 1']", "--json")
-    assert done.returncode == 1
-    slurm, *stages = json.loads(done.stdout)
-    assert slurm["ok"]
-    assert all("exit code 1" in each["detail"] for each in stages)

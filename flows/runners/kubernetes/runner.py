@@ -20,8 +20,7 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog, left_log
-from flows.runners.base import Ending, OnEvent, log_once
-from flows.runners.health import trial_request
+from flows.runners.base import Ending, OnEvent, log_once, preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, check_rights, explained, reason_of
 from flows.runners.kubernetes.diagnosis import (
@@ -76,7 +75,7 @@ class KubernetesPlace:
         self._lock = threading.Lock()
         with explained(self._cluster):
             check_rights(self._cluster)
-        for line in reap(self._cluster, keep_running=True):
+        for line in reap(self._cluster):
             _log.warning(line)
 
     def find(
@@ -213,11 +212,11 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     return os.geteuid(), os.getegid()
 
 
-def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
+def reap(cluster: Cluster) -> list[str]:
     """Removes pods of dead orchestrators; a stage at work gets its grace period.
 
-    With ``keep_running``, those at work that were told to outlive their orchestrator stay. Returns
-    a line for each that was removed.
+    Pods at work that are to outlive their orchestrator stay. Returns a line for each pod that was
+    removed.
 
     Raises:
         UserError: This account may not use the cluster.
@@ -233,7 +232,7 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
             key = annotation(pod, FULL_KEY)
             store = identity.partition("#")[0]
             is_kept = annotation(pod, DEATH) == "keep" and not has_ended(pod)
-            if (is_kept and keep_running) or not _is_here(store, identity):
+            if is_kept or not _is_here(store, identity):
                 continue
             if orchestrator_lease(store, stage, key).holder() is not None:
                 continue
@@ -280,7 +279,7 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     with explained(cluster):
         check_rights(cluster)
         for stage in type(resources).model_fields:
-            request = trial_request(stage, getattr(resources, stage), key="0" * 64, store=folder)
+            request = preflight_request(stage, getattr(resources, stage), folder)
             attempt = Attempt(request, execution, "geb-preflight", user, path, folder)
             pod, *_ = pods_for(attempt)
             _check_pod(cluster, pod, stage)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from flows.runners.base import LOOK_STEP, OnEvent, Runner
+from flows.runners.base import OnEvent, Runner
 from stages.contract.errors import DamagedArtifactError, StoreError
 from stages.contract.request import FileInput, Input, Request
 from stages.store.opening import open_store
@@ -87,8 +87,7 @@ class BucketSyncRunner:
             local = with_inputs(request, sent).model_copy(update={"store": str(store.root)})
             with signs_of_life(store, request):
                 self._start(store, sync.on_event, local)
-            looks = request.step.startswith(LOOK_STEP)
-            if not looks and store.load(request.stage, request.key) is None:
+            if store.load(request.stage, request.key) is None:
                 raise DamagedArtifactError(
                     f"{request.place} ended well, but {store.location} has no artifact "
                     f"{request.stage}/{request.key[:12]}"

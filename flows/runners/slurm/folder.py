@@ -176,26 +176,22 @@ def _jobs(store: Store) -> Path:
 _OUTPUTS = ("log", "others", "slurm.out")
 
 
-def sweep(store: Store, *, cancel: bool = False) -> list[str]:
+def sweep(store: Store) -> list[str]:
     """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
 
-    With ``cancel``, their jobs that are at work or pending are ended, too. Returns a line for each.
+    Folders of jobs that Slurm still has stay. Returns a line for each that was removed.
     SlurmUnavailableError if the controller does not answer.
     """
     left = [folder for folder in job_folders(store) if not folder.has_owner()]
     # Mostly there is none, and Slurm is not asked.
     jobs = client.own_jobs() if left else []
-    active = {each.work: each.id for each in jobs if not each.is_over}
+    active = {job.work for job in jobs if not job.is_over}
     lines = []
     for folder in left:
-        if (job := active.get(folder.work())) is None:
+        if folder.work() not in active:
             _keep_output(store, folder)
             folder.remove()
             lines.append(f"removed the folder of job {folder.name}: its orchestrator is gone")
-        elif cancel:
-            folder.ask_to_stop()
-            client.ask_to_end([job])
-            lines.append(f"asked job {job} ({folder.name}) to end: its orchestrator is gone")
     return lines
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings
-from flows.runners.base import OnEvent, log_once
-from flows.runners.health import trial_request
+from flows.runners.base import OnEvent, log_once, preflight_request
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.folder import JobFolder
@@ -121,7 +120,7 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
     """
     asked = set()
     for stage in type(resources).model_fields:
-        request = trial_request(stage, getattr(resources, stage))
+        request = preflight_request(stage, getattr(resources, stage))
         options = tuple(submit_options(request, execution.slurm, execution.grace_seconds))
         if options not in asked:
             asked.add(options)
