@@ -8,7 +8,6 @@ from typing import Protocol
 
 from flows.execution.observer import FORCED, StepStatus
 from flows.execution.run_record import RunRecord, State
-from flows.execution.servers import Servers
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
@@ -19,7 +18,6 @@ from stages.contract.errors import (
     DamagedArtifactError,
     GebError,
     PreemptedError,
-    StageFailedError,
     StoppedError,
 )
 from stages.contract.events import Log
@@ -96,7 +94,6 @@ class StepExecutor:
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._end: State = "stopped"
-        self._servers = Servers(self.store, config.execution, config.resources, self._stopping)
         self._slots = threading.Semaphore(config.execution.parallel)
 
     @property
@@ -113,7 +110,6 @@ class StepExecutor:
             self._end = end
         self._stopping.set()
         self.runner.stop_all()
-        self._servers.stop()
 
     def execute(self, step: Step, upstream: Mapping[str, Artifact]) -> StepResult:
         """Finds the artifact of a step in the store, or runs its stage.
@@ -121,8 +117,6 @@ class StepExecutor:
         The observers of the present block are told what happens.
         """
         request = build_request(self.config, self.store, step, upstream)
-        if server := self._servers.request_for(step, request):
-            request = request.model_copy(update={"server": server.key})
         status = StepStatus(self.record, step, request)
         try:
             with explain_disk_errors(self.store.root):
@@ -131,7 +125,7 @@ class StepExecutor:
                 found = self._find(request, status.event)
                 found = found or self._wait_for_other(request, status.event)
                 if found is None:
-                    self._compute(request, status, server)
+                    self._compute(request, status)
                 artifact = found or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(GebError):
@@ -145,15 +139,11 @@ class StepExecutor:
         status.ended("reused" if found else "done")
         return StepResult(artifact, reused=found is not None)
 
-    def _compute(self, request: Request, status: StepStatus, server: Request | None) -> None:
-        """Runs the stage; again after preemptions, as often as `execution.preemptions` allows.
-
-        It waits for its server before, and runs again if that has ended meanwhile.
-        """
+    def _compute(self, request: Request, status: StepStatus) -> None:
+        """Runs the stage; again after preemptions, as often as `execution.preemptions` allows."""
         execution = self.config.execution
         seen, in_a_row = {self.store.work_files(request.stage, request.key)}, 0
         while True:
-            address = self._servers.wait_for(server, status.event) if server else None
             with self._slots:
                 if self.stopping:
                     raise StoppedError(f"{request.place}: not started, the run stops")
@@ -173,12 +163,6 @@ class StepExecutor:
                         raise
                     seen.add(saved)
                     status.preempted(str(error))
-                except StageFailedError:
-                    if server is None or self._servers.address(server) == address:
-                        raise
-                    ended = f"{server.place} has ended; the step goes on when it answers again"
-                    status.event(Log(level="warning", message=ended))
-                    continue
             # A node that comes and goes would use them up within a minute.
             pause = execution.retry_delay_seconds * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
             if self._stopping.wait(pause):

@@ -45,7 +45,6 @@ def check(config: RunConfig) -> None:
     _check_engine(config)
     _check_nodes(config)
     _check_store(config)
-    _check_servers(config)
     _check_stage_names(config)
 
 
@@ -262,27 +261,6 @@ def _check_store(config: RunConfig) -> None:
         "is: name the claim that holds it in execution.kubernetes.volumes "
         f"(`{place}: {{claim: NAME}}`), or put the store into a bucket"
     )
-
-
-def _check_servers(config: RunConfig) -> None:
-    """Refuses a model that the run serves if stages would not find the server."""
-    if not any(each.score.served for each in evaluations(config)):
-        return
-    if "://" in config.store:
-        raise ValueError(
-            f"steps look in a folder for the server of the oracle's model, and {config.store} is a "
-            "bucket: choose a store in a folder; or set judge.url and judge.model to "
-            "a server of your own, reward_model.engine to transformers"
-        )
-    network = {name: config.execution.docker.network.get(name) for name in ("serve", "score")}
-    if config.execution.runner == "docker" and (
-        None in network.values() or len(set(network.values())) > 1
-    ):
-        raise ValueError(
-            "the run serves the oracle's model, and execution.docker.network has "
-            f"{network['serve']} for serve and {network['score']} for score: name one Docker "
-            "network for both, such as `{serve: bridge, score: bridge}`"
-        )
 
 
 def _check_stage_names(config: RunConfig) -> None:

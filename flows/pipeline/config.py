@@ -12,7 +12,6 @@ from flows.pipeline.placement import Estimation, Execution, resources_of
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
-from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -223,9 +222,6 @@ _ResourcesByStage: Any = resources_of(StageSettings)
 
 class StageResources(_ResourcesByStage):
     """Resources of each stage. Change speed and place only."""
-
-    serve: Resources = Resources()
-    """Resources of the server of a judge that the run serves itself, while the run lasts."""
 
 
 class RunConfig(StageSettings):

@@ -10,7 +10,7 @@ from flows.pipeline.checks import evaluations, images
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
-from flows.pipeline.placement import EVAL, interpreter_of
+from flows.pipeline.placement import EVAL
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.errors import UserError
@@ -100,8 +100,6 @@ def check_environment(config: RunConfig) -> None:
         # The trackers' is looked at with their packages, whatever the runner.
         if stage != TRACKERS:
             require_interpreter(stage, interpreter)
-    if any(asked.score.served for asked in evaluations(config)):
-        _require_vllm(interpreter_of(execution.interpreters, "serve", "vllm"))
     for asked in evaluations(config):
         for part in asked.score.parts:
             name = getattr(getattr(asked.score, ORACLES[part].section), "key_env", None)
@@ -111,16 +109,6 @@ def check_environment(config: RunConfig) -> None:
                     f"{place} is {name!r}, and that environment variable is not set",
                     f"export it with the key, or correct {place}",
                 )
-
-
-def _require_vllm(interpreter: str) -> None:
-    if not has_module(interpreter, "vllm"):
-        raise UserError(
-            f"the run serves the oracle's model by vLLM, which {interpreter} does not have",
-            "run `make setup-vllm`, and set execution.interpreters.serve to its "
-            ".venv-vllm/bin/python; or set score.judge.url and model to a server of your own, "
-            "score.reward_model.engine to transformers",
-        )
 
 
 def has_module(interpreter: str, module: str) -> bool:

@@ -301,7 +301,7 @@ class _Costs:
     @_cost.register
     def _score(self, params: ScoreParams, step: Step) -> Cost:
         table = self._tables[step.name] = self._read(step, "responses")
-        if "model" not in step.inputs or params.served:
+        if "model" not in step.inputs:
             known = _LIGHT_ORACLES.issuperset(params.parts)
             return Cost(seconds=0.0 if known else None)
         settings = getattr(params, ORACLES[params.needs["model"]].section)

@@ -37,8 +37,6 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 OnEvent = Callable[[Event], None]
-SERVE_STEP = "serve/"
-"""Start of the steps in which a model is served; no artifact comes of them."""
 
 
 class PlaceNotice(Log):
@@ -135,8 +133,6 @@ def preflight_request(stage: str, resources: Resources, store: str = "") -> Requ
 
 def program_of(request: Request, path: str) -> list[str]:
     """Module and arguments of a request's program, which sees the request at ``path``."""
-    if request.step.startswith(SERVE_STEP):
-        return ["stages.score.serve", path]
     return [f"stages.{request.stage}", path]
 
 

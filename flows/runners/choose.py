@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from flows.pipeline.placement import ON_THIS_MACHINE, RUNNER_GROUP, Execution
+from flows.pipeline.placement import RUNNER_GROUP, Execution
 from flows.runners.base import Runner
 from flows.runners.local.bucket_sync import BucketSyncRunner
-from flows.runners.local.gpus import gpus_of_this_host
 from flows.runners.local.process import ProcessRunner
 from flows.runners.place import Place, PlaceRunner
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
-from stages.contract.errors import UserError
 from stages.contract.params import Settings
 
 
@@ -45,27 +43,12 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
         UserError: A setting is one that the place will never serve.
         StageFailedError: The place does not answer.
     """
-    if execution.runner in ON_THIS_MACHINE:
-        _require_gpus_beside_servers(resources)
     if execution.runner == "slurm":
         check_jobs(execution, resources)
     if execution.runner == "kubernetes":
         from flows.runners.kubernetes.runner import check_pods
 
         check_pods(execution, resources, store)
-
-
-def _require_gpus_beside_servers(resources: Settings) -> None:
-    """Refuses a server beside which a stage would wait for its GPUs as long as the run lasts."""
-    asked = {name: getattr(resources, name).gpus for name in type(resources).model_fields}
-    server, most = asked.pop("serve", 0), max(asked.values())
-    # Without any this is not where the run will be; there the runner refuses.
-    if server and 0 < (has := len(gpus_of_this_host())) < server + most:
-        raise UserError(
-            f"resources.serve.gpus takes {server} GPUs while the run lasts, and another stage "
-            f"takes {most} beside them; this host has {has}",
-            "lower one of them, or serve the model elsewhere and set score.judge.url",
-        )
 
 
 def make_runner(execution: Execution) -> Runner:

@@ -114,8 +114,6 @@ class Request(_Frozen):
     """Name of the run that asks; a label, not part of the key."""
     step: str = ""
     """Place in that run (``iteration-2/train``); a label, not part of the key."""
-    server: str = ""
-    """Key of the run's server that the stage asks, if it asks one; not part of the key."""
     resources: Resources = Resources()
     image: ImageName
     """Container image that the stage needs; not part of the key."""

@@ -18,8 +18,7 @@ from stages.score.judge_pairwise import PREFERENCE, VERDICT, PairwiseJudge
 from stages.score.judge_question import REPEAT_AGREEMENT, Question, Reply, token_components
 from stages.score.oracle import Oracle, Verdict
 from stages.score.params import ScoreParams
-from stages.score.remote import Remote, served_remote
-from stages.score.serving import SERVED_NAME
+from stages.score.remote import Remote
 
 _TEMPLATES = {
     "scored": Path(__file__).with_name("judge.jinja"),
@@ -82,24 +81,19 @@ class ScoredJudge:
 def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Prepares questions to the model that the parameters name."""
     settings = ctx.params.judge
-    if settings.is_served:
-        remote = served_remote(ctx, settings, "score.judge", "/v1/chat/completions")
-        model, [told] = SERVED_NAME, ctx.model_digests("model")
-    else:
-        assert settings.model is not None
-        remote, model, told = Remote(settings, "score.judge"), settings.model, settings.model
+    assert settings.model is not None
     is_alpaca = settings.template == "alpaca_eval" and not ctx.has("code")
     shipped = settings.mode if settings.template == "default" else settings.template
     path = ctx.path("code") if ctx.has("code") else _TEMPLATES[shipped]
     question = Question(
-        remote=remote,
+        remote=Remote(settings, "score.judge"),
         template=_read_template(path),
-        model=model,
+        model=settings.model,
         max_tokens=settings.max_tokens,
         options={"logprobs": True, "top_logprobs": 5} if is_alpaca else {},
     )
     name = "judge" if settings.mode == "scored" else "judge-pairwise"
-    identity = f"{name}:{told}@{sha256_file(path)[:16]}"
+    identity = f"{name}:{settings.model}@{sha256_file(path)[:16]}"
     if settings.mode == "pairwise":
         num_opponents = None if settings.against == "reference" else settings.opponents
         reading = PREFERENCE if is_alpaca else VERDICT

@@ -6,13 +6,12 @@ with its ``load(ctx) -> Oracle``. Flows import this: pydantic only.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stages.contract.params import (
     ImageName,
@@ -28,11 +27,6 @@ PartName = Literal[
     "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
 ]
 """Oracles that `weighted` can sum: those that one environment can hold."""
-EngineArgs = dict[str, bool | int | float | str]
-"""Options of ``vllm serve`` by their names with underscores."""
-_SET_BY_THE_RUN = frozenset(
-    ("model", "revision", "served_model_name", "host", "port", "api_key", "tensor_parallel_size")
-)
 
 
 class PythonSettings(Settings):
@@ -53,57 +47,6 @@ class ClassifierSettings(Settings):
     tokens_per_batch: int = speed_only(
         16384, ge=1, description="Tokens, padding included, in one pass of transformers."
     )
-
-
-class ServedSettings(Settings):
-    """A model that the run may serve itself."""
-
-    engine_args: EngineArgs = added_later({})
-    """Options of ``vllm serve`` by name, `max_model_len: 8192`, for a model that the run serves."""
-
-    @property
-    @abstractmethod
-    def is_served(self) -> bool:
-        """True if the run serves the model, which is one of its inputs, itself."""
-
-    @property
-    def server_options(self) -> EngineArgs:
-        """Options of ``vllm serve`` for the model."""
-        return self.engine_args
-
-    @field_validator("engine_args")
-    @classmethod
-    def _leave_to_the_run(cls, value: EngineArgs) -> EngineArgs:
-        for name in _SET_BY_THE_RUN & value.keys():
-            raise ValueError(f"engine_args.{name} is set by the run; leave it out")
-        return value
-
-
-class RewardModelSettings(ClassifierSettings, ServedSettings):
-    """A sequence classifier with one output."""
-
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """The model is loaded by each score step (`transformers`), or the run serves it to all of them
-    (`vllm`)."""
-
-    @property
-    def is_served(self) -> bool:
-        """See :class:`ServedSettings`."""
-        return self.engine == "vllm"
-
-    @property
-    def server_options(self) -> EngineArgs:
-        """See :class:`ServedSettings`."""
-        return {"runner": "pooling", "dtype": self.dtype, **self.engine_args}
-
-    @model_validator(mode="after")
-    def _check_engine(self) -> RewardModelSettings:
-        if self.engine_args and not self.is_served:
-            raise ValueError(
-                "engine_args is set, and engine is 'transformers': set engine to vllm, or leave "
-                "engine_args out"
-            )
-        return self
 
 
 class AnswerSettings(Settings):
@@ -151,11 +94,11 @@ class HttpSettings(ServerSettings):
     rows_per_request: int = speed_only(32, ge=1, description="Responses in one request.")
 
 
-class JudgeSettings(ServerSettings, ServedSettings):
-    """A chat model at an OpenAI-compatible address, or one that the run serves itself."""
+class JudgeSettings(ServerSettings):
+    """A chat model at an OpenAI-compatible address."""
 
     model: str | None = None
-    """The model's name at the server; unset, with `url`, the run serves the input ``model``."""
+    """The model's name at the server."""
     mode: Literal["scored", "pairwise"] = "scored"
     """Mark each response by itself, or compare two and score by the comparisons won; each
     comparison is asked in both orders."""
@@ -178,20 +121,6 @@ class JudgeSettings(ServerSettings, ServedSettings):
     """Scored: the best mark; a mark outside of lowest and best is no score."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
-
-    @property
-    def is_served(self) -> bool:
-        """See :class:`ServedSettings`."""
-        return self.url is None and self.model is None
-
-    @model_validator(mode="after")
-    def _check_server(self) -> JudgeSettings:
-        if self.engine_args and not self.is_served:
-            raise ValueError(
-                "engine_args is set, and so is url or model: a server of your own has its own "
-                "options; leave engine_args out, or url and model"
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_template(self) -> JudgeSettings:
@@ -289,9 +218,9 @@ class ScoreParams(StageParams):
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
     the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model at an
-    address or of the input ``model`` (`judge`), lm-eval's checks of verifiable instructions
-    (`ifeval`), the scorer of the prompt's task in reasoning-gym (`reasoning_gym`), or a weighted
-    sum of several (`weighted`). Only the settings of the oracles in use are read."""
+    address (`judge`), lm-eval's checks of verifiable instructions (`ifeval`), the scorer of the
+    prompt's task in reasoning-gym (`reasoning_gym`), or a weighted sum of several (`weighted`).
+    Only the settings of the oracles in use are read."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     rows_per_batch: int = speed_only(
@@ -299,7 +228,7 @@ class ScoreParams(StageParams):
     )
     python: PythonSettings = PythonSettings()
     """Settings of the oracle `python`."""
-    reward_model: RewardModelSettings = RewardModelSettings()
+    reward_model: ClassifierSettings = ClassifierSettings()
     """Settings of the oracle `reward_model`."""
     urm: ClassifierSettings = ClassifierSettings()
     """Settings of the oracles `urm_gated` and `urm_helpfulness`."""
@@ -322,21 +251,9 @@ class ScoreParams(StageParams):
         return tuple(self.weighted.weights) if self.oracle == "weighted" else (self.oracle,)
 
     @property
-    def served(self) -> ServedSettings | None:
-        """Settings of the oracle whose model the run serves itself; None if there is none."""
-        sections = {"judge": self.judge, "reward_model": self.reward_model}
-        for name, section in sections.items():
-            if name in self.parts and section.is_served:
-                return section
-        return None
-
-    @property
     def needs(self) -> Mapping[str, str]:
         """Inputs that the oracles cannot do without, and the oracle that needs each."""
-        return {name: part for part in self.parts for name in self._needs_of(part)}
-
-    def _needs_of(self, part: str) -> tuple[str, ...]:
-        return ("model",) if part == "judge" and self.judge.is_served else ORACLES[part].needs
+        return {name: part for part in self.parts for name in ORACLES[part].needs}
 
     def reads(self, name: str) -> bool:
         """True if an oracle has a use for an input of this name."""
@@ -365,12 +282,11 @@ class ScoreParams(StageParams):
                 "the oracle http needs http.url and http.identity: the address to post to, and the "
                 "name and version that the server gives as its own"
             )
-        has_both = bool(self.judge.url and self.judge.model)
-        if "judge" in self.parts and not (has_both or self.judge.is_served):
+        if "judge" in self.parts and not (self.judge.url and self.judge.model):
             raise ValueError(
                 "the oracle judge needs judge.url and judge.model: the address of the chat "
-                "completions (…/v1/chat/completions), and the model's name at the server; or "
-                "neither, and a model in inputs.oracle_model, which the run serves itself"
+                "completions (…/v1/chat/completions), and the model's name at the server "
+                "(docs/oracles.md#serve-a-judge)"
             )
         if self.oracle == "weighted" and not self.parts:
             raise ValueError(
@@ -378,7 +294,7 @@ class ScoreParams(StageParams):
                 "sums, such as {reward_model: 1, python: -0.5}"
             )
         for part in self.parts:
-            for name in self._needs_of(part):
+            for name in ORACLES[part].needs:
                 if self.needs[name] != part:
                     raise ValueError(
                         f"weighted.weights has {part} and {self.needs[name]}, which both need the "

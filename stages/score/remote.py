@@ -10,9 +10,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from stages.contract.errors import GebError, UserError
-from stages.harness.context import StageContext
-from stages.score.params import ScoreParams, ServerSettings
-from stages.score.serving import find_address
+from stages.score.params import ServerSettings
 
 Answer = TypeVar("Answer", bound=BaseModel)
 _TOO_MANY_REQUESTS = 429
@@ -30,15 +28,13 @@ class Remote:
     """A server that takes JSON by POST.
 
     Threads send and the main thread waits, so that SIGTERM ends the stage at once. Messages name
-    the section of the configuration that the settings are. With ``token`` it is the run's own
-    server.
+    the section of the configuration that the settings are.
     """
 
-    def __init__(self, settings: ServerSettings, section: str, token: str | None = None) -> None:
+    def __init__(self, settings: ServerSettings, section: str) -> None:
         self.url = settings.url or ""
         self._settings = settings
         self._section = section
-        self._token = token
         self._headers = self._authorization()
 
     def post_each(
@@ -58,11 +54,7 @@ class Remote:
         pool = ThreadPoolExecutor(concurrency, thread_name_prefix="remote")
         limits = httpx.Limits(max_connections=concurrency)
         under_way: dict[Future[Answer], int] = {}
-        # A proxy of the environment leads out, and the run's own server is within.
-        trusts = self._token is None
-        client = httpx.Client(
-            headers=self._headers, timeout=timeout, limits=limits, trust_env=trusts
-        )
+        client = httpx.Client(headers=self._headers, timeout=timeout, limits=limits)
 
         def send(payload: Any) -> Answer:
             body = self._post(client, payload, stopped)
@@ -139,8 +131,6 @@ class Remote:
         )
 
     def _authorization(self) -> dict[str, str]:
-        if self._token is not None:
-            return {"Authorization": f"Bearer {self._token}"}
         name = self._settings.key_env
         if name is None:
             return {}
@@ -150,21 +140,6 @@ class Remote:
                 f"export {name} where the stage runs",
             )
         return {"Authorization": f"Bearer {os.environ[name]}"}
-
-
-def served_remote(
-    ctx: StageContext[ScoreParams], settings: ServerSettings, section: str, path: str
-) -> Remote:
-    """The run's own server, posted to at a path.
-
-    Raises:
-        RemoteError: It does not answer now.
-    """
-    address = find_address(ctx.store, ctx.request.server)
-    if address is None:
-        raise RemoteError("the run's server does not answer now")
-    url = f"{address.url}{path}"
-    return Remote(settings.model_copy(update={"url": url}), section, address.token)
 
 
 def _close_after(pool: ThreadPoolExecutor, client: httpx.Client) -> None:

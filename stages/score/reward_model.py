@@ -1,19 +1,15 @@
-"""The ``reward_model`` oracle: a sequence classifier with one output.
-
-Transformers runs it in the stage, or a vLLM server of the run does.
+"""The ``reward_model`` oracle: a sequence classifier with one output, run by transformers.
 
 Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from pydantic import BaseModel
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
@@ -26,17 +22,13 @@ from stages.modeling.load import (
     load_sequence_classifier,
 )
 from stages.modeling.probe import require_static_rope
-from stages.modeling.process_pool import DevicePool, in_order
+from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.oracle import Verdict
-from stages.score.params import ClassifierSettings, ScoreParams, ServerSettings
-from stages.score.remote import Remote, served_remote
-from stages.score.serving import SERVED_NAME
+from stages.score.params import ClassifierSettings, ScoreParams
 
 Conversations = Sequence[Sequence[int]]
-# A request is a whole batch, and on CPUs some of them at once may take minutes.
-_ANSWER_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -73,48 +65,6 @@ class Classifier:
         return config.pad_token_id
 
 
-class Classifiers(Protocol):
-    """A loaded reward model: a copy on each device, or a server's."""
-
-    def map(self, items: Iterable[Conversations]) -> Iterator[list[Verdict]]:
-        """Verdicts on the conversations of each batch, in the order of the batches."""
-
-    def close(self) -> None:
-        """Ends it."""
-
-
-class Classified(BaseModel):
-    """The server's output for one conversation; null where it is not finite."""
-
-    probs: tuple[float | None]
-
-
-class Answer(BaseModel):
-    """The answer of vLLM's ``/classify`` to one batch."""
-
-    data: list[Classified]
-
-
-@dataclass(frozen=True)
-class ServedClassifiers:
-    """The reward model at the run's own server."""
-
-    remote: Remote
-
-    def map(self, items: Iterable[Conversations]) -> Iterator[list[Verdict]]:
-        """See :class:`Classifiers`."""
-        # The output itself is the reward; vLLM would put it through a sigmoid.
-        payloads = (
-            {"model": SERVED_NAME, "input": each, "use_activation": False} for each in items
-        )
-        with closing(self.remote.post_each(payloads, Answer)) as answers:
-            for answer in in_order(answers):
-                yield [_verdict(each.probs[0]) for each in answer.data]
-
-    def close(self) -> None:
-        """See :class:`Classifiers`: the run ends its server."""
-
-
 @dataclass(frozen=True)
 class RewardModel:
     """Scores the whole conversation: the prompt's messages and the response as assistant turn.
@@ -123,7 +73,7 @@ class RewardModel:
     ``one_bos`` does not hold exactly one BOS token, is refused.
     """
 
-    classifiers: Classifiers
+    classifiers: DevicePool[Conversations, list[Verdict]]
     config: Any
     tokenizer: Any
     identity: str
@@ -191,30 +141,19 @@ def _render(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the reward model given as input ``model``."""
-    settings, source = ctx.params.reward_model, ctx.model("model")
-    start: Callable[[], Classifiers]
-    if settings.is_served:
-        _require_one_output(load_config(source), source)
-        start = partial(_served_classifiers, ctx)
-    else:
-        load_one = partial(load_classifier, source, settings.dtype)
-        start = partial(DevicePool, load_one, ctx.request.resources)
-    return load_reward_model(ctx, settings, start)
-
-
-def _served_classifiers(ctx: StageContext[ScoreParams]) -> ServedClassifiers:
-    settings = ServerSettings(timeout_seconds=_ANSWER_SECONDS)
-    return ServedClassifiers(served_remote(ctx, settings, "score.reward_model", "/classify"))
+    settings = ctx.params.reward_model
+    load_one = partial(load_classifier, ctx.model("model"), settings.dtype)
+    return load_reward_model(ctx, settings, load_one)
 
 
 def load_reward_model(
     ctx: StageContext[ScoreParams],
     settings: ClassifierSettings,
-    start: Callable[[], Classifiers],
+    load_one: Callable[[], Classifier],
     *,
     one_bos: bool = False,
 ) -> RewardModel:
-    """Prepares the checkpoint given as input ``model``, which ``start`` loads."""
+    """Prepares the checkpoint given as input ``model``, a copy on each device."""
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
@@ -228,7 +167,7 @@ def load_reward_model(
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
-        classifiers=start(),
+        classifiers=DevicePool(load_one, ctx.request.resources),
         config=config,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
@@ -241,18 +180,14 @@ def load_reward_model(
 def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
     """Loads a sequence classifier; refuses one with several outputs."""
     model = load_sequence_classifier(source, dtype=dtype)
-    _require_one_output(model.config, source)
-    return Classifier(model, model.config.get_text_config().pad_token_id, _read_first_logit)
-
-
-def _require_one_output(config: Any, source: ModelSource) -> None:
-    if config.num_labels != 1:
+    num_outputs = model.config.num_labels
+    if num_outputs != 1:
         raise UserError(
-            f"the reward model {source.name_or_path} has {config.num_labels} outputs, not one",
+            f"the reward model {source.name_or_path} has {num_outputs} outputs, not one",
             "use a classifier with num_labels=1 (a URM checkpoint: the oracle urm_gated or "
-            "urm_helpfulness); which output or mixture of several is the reward is not to be "
-            "guessed",
+            "urm_helpfulness); the checkpoint does not say which output is the reward",
         )
+    return Classifier(model, model.config.get_text_config().pad_token_id, _read_first_logit)
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:

@@ -15,7 +15,6 @@ from transformers import LlamaModel, LlamaPreTrainedModel
 
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.load import Precision, load_exactly
-from stages.modeling.process_pool import DevicePool
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 from stages.score.reward_model import Classifier, RewardModel, load_reward_model
@@ -84,8 +83,7 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     source, oracle = ctx.model("model"), ctx.params.oracle
     load_one = partial(load_classifier, source, ctx.params.urm.dtype, oracle)
-    start = partial(DevicePool, load_one, ctx.request.resources)
-    return load_reward_model(ctx, ctx.params.urm, start, one_bos=True)
+    return load_reward_model(ctx, ctx.params.urm, load_one, one_bos=True)
 
 
 def load_classifier(source: ModelSource, dtype: Precision, oracle: str) -> Classifier:

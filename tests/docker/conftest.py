@@ -17,8 +17,7 @@ from flows.images.table import ROOT, images_named
 from flows.runners.docker.container import connect
 from stages.contract.errors import UserError
 from stages.store.base import Store
-from tests.docker.containers import PROBE_IMAGE, SERVER_IMAGE, left_of
-from tests.fake_vllm import SERVER
+from tests.docker.containers import PROBE_IMAGE, left_of
 from tests.lacking import lacking
 from tests.probe_stage import MAIN
 from tests.programs import run_program
@@ -70,13 +69,6 @@ def probe_image(engine: docker.DockerClient) -> str:
     """The core image with the probe among its stages."""
     files = {"stages/probe/__init__.py": "", "stages/probe/__main__.py": MAIN}
     return build_upon(engine, "core", PROBE_IMAGE, files, "probe_stage")
-
-
-@pytest.fixture(scope="session")
-def server_image(engine: docker.DockerClient) -> str:
-    """The torch image, in which a stand-in takes the place of vLLM's server."""
-    files = {"vllm/entrypoints/openai/api_server.py": SERVER}
-    return build_upon(engine, "torch", SERVER_IMAGE, files, "fake_vllm", "scripted_server")
 
 
 def build_upon(

@@ -14,7 +14,6 @@ from stages.contract.request import Request
 from stages.store.base import Store
 
 PROBE_IMAGE = "geb-probe:test"
-SERVER_IMAGE = "geb-server:test"
 
 
 def settings(**changes: Any) -> DockerSettings:

@@ -18,7 +18,6 @@ JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v
 JUDGE_OF_A_SUM = JUDGE.replace("judge,", "weighted, weighted: {weights: {judge: 1, python: 1}},", 1)
 
 VLLM = "generate.backend=vllm"
-SERVED = ["score.oracle=judge", "score.judge.engine_args.max_model_len=4096"]
 BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
 
 
@@ -144,15 +143,6 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
             "sampled by earlier policies",
         ),
         (["score.oracle=judge", "score.judge.model=m"], r"needs judge\.url and judge\.model"),
-        ([*SERVED, "store=s3://b/store"], "s3://b/store is a bucket"),
-        ([*SERVED, "execution.runner=docker"], "None for serve and None for score"),
-        (
-            [*SERVED, "execution.runner=docker", "execution.docker.network={serve: a, score: b}"],
-            "a for serve and b for score: name one",
-        ),
-        (["score.reward_model.engine_args.max_model_len=4096"], "engine is 'transformers'"),
-        ([*SERVED, "score.judge.url=http://h", "score.judge.model=m"], "engine_args is set"),
-        ([*SERVED, "score.judge.engine_args.port=1"], "engine_args.port is set by the run"),
     ],
 )
 def test_what_cannot_work_together_is_refused(overrides, message):
@@ -173,7 +163,6 @@ def test_what_cannot_work_together_is_refused(overrides, message):
             "execution.runner=docker",
             "execution.docker.network={train: host}",
         ],
-        [*SERVED, "execution.runner=docker", "execution.docker.network={serve: b, score: b}"],
     ],
     ids=str,
 )

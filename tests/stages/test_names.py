@@ -21,7 +21,7 @@ from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
 from stages.pair.params import Strategy, UncertainStrategy
 from stages.pair.select import STRATEGIES, UNCERTAIN
-from stages.score.params import RewardModelSettings
+from stages.score.params import ClassifierSettings
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
 
@@ -46,7 +46,7 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (names(Kind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
         (field(GenerateParams, "dtype"), DTYPES),
         (field(EvaluateParams, "dtype"), DTYPES),
-        (field(RewardModelSettings, "dtype"), DTYPES),
+        (field(ClassifierSettings, "dtype"), DTYPES),
         (names(Strategy), STRATEGIES),
         (names(UncertainStrategy), UNCERTAIN),
         (field(GenerateParams, "backend"), BACKENDS),

@@ -15,7 +15,7 @@ from stages.pair.params import PairParams
 from stages.preferences.params import PreferencesParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
-from stages.score.params import RewardModelSettings, ScoreParams
+from stages.score.params import ScoreParams
 from stages.screen.params import ScreenParams
 from stages.train.params import TrainParams
 
@@ -71,18 +71,6 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
         "96f8681eb7092d37f89b3ba5127638df8b1d3b68166cb2bbb4d8f8e956ed5441",
-    ),
-    (
-        ScoreParams.model_validate(
-            {"oracle": "judge", "judge": {"engine_args": {"max_model_len": 4096}}}
-        ),
-        {"responses": (RESPONSES,), "model": (HUB_MODEL,)},
-        "3cc60a740de226219c0f520ae436e19a181df057abed9b58d1be81b7841b6c84",
-    ),
-    (
-        ScoreParams(reward_model=RewardModelSettings(engine="vllm", engine_args={"seed": 1})),
-        {"responses": (RESPONSES,), "model": (HUB_MODEL,)},
-        "858fd6755abc4cdc6e91a0d8fa473b07ae9ef81f7af9dd06e1e5712cd811d7e2",
     ),
     (PairParams(), SCORED, "81adb7f0e30f0f85478897e76d371810395998d877dec10305f7469894ae0782"),
     (

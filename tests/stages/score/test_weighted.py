@@ -147,7 +147,6 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
         ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"python": float("nan")}}, "finite"),
         ({"weights": {"http": 1}}, r"http\.url"),
-        ({"weights": {"judge": 1, "urm_gated": 1}}, "judge and urm_gated, which both need"),
         (
             {"weights": {"urm_gated": 1, "reward_model": 1}},
             "urm_gated and reward_model, which both need the input `model`",
