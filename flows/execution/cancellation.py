@@ -63,7 +63,8 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
         RunInterruptedError: The context's interrupt came, and not as an exception; likewise.
     """
-    ids, interrupts = _own_flow_runs(), _interrupts.get()
+    ids = _own_flow_runs()
+    interrupts = _interrupts.get()
     ended = threading.Event()
     found: list[RunCancelledError] = []
 

@@ -145,7 +145,8 @@ class ConsoleObserver(LineObserver):
             self._bars.remove_task(shown.bar)
 
     def _progress(self, request: Request, shown: _Shown, event: Progress) -> None:
-        unit, now = event.unit, time.monotonic()
+        unit = event.unit
+        now = time.monotonic()
         self._bars.update(
             shown.bar, completed=event.done, total=event.total, unit=unit, metrics=shown.metrics
         )

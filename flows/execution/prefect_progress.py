@@ -108,8 +108,10 @@ def show_task_state(state: State[Any]) -> None:
     before = run.state
     state.state_details.task_run_id = run.id
     state.state_details.flow_run_id = run.flow_run_id
-    run.state, run.state_id = state, state.id
-    run.state_type, run.state_name = state.type, state.name
+    run.state = state
+    run.state_id = state.id
+    run.state_type = state.type
+    run.state_name = state.name
     emit_task_run_state_change_event(run, before, state)
 
 

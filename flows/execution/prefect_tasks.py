@@ -39,7 +39,8 @@ def _lower_not_ready(record: logging.LogRecord) -> bool:
     Prefect logs the state NotReady as an error, one for each of the many steps that then wait.
     """
     if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
-        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.levelno = logging.INFO
+        record.levelname = "INFO"
     return True
 
 

@@ -142,7 +142,8 @@ class StepExecutor:
     def _compute(self, request: Request, status: StepStatus) -> None:
         """Runs the stage; again after preemptions, as often as `execution.preemptions` allows."""
         execution = self.config.execution
-        seen, in_a_row = {self.store.work_files(request.stage, request.key)}, 0
+        seen = {self.store.work_files(request.stage, request.key)}
+        in_a_row = 0
         while True:
             with self._slots:
                 if self.stopping:

@@ -70,9 +70,12 @@ def try_own_code(config: RunConfig, stages: Container[str] = ("train", "pair")) 
     """
     if config.execution.runner != "process":
         return
-    train, pair, inputs = config.train, config.pair, config.inputs
+    train = config.train
+    pair = config.pair
+    inputs = config.inputs
     if "train" in stages and train.objective == "python":
-        own, program = train.python, "stages.train.own_objective"
+        own = train.python
+        program = "stages.train.own_objective"
         _try(config, "train", "objective", program, inputs.objective_code, own)
     if "pair" in stages and pair.strategy == "python":
         program = "stages.pair.own_strategy"

@@ -146,7 +146,7 @@ class Suite(Evaluation):
     score: ScoreParams | None = None
     """Oracle; unset takes the run's, with the run's model and code."""
     oracle_model: str | None = None
-    """Reward model, or served judge, of an oracle of its own."""
+    """Reward model of an oracle of its own."""
     oracle_code: str | None = None
     """Python file, or judge's prompt template, of an oracle of its own."""
     evaluate: EvaluateParams | None = None

@@ -220,7 +220,8 @@ def raise_for(
     if endings[0] == Ending("exited", EXIT_OK):
         return
     culprit = min(range(len(endings)), key=lambda each: _rank(endings[each]))
-    ending, tail = endings[culprit], tails[culprit]
+    ending = endings[culprit]
+    tail = tails[culprit]
     if not stopped:
         _raise_for_kind(ending, tail, request, culprit if len(endings) > 1 else None)
     code = EXIT_STOPPED if ending.code is None else ending.code

@@ -103,7 +103,8 @@ class PlaceRunner(Generic[W]):
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        place, stopping = self._place, self._stopping
+        place = self._place
+        stopping = self._stopping
         lease = orchestrator_lease(request.store, request.stage, request.key)
         at_once = lease.acquire(
             waiting=lambda holder: on_event(
@@ -223,7 +224,8 @@ def orphan_seconds(death: str) -> float:
 
 def request_address(request: Request, execution: Execution) -> str:
     """Writes a request; returns its file, or its place in a bucket for stages that fetch it."""
-    path, url = write_request(request), Store.open(request.store).mirror_of
+    path = write_request(request)
+    url = Store.open(request.store).mirror_of
     if url is None or not execution.stages_fetch(url):
         return path
     return open_store(url).share(Path(path))

@@ -45,7 +45,8 @@ class Guarded:
 
     def _refusal(self, headers: Headers) -> str | None:
         """Why a request is refused; None for one that is served."""
-        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        host = headers.get("host", "").lower()
+        origin = headers.get("origin")
         if re.sub(r":\d+$", "", host) not in self._hosts:
             return (
                 f"the host {host!r} is not a name of this server; {ALLOWED_HOSTS} takes further "

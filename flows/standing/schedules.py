@@ -127,7 +127,8 @@ def _named(name: str, deployment: DeploymentResponse) -> DeploymentSchedule:
 
 def _shown(schedule: DeploymentSchedule, deployment: DeploymentResponse) -> Scheduled:
     given = deployment.parameters | schedule.parameters
-    config, when = given.get("config") or {}, schedule.schedule
+    config = given.get("config") or {}
+    when = schedule.schedule
     return Scheduled(
         name=_name(schedule),
         when=when.cron if isinstance(when, CronSchedule) else str(getattr(when, "interval", when)),

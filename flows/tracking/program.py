@@ -137,7 +137,8 @@ class _Trackio:
         os.environ.setdefault("TRACKIO_DIR", str(Path(opening["folder"]) / "trackio"))
         import trackio
 
-        self.id, self._trackio = opening["run"], trackio
+        self.id = opening["run"]
+        self._trackio = trackio
         trackio.init(
             project=opening["project"],
             name=opening["run"],
@@ -184,7 +185,8 @@ def main() -> None:
     told = json.loads(file.read_text())
     Path(told["folder"]).mkdir(parents=True, exist_ok=True)
     session: Session = _TRACKERS[sys.argv[1]](told | known)
-    sent, is_over = known["sent"], False
+    sent = known["sent"]
+    is_over = False
     while not is_over:
         # The last look is after the end of the run.
         is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])

@@ -33,7 +33,9 @@ class Sessions:
     """Sessions of one run; use it through :func:`tracked`."""
 
     def __init__(self, config: RunConfig, record: RunRecord, warn: Warn) -> None:
-        self._config, self._record, self._warn = config, record, warn
+        self._config = config
+        self._record = record
+        self._warn = warn
         self._folder = record.path / TRACKERS
         # What every session is to have; their processes look into the file.
         self._file = self._folder / "wanted.json"

@@ -9,7 +9,8 @@ from flows.report.html import verdict
 from flows.report.summary import Summary
 from stages.store.base import Artifact
 
-ITERATION, TRAIN_STEP = "iteration", "train/step"
+ITERATION = "iteration"
+TRAIN_STEP = "train/step"
 # Groups of the pair stage's metrics, which describe the samples that an iteration trains on.
 _OF_SAMPLES = {
     "generation": ("prompts", "responses", "mean_response_tokens", "truncated_share"),
@@ -101,7 +102,8 @@ def _figures(group: str, row: Mapping[str, Any]) -> dict[str, float]:
     for figure, (low, high) in row.get("intervals", {}).items():
         # As evaluations name them.
         name = figure.replace("components.", "reward_components/", 1)
-        values[f"{group}/{name}/low"], values[f"{group}/{name}/high"] = low, high
+        values[f"{group}/{name}/low"] = low
+        values[f"{group}/{name}/high"] = high
     return values
 
 

@@ -64,7 +64,8 @@ class InstructionChecks:
         except (KeyError, TypeError, ValueError, IndexError, re.error) as error:
             why = f"the instructions cannot be checked ({type(error).__name__}: {error})"
             return Verdict(None, why)
-        strict, loose = found["inst_level_strict_acc"], found["inst_level_loose_acc"]
+        strict = found["inst_level_strict_acc"]
+        loose = found["inst_level_loose_acc"]
         return Verdict(
             float(found["prompt_level_strict_acc"]),
             components={

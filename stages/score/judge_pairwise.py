@@ -20,7 +20,8 @@ from stages.score.oracle import Verdict, prompt_starts
 _POINTS = {"Verdict: A": 1.0, "Verdict: B": 0.0, "Verdict: tie": 0.5}
 _TIE = 0.5
 # AlpacaEval's names of the answer shown first and of the other.
-_FIRST, _SECOND = "m", "M"
+_FIRST = "m"
+_SECOND = "M"
 ORDER_AGREEMENT = "order_agreement"
 """Component: share of comparisons whose verdict survived the swap of the two."""
 Rows = Sequence[Mapping[str, Any]]
@@ -44,7 +45,8 @@ def _preferred(reply: Reply) -> float | None:
     told = {each.token: math.exp(each.logprob) for each in reply.first_tokens}
     if not told:
         return {_FIRST: 1.0, _SECOND: 0.0}.get(reply.last_line)
-    first, second = told.get(_FIRST, 0.0), told.get(_SECOND, 0.0)
+    first = told.get(_FIRST, 0.0)
+    second = told.get(_SECOND, 0.0)
     return first / (first + second) if first + second else None
 
 
@@ -164,7 +166,8 @@ class PairwiseJudge:
             reason = f"the judge's last line is {said!r}, not {self.reading.forms}"
             return Verdict(None, reason, components)
         points = [each for each in found if each is not None]
-        as_a, as_b = points[: self.passes], [1 - each for each in points[self.passes :]]
+        as_a = points[: self.passes]
+        as_b = [1 - each for each in points[self.passes :]]
         if self.passes > 1:
             repeated = sum(len(set(each)) == 1 for each in (as_a, as_b))
             survived = sum(one == other for one, other in zip(as_a, as_b, strict=True))

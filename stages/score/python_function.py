@@ -26,7 +26,8 @@ from stages.harness.user_code import load_function, user_code
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
-_TRIED, _ALIKE = "tried", "tried alike"
+_TRIED = "tried"
+_ALIKE = "tried alike"
 _SIGNATURE = "(prompts, responses, references) -> scores"
 
 
@@ -127,7 +128,8 @@ def _try_oracle(events: Emitter) -> None:
     """Tries the oracle that the command line names."""
     code, function, certainty, rows = sys.argv[1:]
     oracle = load_file(Path(code), function)
-    asked, found = json.loads(Path(rows).read_text()), set()
+    asked = json.loads(Path(rows).read_text())
+    found = set()
     try:
         for place, verdict in oracle.score(asked):
             found.add((asked[place]["prompt_id"], verdict.score))

@@ -49,8 +49,10 @@ class Remote:
             RemoteError: The server cannot be reached, or fails again and again.
             UserError: The server refuses a request, or its answer breaks the schema.
         """
-        stopped, waiting = threading.Event(), enumerate(payloads)
-        concurrency, timeout = self._settings.concurrency, self._settings.timeout_seconds
+        stopped = threading.Event()
+        waiting = enumerate(payloads)
+        concurrency = self._settings.concurrency
+        timeout = self._settings.timeout_seconds
         pool = ThreadPoolExecutor(concurrency, thread_name_prefix="remote")
         limits = httpx.Limits(max_connections=concurrency)
         under_way: dict[Future[Answer], int] = {}

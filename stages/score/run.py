@@ -96,7 +96,8 @@ def _check_nulls(ctx: Context, statistics: _Statistics) -> None:
 def _read_prompts(ctx: Context) -> Iterator[tuple[int, list[Row]]]:
     """Yields (number of the first row, rows): whole prompts, at least a batch of rows."""
     rows: list[Row] = []
-    first, batch_rows = 0, ctx.params.rows_per_batch
+    first = 0
+    batch_rows = ctx.params.rows_per_batch
     for row in _with_opponents(ctx):
         if len(rows) >= batch_rows and row["prompt_id"] != rows[-1]["prompt_id"]:
             yield first, rows

@@ -81,7 +81,8 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
-    source, oracle = ctx.model("model"), ctx.params.oracle
+    source = ctx.model("model")
+    oracle = ctx.params.oracle
     load_one = partial(load_classifier, source, ctx.params.urm.dtype, oracle)
     return load_reward_model(ctx, ctx.params.urm, load_one, one_bos=True)
 

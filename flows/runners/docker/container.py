@@ -184,7 +184,9 @@ def _remove(client: docker.DockerClient, found: dict[str, Any]) -> str:
         stop(found["Id"], _REAP_SECONDS)
         # Its output since its orchestrator's death is nowhere else.
         labels = found["Labels"]
-        store, stage, key = Path(labels[STORE_LABEL]), labels[STAGE_LABEL], labels[KEY_LABEL]
+        store = Path(labels[STORE_LABEL])
+        stage = labels[STAGE_LABEL]
+        key = labels[KEY_LABEL]
         log = left_log(store, stage, key, found["Id"][:12])
         log.write_bytes(client.api.logs(found["Id"]))
         client.api.remove_container(found["Id"], force=True, v=True)

@@ -103,7 +103,8 @@ def _check(tag: str, labels: dict[str, str], own: bool, image: Image) -> None:
             f"image {tag} has no label {CODE_LABEL}: it does not say which stages it holds",
             f"build it on top of an image of this project: `{_command(image)}`",
         )
-    version, here = labels.get(VERSION_LABEL), geb_version()
+    version = labels.get(VERSION_LABEL)
+    here = geb_version()
     if version != here:
         raise UserError(f"image {tag} holds geb {version}, the orchestrator is geb {here}", build)
     if labels[CODE_LABEL] != stages_digest():

@@ -87,7 +87,8 @@ class DockerPlace:
             # A connection of its own: the engine's client serves one thread.
             client = connect()
             stack.callback(client.close)
-            say, number = log_once(on_event), request.resources.gpus
+            say = log_once(on_event)
+            number = request.resources.gpus
             gpus = stack.enter_context(
                 hold_gpus(number, waiting=say, stopping=stopping, limited=self._limited)
             )

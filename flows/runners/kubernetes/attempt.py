@@ -265,7 +265,8 @@ def tell_image(pod: Pod) -> None:
     """Writes a started pod's image, with the digest that its node tells, for the stage to read."""
     [container] = pod["spec"]["containers"]
     variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
-    path, digest = variables.get(IMAGE_FILE_VARIABLE), image_id_of(pod).rpartition("@")[2]
+    path = variables.get(IMAGE_FILE_VARIABLE)
+    digest = image_id_of(pod).rpartition("@")[2]
     if path is not None and digest:
         name = container["image"].partition("@")[0]
         write_atomically(Path(path), f"{name}@{digest.rpartition('//')[2]}")

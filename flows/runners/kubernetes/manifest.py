@@ -87,7 +87,8 @@ def _volume_name(claim: str) -> str:
 
 def _volumes_for(attempt: Attempt) -> list[dict[str, Any]]:
     """Volumes of a pod: its claims, and room that ends with it."""
-    settings, chosen = attempt.execution.kubernetes, attempt.settings
+    settings = attempt.execution.kubernetes
+    chosen = attempt.settings
     return [
         *([{"name": "cache", "emptyDir": {}}] if attempt.fetches else ()),
         *(
@@ -160,7 +161,8 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
         UserError: The store or an input lies in no claim.
     """
     mounts = _mounts_for(attempt)
-    path, execution = attempt.request_path, attempt.execution
+    path = attempt.request_path
+    execution = attempt.execution
     commands = node_commands("python", attempt.request, execution, path, _CACHE)
     return [_pod(attempt, node, each, mounts) for node, each in enumerate(commands)]
 
@@ -168,7 +170,8 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
 def _pod(
     attempt: Attempt, node: int, command: list[str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    request, limits = attempt.request, _limits(attempt)
+    request = attempt.request
+    limits = _limits(attempt)
     container = {
         "name": "stage",
         "image": attempt.image,
@@ -199,8 +202,10 @@ def _pod(
 
 
 def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
-    chosen, resources = attempt.settings, attempt.request.resources
-    settings, grace_seconds = attempt.execution.kubernetes, attempt.execution.grace_seconds
+    chosen = attempt.settings
+    resources = attempt.request.resources
+    settings = attempt.execution.kubernetes
+    grace_seconds = attempt.execution.grace_seconds
     wait = {"tolerationSeconds": _LOST_SECONDS}
     lost = [{"key": key, "operator": "Exists", "effect": "NoExecute"} | wait for key in _LOST]
     uid, gid = attempt.user
@@ -267,7 +272,8 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _limits(attempt: Attempt) -> dict[str, str]:
-    resources, chosen = attempt.request.resources, attempt.settings
+    resources = attempt.request.resources
+    chosen = attempt.settings
     limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}
     if resources.cpus is not None:
         limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"

@@ -273,7 +273,8 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
         UserError: The cluster would refuse a pod, or a right or a claim is missing.
         StageFailedError: The cluster does not answer.
     """
-    cluster, folder = Cluster(execution.kubernetes), str(local_folder(store))
+    cluster = Cluster(execution.kubernetes)
+    folder = str(local_folder(store))
     path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
     user = user_of(execution.kubernetes)
     with explained(cluster):

@@ -74,7 +74,8 @@ class BucketSyncRunner:
 
     def _run_there(self, sync: Sync) -> None:
         """Runs a stage that fetches and sends by itself, and finds its artifact in the bucket."""
-        store, request = sync.store, sync.request
+        store = sync.store
+        request = sync.request
 
         def sent(source: Input) -> Input:
             if isinstance(source, FileInput) and not self._sees(Path(source.location)):

@@ -31,7 +31,8 @@ def start_forked(command: list[str], environment: Mapping[str, str], log: int) -
     Raises:
         OSError: The interpreter cannot be started.
     """
-    interpreter, order = command[0], json.dumps(command).encode()
+    interpreter = command[0]
+    order = json.dumps(command).encode()
     key = (interpreter, Path.cwd(), *sorted(environment.items()))
     control, its_stdin = socket.socketpair()
     reading, writing = os.pipe()

@@ -34,7 +34,8 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
     ``grace_seconds`` and half a minute before its time limit the stage is told to end.
     """
-    job, resources = settings.job(request.stage), request.resources
+    job = settings.job(request.stage)
+    resources = request.resources
     gpu = "gpu" if job.gpu_type is None else f"gpu:{job.gpu_type}"
     memory = None if resources.memory_gib is None else f"{math.ceil(resources.memory_gib * 1024)}M"
     wanted = {
@@ -79,7 +80,8 @@ def job_values(
     blind = [] if request.resources.gpus else ["env", "CUDA_VISIBLE_DEVICES="]
     commands = node_commands(interpreter, request, execution, address, cache)
     first, other, *_ = [[*blind, *container, *each] for each in commands] + [[]]
-    sender, variables = list[str](), thread_variables(request.resources)
+    sender = list[str]()
+    variables = thread_variables(request.resources)
     if folder.address:
         variables |= fetching_variables(execution, cache)
         sender = [*container, interpreter, "-m", "stages.harness.job_files"]

@@ -138,7 +138,8 @@ class SlurmPlace:
                 "correct execution.interpreters: the nodes start it by the same path",
             )
         # Where logs are kept, so that people find it after the job's folder is gone.
-        address, name = request_address(request, self._execution), work_name(request)
+        address = request_address(request, self._execution)
+        name = work_name(request)
         files = f"{store.mirror_of}/{JOBS}/{name}" if "://" in address else ""
         folder = JobFolder.create(store, name, request, files)
         values = job_values(request, self._execution, address, folder, interpreter)

@@ -238,9 +238,11 @@ class Submitter:
                     for task, each in enumerate(together):
                         each.job = number if len(together) == 1 else f"{number}_{task}"
                     return
-                said, meaning = done.stderr, meaning_of(done.stderr)
+                said = done.stderr
+                meaning = meaning_of(done.stderr)
             except SlurmUnavailableError as error:
-                said, meaning = str(error), "busy"
+                said = str(error)
+                meaning = "busy"
             if meaning != "busy" and len(together) > 1:
                 # There may be room for less, or the cluster takes no array of this size.
                 together = together[: len(together) // 2]

@@ -35,7 +35,8 @@ def ending_of(
     one; there are no fields if Slurm was not asked, or has forgotten the job. ``own`` is the folder
     on its node of a job that does not see the store.
     """
-    code, state = None if status is None else status.code, fields.get("JobState", "")
+    code = None if status is None else status.code
+    state = fields.get("JobState", "")
     if code == EXIT_USER:
         return Ending("exited", code)
     # The last word of a job whose node died may be that it ended well.
@@ -156,7 +157,8 @@ class JobWatch:
         Raises:
             UserError: It is pending and will never start.
         """
-        limit, is_overdue = self.request.resources.timeout_seconds, False
+        limit = self.request.resources.timeout_seconds
+        is_overdue = False
         while True:
             check_owner()
             if time.monotonic() - self._received_at > _RECEIVE_SECONDS:
@@ -183,8 +185,11 @@ class JobWatch:
             time.sleep(_LOOK_SECONDS)
 
     def _ending(self, queued: QueuedJob | None, *, asked: bool) -> Ending:
-        status, fields = self.folder.status(), dict[str, str]()
-        stage, key, store = self.request.stage, self.request.key, self.request.store
+        status = self.folder.status()
+        fields = dict[str, str]()
+        stage = self.request.stage
+        key = self.request.key
+        store = self.request.store
         ended_well = status is not None and status.code == EXIT_OK
         # A job that sends its artifact has done so before it tells its end.
         if not self.folder.address:
