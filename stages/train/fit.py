@@ -156,8 +156,6 @@ class PairFit(Fit[TrainParams]):
         if params.reference_logprobs == "sampler":
             return reference.sampler_logprobs(self._pairs)
         folder = self.ctx.work / "reference"
-        if self.process.is_first and not folder.exists():
-            reference.keep_earlier(self.ctx, self._pairs, folder)
         reference.ReferencePass(
             load_model=self._reference_model,
             folder=folder,

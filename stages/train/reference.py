@@ -1,11 +1,10 @@
 """log π_ref of every response token, known before the first step, and the average of references.
 
-Computed in parts that survive a failed attempt; each process computes its share of them. What
-another training of the store has computed is taken from its artifact. Under ZeRO-3 the reference
-lies in shards as the policy does, and both are never in memory at once.
+Computed in parts that survive a failed attempt; each process computes its share of them. Under
+ZeRO-3 the reference lies in shards as the policy does, and both are never in memory at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,13 @@ import torch
 from torch import nn
 
 from stages.contract.digests import find_whole, sealed_path
-from stages.contract.errors import DamagedArtifactError, UserError
-from stages.contract.manifest import accelerator_name, software_versions
-from stages.harness.context import ModelSource, StageContext
+from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.modeling.save import save_checkpoint
 from stages.modeling.token_batches import token_batches
 from stages.tables.schemas import TableWriter, read_rows
 from stages.train.data import Pair, RefLogprobs
-from stages.train.params import TrainParams
 from stages.training.batches import ROWS
 from stages.training.engine import Process
 from stages.training.params import RowLayoutName, TrainingParams
@@ -37,11 +34,6 @@ FORWARD_FACTOR = 4
 """A pass without gradients holds few activations: it takes so many times the tokens at once."""
 
 FILE = "reference_logprobs.parquet"
-_DECIDING_INPUTS = ("reference", "reference_adapter", "pairs")
-_DECIDING_PARAMS = (
-    *("reference_logprobs", "max_length_tokens", "max_prompt_tokens", "over_length"),
-    *("precision", "lora", "deepspeed", "row_layout", "micro_batch_tokens"),
-)
 
 REFERENCE_LOGPROBS = pa.schema(
     [
@@ -121,42 +113,6 @@ class ReferencePass:
             found = _logprobs(model, batch, self.params.row_layout, self.numerics.device)
         self.process.check_stop(self.numerics.device if self.params.in_shards else None)
         return found
-
-
-def keep_earlier(ctx: StageContext[TrainParams], pairs: Sequence[Pair], folder: Path) -> None:
-    """Writes the parts from another training of the store that computed them; none if none did.
-
-    It had the same reference, pairs and parameters of the pass, and packages and a machine that
-    give the same bytes. So of a sweep's runs over κ the first one pays for the others.
-    """
-    request = ctx.request
-    digests = {name: [each.digest for each in group] for name, group in request.inputs.items()}
-    machine = accelerator_name(), software_versions()
-    for key in [key for stage, key in ctx.store.artifacts() if stage == request.stage]:
-        try:
-            made = ctx.store.load(request.stage, key, FILE)
-        except DamagedArtifactError:
-            # The run that reads that training reports it.
-            continue
-        if made is None or machine != (made.manifest.accelerator, made.manifest.software):
-            continue
-        theirs = {
-            name: [each["digest"] for each in group] for name, group in made.manifest.inputs.items()
-        }
-        if _deciding(request.params, digests) == _deciding(made.manifest.params, theirs):
-            ctx.events.info(f"log π_ref is that of train {key[:12]}: same reference, same pairs")
-            found = read_reference([made.file(FILE)])
-            folder.mkdir(parents=True, exist_ok=True)
-            for start in range(0, len(pairs), PART_PAIRS):
-                with sealed_path(_part(folder, start)) as scratch:
-                    write_reference(scratch, pairs[start : start + PART_PAIRS], found)
-            return
-
-
-def _deciding(params: Mapping[str, Any], digests: Mapping[str, list[str]]) -> list[Any]:
-    """All that log π_ref depends on, of a request or of a manifest."""
-    values = [params.get(name) for name in _DECIDING_PARAMS]
-    return [*values, *(digests.get(name) or None for name in _DECIDING_INPUTS)]
 
 
 def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
 from tests.stages.train.checkpoints import assert_same_training, first_logprob
-from tests.stages.train.train_helpers import Trained, make_pairs, train
+from tests.stages.train.train_helpers import make_pairs, train
 
 
 def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
@@ -186,31 +186,3 @@ def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
     assert plain.weights != weighed.weights
     # A batch's bonuses are all zero at the start: only their slopes are weighed.
     assert plain.records[0]["loss"] == weighed.records[0]["loss"]
-
-
-def test_another_training_on_the_same_pairs_takes_their_reference_logprobs(
-    tmp_path, policy, other, pairs
-):
-    def taken(**changes) -> tuple[Trained, list[str]]:
-        options = {"reference": other, **changes}
-        done = train(tmp_path / "store", policy, [options.pop("pairs", pairs)], **options)
-        said = [each.get("message", "") for each in done.events]
-        return done, [each for each in said if each.startswith("log π_ref is that of train")]
-
-    first = train(tmp_path / "store", policy, [pairs], reference=other)
-    second, said = taken(kappa=0.5, seed=3)
-    assert len(said) == 1 and first.artifact.manifest.key[:12] in said[0]
-    alone = train(tmp_path / "alone", policy, [pairs], reference=other, kappa=0.5, seed=3)
-    assert (second.weights, second.losses) == (alone.weights, alone.losses)
-    for change in (
-        {"reference": policy},
-        {"pairs": make_pairs(tmp_path / "others.parquet", seed=1)},
-        {"max_prompt_tokens": 4},
-        {"max_length_tokens": 1500},
-        {"micro_batch_tokens": 32},
-    ):
-        assert not taken(kappa=0.25, **change)[1], change
-    damaged = first.artifact.path / "reference_logprobs.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    (second.artifact.path / "manifest.json").write_text("{")
-    assert not taken(kappa=0.75)[1]
