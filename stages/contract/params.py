@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from stages.contract.errors import GebError, UserError
 
 _MARK = "affects_result"
-_LATER = "added_later"
 
 Kind = Literal[
     "artifact",
@@ -118,15 +117,6 @@ def speed_only(default: Any, **options: Any) -> Any:
     return Field(default, json_schema_extra={_MARK: False}, **options)
 
 
-def added_later(default: Any, **options: Any) -> Any:
-    """A field of a later version: not in the key at its default, so that older artifacts stay good.
-
-    >>> class Example(StageParams):
-    ...     pairs_per_prompt: int = added_later(1, ge=1)
-    """
-    return Field(default, json_schema_extra={_LATER: True}, **options)
-
-
 class Settings(BaseModel):
     """An immutable group of settings that refuses names it does not know."""
 
@@ -155,10 +145,9 @@ class Settings(BaseModel):
         unused = self.unused_fields()
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            value = getattr(self, name)
-            at_default = value == field.get_default(call_default_factory=True)
-            if name in unused or extra.get(_MARK) is False or (extra.get(_LATER) and at_default):
+            if name in unused or extra.get(_MARK) is False:
                 continue
+            value = getattr(self, name)
             kept[name] = value.result_fields() if isinstance(value, Settings) else dumped[name]
         return kept
 

@@ -11,7 +11,6 @@ from stages.contract.params import (
     InputSpec,
     OutputSpec,
     StageParams,
-    added_later,
     speed_only,
 )
 
@@ -48,7 +47,7 @@ class EvaluateParams(StageParams):
     """Whose samples get the reference's log-probability: nobody's, the policy's, or also the base's
     (for the plot of both distributions). Costs one forward pass over the samples."""
 
-    length_controlled: Literal["off", "base", "reference"] = added_later("off")
+    length_controlled: Literal["off", "base", "reference"] = "off"
     """Length-controlled win rate by AlpacaEval's regression, over the answers that a pairwise judge
     has compared with the base's, or with reference answers. Runs in the environment `eval`, which
     has no torch: with `log_pi_ref: off` only."""

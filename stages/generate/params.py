@@ -13,7 +13,6 @@ from stages.contract.params import (
     OutputSpec,
     Settings,
     StageParams,
-    added_later,
     speed_only,
 )
 
@@ -21,7 +20,7 @@ from stages.contract.params import (
 class TransformersSettings(Settings):
     """Sampling with transformers."""
 
-    batch_size: int = added_later(64, ge=1)
+    batch_size: int = Field(64, ge=1)
     """Sequences in one forward pass; log-probabilities are rounded by batch."""
 
 
@@ -115,7 +114,7 @@ class GenerateParams(StageParams):
     """Divides the logits before sampling; 0 takes the likeliest token."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Sample from the smallest set of tokens whose probability reaches this."""
-    mixture: float = added_later(0.0, ge=0, le=1)
+    mixture: float = Field(0.0, ge=0, le=1)
     """Weight m of the reference in every second sample of a prompt, each of whose tokens is drawn
     from π^(1−m) π_ref^m: Nash-MD's opponent of the policy's own samples, the first, third, ….
     Backend `transformers`, training prompts."""
@@ -140,7 +139,7 @@ class GenerateParams(StageParams):
     expected_response_tokens: int | None = Field(None, ge=1)
     """Length of a response that the split counts on; unset takes a quarter of
     ``max_new_tokens``."""
-    chunk_prompts: int = added_later(1024, ge=1)
+    chunk_prompts: int = Field(1024, ge=1)
     """Prompts after which what is done is written, so that a retry goes on there. Batches of the
     backend `transformers` lie within a chunk, and its log-probabilities are rounded by batch: there
     it affects the result, elsewhere speed alone."""

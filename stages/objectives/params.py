@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, added_later
+from stages.contract.params import Settings
 
 Divergence = (
     Annotated[Literal["reverse_kl", "hellinger", "forward_kl", "js"], Field(title="name")]
@@ -30,24 +30,24 @@ class ObjectiveParams(Settings):
     """`paper` uses the published code's ε forms."""
     beta: float = Field(0.1, gt=0)
     """β of the preference loss."""
-    loss: Literal["sigmoid", "ipo", "rpo", "rebel"] = added_later("sigmoid")
+    loss: Literal["sigmoid", "ipo", "rpo", "rebel"] = "sigmoid"
     """Preference loss of the margin: f-DPO's `sigmoid`, `ipo`, or one that compares the margin with
     that of the oracle's scores: `rpo` by their probabilities, `rebel` by its square."""
-    reward_scale: float = added_later(1.0, gt=0)
+    reward_scale: float = Field(1.0, gt=0)
     """η, by which `rpo` and `rebel` multiply the difference of the scores."""
     label_smoothing: float = Field(0.0, ge=0, le=0.5)
     """Probability that a preference label is wrong, for `sigmoid` and `ipo`."""
     bonus_on: Literal["rejected", "all", "chosen", "mixture"] = "rejected"
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses, `mixture` those that
     `generate.mixture` drew, as in XPO; a pair without one has no bonus."""
-    bonus_weight: Literal["none", "count"] = added_later("none")
+    bonus_weight: Literal["none", "count"] = "none"
     """`count` multiplies a response's bonus by its novelty among the pairs' responses, about
     1/√(N + λ) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""
-    count_ridge: float = added_later(0.01, gt=0)
+    count_ridge: float = Field(0.01, gt=0)
     """λ of `bonus_weight: count`."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen response's negative log-likelihood per token."""
-    length_normalised: bool = added_later(False)
+    length_normalised: bool = False
     """Preference loss on log-ratios per token, as in length-normalised DPO: a longer response gains
     nothing by its length. β then wants to be larger by about the length of a response."""
 

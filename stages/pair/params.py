@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StageParams, added_later
+from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StageParams
 
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
@@ -43,26 +43,26 @@ class PairParams(StageParams):
     `drts` and `thompson` explore where the scores named by `heads` disagree. `python` asks a
     function of a Python file (input ``code``, section `python`; docs/research.md)."""
 
-    heads: tuple[str, ...] = added_later(())
+    heads: tuple[str, ...] = ()
     """Components of the score that are scores of their own (an ensemble's heads, judges' votes),
     for `delta_ucb`, `drts` and `thompson`: their mean, and their standard deviation."""
 
-    exploration: float = added_later(1.0, ge=0)
+    exploration: float = Field(1.0, ge=0)
     """Factor of that deviation; 0 takes the mean alone."""
 
-    python: OwnStrategy = added_later(OwnStrategy())
+    python: OwnStrategy = OwnStrategy()
     """Settings of the strategy `python`."""
 
-    rewards: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = added_later({})
+    rewards: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     """Weights of several rewards whose sum takes the place of the score here: components of the
     score, `score` itself, and `response_tokens`, the length, whose negative weight is a penalty.
     Evaluations keep the oracle's score."""
 
-    normalise: Literal["batch", "prompt", "none"] = added_later("batch")
+    normalise: Literal["batch", "prompt", "none"] = "batch"
     """Each of `rewards` less its mean and divided by its standard deviation before it is weighed:
     over all responses of the iteration, or over those of a prompt, as GDPO has it."""
 
-    clip: float | None = added_later(None, gt=0)
+    clip: float | None = Field(None, gt=0)
     """Standard deviations at which a normalised reward is cut off; unset cuts nothing."""
 
     ties: Literal["drop", "keep"] = "drop"
@@ -71,11 +71,11 @@ class PairParams(StageParams):
     tie_margin: float = Field(0.0, ge=0.0)
     """Largest difference of scores, in the oracle's units, that still counts as a tie."""
 
-    pairs_per_prompt: int = added_later(1, ge=1)
+    pairs_per_prompt: int = Field(1, ge=1)
     """Most pairs of a prompt. No response is in two of them: the strategy chooses the next pair
     among the responses that are left, so that n pairs want 2n samples."""
 
-    truncated: Literal["keep", "drop"] = added_later("keep")
+    truncated: Literal["keep", "drop"] = "keep"
     """Responses that the length limit cut off: kept, or in no pair. A prompt with fewer than two
     others then makes none."""
 

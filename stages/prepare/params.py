@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import ImageName, InputSpec, OutputSpec, StageParams, added_later
+from stages.contract.params import ImageName, InputSpec, OutputSpec, StageParams
 
 
 class PrepareParams(StageParams):
@@ -35,7 +35,7 @@ class PrepareParams(StageParams):
     """Most prompts in each part, chosen by the seed; null takes all. With a number, and prompts
     enough, a run that is continued with more `iterations` keeps the parts of its first ones."""
 
-    overlap: Literal["drop_from_train", "drop_from_test"] = added_later("drop_from_train")
+    overlap: Literal["drop_from_train", "drop_from_test"] = "drop_from_train"
     """Side that loses a prompt of both training and a `test` source: training, so that the test set
     is whole, or the test set, as in the paper."""
 
@@ -49,11 +49,11 @@ class PrepareParams(StageParams):
     """Column of reference answers for oracles that compare; rows may lack it. A dot leads into a
     column of structs (`reward_model.ground_truth`)."""
 
-    reference_columns: tuple[str, ...] = added_later(())
+    reference_columns: tuple[str, ...] = ()
     """Columns that make up the reference answer together, as a JSON object of their names and
     values, in the place of `reference_column` (`instruction_id_list` and `kwargs` of IFEval)."""
 
-    reference_item: int | None = added_later(None, ge=0)
+    reference_item: int | None = Field(None, ge=0)
     """Item of a reference column that holds a list (0 of OlympiadBench's `final_answer`)."""
 
     system_prompt: str | None = None
@@ -66,7 +66,7 @@ class PrepareParams(StageParams):
     subset: str | None = None
     """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""
 
-    hub_file: str | None = added_later(None)
+    hub_file: str | None = None
     """File of the hub repository that is read (``.jsonl``, ``.json``, ``.parquet``), if the data
     set cannot be loaded by name or holds other files too; `subset` and splits are then not read."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator
 
-from stages.contract.params import InputSpec, OutputSpec, StageParams, added_later
+from stages.contract.params import InputSpec, OutputSpec, StageParams
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=200)]
@@ -51,11 +51,11 @@ class PromoteParams(StageParams):
     regression_tolerance: float = Field(0.0, ge=0.0)
     """Fall that `no_regression` allows, in the oracle's units."""
 
-    suites_hold: dict[str, Annotated[float, Field(ge=0)]] = added_later({})
+    suites_hold: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Gates by the names of suites: the suite's mean reward must not fall below the base model's by
     more than this, in the suite's oracle's units; with confidence, as `no_regression`."""
 
-    max_perplexity_ratio: float | None = added_later(None, gt=0)
+    max_perplexity_ratio: float | None = Field(None, gt=0)
     """Largest perplexity of `inputs.perplexity_text`, as a multiple of the base model's; null sets
     no gate."""
 

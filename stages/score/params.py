@@ -19,7 +19,6 @@ from stages.contract.params import (
     OutputSpec,
     Settings,
     StageParams,
-    added_later,
     speed_only,
 )
 
@@ -102,16 +101,16 @@ class JudgeSettings(ServerSettings):
     mode: Literal["scored", "pairwise"] = "scored"
     """Mark each response by itself, or compare two and score by the comparisons won; each
     comparison is asked in both orders."""
-    against: Literal["samples", "reference"] = added_later("samples")
+    against: Literal["samples", "reference"] = "samples"
     """Pairwise: compare each response with other samples, in an evaluation with the base's, or with
     the prompt's reference answer: a baseline's, such as AlpacaEval's."""
     opponents: int = Field(2, ge=1)
     """Pairwise against samples: with how many of the prompt's following samples each one is
     compared, the first following the last; as many as there are at most."""
-    passes: int = added_later(1, ge=1)
+    passes: int = Field(1, ge=1)
     """Times that each question is asked; the score is the mean. With several, components tell how
     far the judge repeats itself: `repeat_agreement` and, pairwise, `order_agreement`."""
-    template: Literal["default", "coherence", "alpaca_eval"] = added_later("default")
+    template: Literal["default", "coherence", "alpaca_eval"] = "default"
     """Shipped prompt template, if the input ``code`` brings none: that of `mode`, the paper's
     coherence judge, which marks from 0 (coherent) to 3 (nonsense), or that of AlpacaEval's default
     annotator, which compares by the probabilities of one token."""

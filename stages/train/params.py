@@ -1,10 +1,10 @@
 """Parameters of the train stage. Defaults are those of the paper's published code."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, OwnFunction, Settings, added_later
+from stages.contract.params import InputSpec, OutputSpec, OwnFunction, Settings
 from stages.objectives.params import KappaParams, ObjectiveParams
 from stages.training.params import TrainingParams
 
@@ -73,10 +73,10 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     image = "torch"
     late_modules = ("stages.train.fit", "deepspeed", "peft")
 
-    objective: Literal["geb", "python"] = added_later("geb")
+    objective: Literal["geb", "python"] = "geb"
     """`geb`: loss and bonus of the settings. `python`: a function of a Python file gives loss,
     bonus or both (input ``code``, section `python`; docs/research.md)."""
-    python: OwnObjective = added_later(OwnObjective())
+    python: OwnObjective = OwnObjective()
     """Settings of the objective `python`."""
     iteration: int = Field(1, ge=1)
     """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""
@@ -111,11 +111,6 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         """The section of a function that is not asked, and λ of counts that are not taken."""
         unused = set() if self.objective == "python" else {"python"}
         return frozenset(unused if self.bonus_weight == "count" else unused | {"count_ridge"})
-
-    def result_fields(self) -> dict[str, Any]:
-        """Settings that enter the key; averages of versions before were in the policy's type."""
-        fields = super().result_fields()
-        return fields | {"ema_dtype": "float32"} if self.reference == "ema" else fields
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, StageParams, added_later, speed_only
+from stages.contract.params import Settings, StageParams, speed_only
 
 RowLayoutName = Literal["packed", "padded"]
 
@@ -20,7 +20,7 @@ class LoraParams(Settings):
     """Dropout on the adapters' input."""
     target_modules: tuple[str, ...] = ()
     """Names of the linear layers that get adapters; empty for all but the head."""
-    save: Literal["merged", "adapter", "both"] = added_later("merged")
+    save: Literal["merged", "adapter", "both"] = "merged"
     """`merged`: a checkpoint with the adapters merged into its weights. `both`: besides, the
     adapters alone in peft's format, for the model that training started from. `adapter` (`train`
     only): the adapters in the checkpoint's place; the next iteration goes on training them over the

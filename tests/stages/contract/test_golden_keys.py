@@ -38,12 +38,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PrepareParams(),
         {"train": (FILE,)},
-        "715254100792e13204567db7d2b12d4fedf0c06eb1312604885179f3d5873059",
+        "6b078cc77f99d17d9ebb564d96dea5592083527441843c01ae12a131d2716639",
     ),
     (
         PrepareParams(iterations=2),
         {"train": (HUB, HUB), "test": (FILE,)},
-        "f46918556ed1ced91d85ff00033303ccd182e86dafecb1479b7788679e813e8c",
+        "dd98512c2bcb5eaa939790dbc59068ab8d3bc6969be856bc79bbad58d495507a",
     ),
     (
         ScreenParams(num_samples=2),
@@ -53,12 +53,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "df40fb3e7447bf8f79f13772a9f60d45f5bf545330d3da970f276d892348f0b2",
+        "bd2d6df4726c597f86bc96f95c37adc36e4478e7031a1c3f6c191c4019b27f60",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "b7ac464e54c2a3510e5238f8ee00c08a615efa685440bdc9b7006bfefef5156b",
+        "fe2ed0c8f77c6bf13a6ac6a9939e35df39369d17f96e32c79cb894fb9a4d8252",
     ),
     (
         ScoreParams(oracle="python"),
@@ -70,23 +70,23 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "96f8681eb7092d37f89b3ba5127638df8b1d3b68166cb2bbb4d8f8e956ed5441",
+        "bb05b3493cd95cc82e9a46a945143d128cb09ce2cf0dd973c1b37aee79a89f94",
     ),
-    (PairParams(), SCORED, "81adb7f0e30f0f85478897e76d371810395998d877dec10305f7469894ae0782"),
+    (PairParams(), SCORED, "be6f23cdc6ec942e16e727be3be20021d4fa6cc5f62c9800cddd0618bf9a85f6"),
     (
         PairParams(strategy="random", ties="keep"),
         SCORED,
-        "8c049050b471c37eaee2e00bfc5e59f97ba9836b96aeac25a1d35d8987168d5f",
+        "9890f69b33ba69c4890c628e33792897fc387df30fbdf16ade4eab1e0a483b56",
     ),
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "52e22e4d17770cee3653bfe4663487152fadb468d1d2283b23d5627356350a1e",
+        "c866ab31660cbbe744bd2c6417b523f26077daf061c5b3248e45884c5303605f",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "384e127a2e51785307ac8edb19b1c013285623009dcdfbc891a2f2760b1f5898",
+        "43b9667794ddbf3675297b6e508239244c14ef39e5c16269010161d83166292e",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
@@ -96,7 +96,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "pairs": (PAIRS,),
             "code": (FILE,),
         },
-        "398d0ee63da69bd39cb12a5f2dbe212bd7de045f820d14fbccfea2c77a0f0fa1",
+        "896a871da5e2a2552921d8970da4247c278a08d0ee4396af545d5ed327e95814",
     ),
     (
         PreferencesParams(),
@@ -115,12 +115,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "7491b1e0b1eeae806c3e07b8131909b6fb205f2c7e0cb800644efc425ec8e7f9",
+        "1f7ee238579694632111ac12ae7e632b319073fbde70ea853bf436b05c26fd80",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "eb031309a767ca33e71ace56a0f3ad1c004506c87d4c935dd0022dd3604e8e9a",
+        "22099ee5f699854f7165962fd9aa95e4b5dbe146e5be4d63cefe1030e36bf351",
     ),
     (BanditParams(), {}, "ae31d9ee6c6084f3b00a8e3231febfe7515e3a4e521009fe4b14319af097d876"),
 ]
