@@ -1,7 +1,7 @@
 """Rows of a person's JSON-lines and Parquet files, streamed, each with its place for messages."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,6 @@ def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iter
         for row in batch.to_pylist():
             number += 1
             yield f"{name}, row {number}", row
-
-
-def is_message(turn: Any) -> bool:
-    """True for a chat message with a role and a text."""
-    return isinstance(turn, Mapping) and all(
-        isinstance(turn.get(name), str) for name in ("role", "content")
-    )
 
 
 def _read_json(path: Path) -> Iterator[Row]:

@@ -90,9 +90,11 @@ def pair_batch(
         scores = rewards.totals(batch)
         batch = batch.with_scores(pa.array(scores, pa.float64(), from_pandas=True))
     chosen, rejected, ties = [], [], []
+    token_ids = batch.responses["response_token_ids"]
     select = _selector(batch, scores.tolist(), params, own)
     for better, worse in _selections(batch, rated.tolist(), params, seed, tally, select):
-        tie = bool(scores[better] - scores[worse] <= params.tie_margin)
+        same = token_ids[better] == token_ids[worse]
+        tie = same or bool(scores[better] - scores[worse] <= params.tie_margin)
         tally.ties += tie
         if tie and params.ties == "drop":
             continue

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.data_files import is_message, lone_surrogate
+from stages.contract.data_files import lone_surrogate
 from stages.contract.errors import UserError
+from stages.contract.messages import Messages, listed_messages, read_answer, read_messages
 from stages.preferences.params import PreferencesParams
-
-Messages = list[dict[str, str]]
 
 COMPLETIONS = "completions"
 """UltraFeedback's column of scored completions."""
@@ -43,16 +42,21 @@ class Preference:
         return self.chosen == self.rejected or self.scores[0] <= self.scores[1]
 
 
-def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Preference | None:
+def read_preference(
+    row: Mapping[str, Any], params: PreferencesParams, unread: set[str]
+) -> Preference | None:
     """Reads a row; None for UltraFeedback's rows with fewer than two scored completions.
+
+    ``unread`` receives the names of fields of messages that are not read.
 
     Raises:
         UserError: It holds no preference.
     """
     if row.get(COMPLETIONS) is not None:
-        return _best_and_worst(row, params)
+        return _best_and_worst(row, params, unread)
     given = row.get(params.prompt_column)
-    sides = [_side(row, name, given) for name in (params.chosen_column, params.rejected_column)]
+    names = (params.chosen_column, params.rejected_column)
+    sides = [_side(row, name, given, unread) for name in names]
     (prompt, chosen), (other, rejected) = sides
     if prompt != other:
         raise UserError(
@@ -64,7 +68,9 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
     return Preference(_with_system(prompt, params), chosen, rejected, scores)
 
 
-def _best_and_worst(row: Mapping[str, Any], params: PreferencesParams) -> Preference | None:
+def _best_and_worst(
+    row: Mapping[str, Any], params: PreferencesParams, unread: set[str]
+) -> Preference | None:
     """The best scored completion against the worst; at a tie the first and the last of them."""
     prompt = row.get(params.prompt_column)
     if not isinstance(prompt, str):
@@ -75,7 +81,7 @@ def _best_and_worst(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
     completions = row[COMPLETIONS]
     if not isinstance(completions, list) or not all(isinstance(c, Mapping) for c in completions):
         raise UserError(
-            f"{COMPLETIONS!r} is no list of objects",
+            f"{COMPLETIONS!r} is not a list of objects",
             f'write each completion as {{"response": …, "{_SCORE}": …}}, or rename the column',
         )
     scored = [
@@ -87,7 +93,7 @@ def _best_and_worst(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
         return None
     best = max(scored, key=lambda each: each[0])
     worst = min(reversed(scored), key=lambda each: each[0])
-    messages = _with_system([{"role": "user", "content": prompt}], params)
+    messages = _with_system(read_messages(prompt, params.prompt_column, unread), params)
     return Preference(messages, best[1], worst[1], (best[0], worst[0]))
 
 
@@ -98,29 +104,25 @@ def _score(value: Any) -> float | None:
     return float(value)
 
 
-def _side(row: Mapping[str, Any], name: str, given: Any) -> tuple[Messages, str]:
+def _side(row: Mapping[str, Any], name: str, given: Any, unread: set[str]) -> tuple[Messages, str]:
     """The prompt and the response of one side."""
     value = row.get(name)
-    if isinstance(value, str):
+    turns = listed_messages(value, name)
+    if turns is None or len(turns) == 1:
         if given is None:
-            raise UserError(f"{name!r} is text, and the row has no prompt beside it", _REMEDY)
-        return _messages(given, "the prompt"), value
-    turns = _messages(value, name)
-    if turns[-1]["role"] != "assistant":
+            raise UserError(f"{name!r} is one turn, and the row has no prompt", _REMEDY)
+        prompt = read_messages(given, "prompt", unread)
+        return _with_user_turn(prompt, name), read_answer(value, name, unread)
+    *prompt, answer = read_messages(turns, name, unread)
+    if answer["role"] != "assistant":
         raise UserError(f"{name!r} does not end with an assistant turn", _REMEDY)
-    # Whole conversations, or the response alone behind a prompt in a column of its own.
-    before = turns[:-1] or (_messages(given, "the prompt") if given is not None else [])
-    if not any(turn["role"] == "user" for turn in before):
+    return _with_user_turn(prompt, name), answer["content"]
+
+
+def _with_user_turn(prompt: Messages, name: str) -> Messages:
+    if not any(turn["role"] == "user" for turn in prompt):
         raise UserError(f"no user turn is before the response in {name!r}", _REMEDY)
-    return before, turns[-1]["content"]
-
-
-def _messages(value: Any, name: str) -> Messages:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not (isinstance(value, list) and value) or not all(map(is_message, value)):
-        raise UserError(f"{name} is {type(value).__name__}, neither text nor messages", _REMEDY)
-    return [{"role": turn["role"], "content": turn["content"]} for turn in value]
+    return prompt
 
 
 def _with_system(messages: Messages, params: PreferencesParams) -> Messages:

@@ -10,6 +10,7 @@ from typing import Any
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
+from stages.contract.messages import unread_fields
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.modeling.chat import check_template_args, render_answered, require_chat_template
@@ -34,16 +35,20 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     [data] = ctx.inputs["data"]
     source = open_source(data, "preferences", subset=ctx.params.subset, split=ctx.params.split)
+    unread: set[str] = set()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for place, row in source.read():
             counts["rows"] += 1
             try:
-                kept = _kept(read_preference(row, ctx.params), wanted, counts)
-                if kept is not None:
-                    writer.write(_pair(tokenizer, *kept, ctx.params))
+                preference = read_preference(row, ctx.params, unread)
+                pair = _pair(tokenizer, preference, ctx.params, wanted, counts)
             except UserError as error:
                 raise error.at(place) from error
+            if pair is not None:
+                writer.write(pair)
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
+    if unread:
+        ctx.events.info(unread_fields(unread))
     if not counts["pairs"]:
         raise UserError(
             f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "
@@ -54,45 +59,52 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     ctx.notes.update(counts)
 
 
-def _kept(
-    found: Preference | None, wanted: set[bytes], counts: Counter[str]
-) -> tuple[str, Preference] | None:
-    """The prompt's id and the preference; None, counted, for one that makes no pair."""
-    if found is None:
+def _pair(
+    tokenizer: Any,
+    preference: Preference | None,
+    params: PreferencesParams,
+    wanted: set[bytes],
+    counts: Counter[str],
+) -> dict[str, Any] | None:
+    """The row of a preference; None, counted, for one that makes no pair."""
+    if preference is None:
         counts["incomplete"] += 1
         return None
-    identity = prompt_id(found.messages)
+    identity = prompt_id(preference.messages)
     if bytes.fromhex(identity) not in wanted:
         counts["other_prompts"] += 1
         return None
-    if found.tie:
+    row = _tokenized(tokenizer, identity, preference, params)
+    # Different texts may have the same tokens, which no training tells apart.
+    if preference.tie or row["chosen_token_ids"] == row["rejected_token_ids"]:
         counts["ties"] += 1
         return None
     counts["pairs"] += 1
-    return identity, found
+    return row
 
 
-def _pair(
-    tokenizer: Any, identity: str, found: Preference, params: PreferencesParams
+def _tokenized(
+    tokenizer: Any, identity: str, preference: Preference, params: PreferencesParams
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"prompt_id": identity, "prompt": found.messages, "tie": False}
-    for index, (side, text) in enumerate((("chosen", found.chosen), ("rejected", found.rejected))):
+    row: dict[str, Any] = {"prompt_id": identity, "prompt": preference.messages, "tie": False}
+    for index, side in enumerate(("chosen", "rejected")):
+        text = getattr(preference, side)
         prompt, answer = render_answered(
             tokenizer,
-            found.messages,
+            preference.messages,
             text,
             system_prompt=params.system_prompt,
             template_args=params.chat_template_args,
         )
         row |= {
             "prompt_token_ids": prompt,
+            side: [{"role": "assistant", "content": text}],
             f"{side}_sample_index": index,
             f"{side}_token_ids": answer,
             # No policy of ours sampled them.
             f"{side}_logprobs": [math.nan] * len(answer),
-            side: [{"role": "assistant", "content": text}],
             f"{side}_finish_reason": "stop",
-            f"{side}_score": found.scores[index],
+            f"{side}_score": preference.scores[index],
         }
     return row
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 from stages.contract.data_files import lone_surrogate
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
+from stages.contract.messages import Messages, read_messages
 from stages.prepare.params import PrepareParams
-
-ROLES = ("system", "user", "assistant")
-
-Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -36,15 +32,19 @@ class Prompt:
 
 
 def read_prompt(
-    row: Mapping[str, Any], params: PrepareParams, columns: Collection[str] = ()
+    row: Mapping[str, Any],
+    params: PrepareParams,
+    columns: Collection[str] = (),
+    unread: set[str] | None = None,
 ) -> Prompt:
     """Turns a source's row into a prompt.
 
-    Trailing assistant turns are cut off, so that supervised data can serve as prompts. Messages
-    show all columns of the source, or those of the row if they are empty.
+    Trailing assistant turns are cut off, so that supervised data can serve as prompts. Errors show
+    all columns of the source, or the row's if they are empty. ``unread`` receives the names of
+    fields of messages that are not read.
     """
     shown = ", ".join(columns or row) or "none"
-    messages = _messages(row, params, shown)
+    messages = _messages(row, params, shown, set() if unread is None else unread)
     length = len(messages)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -69,35 +69,17 @@ def read_prompt(
     return Prompt(messages, _reference(row, params, shown), cut)
 
 
-def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Messages:
+def _messages(
+    row: Mapping[str, Any], params: PrepareParams, shown: str, unread: set[str]
+) -> Messages:
     names = (params.messages_column, params.prompt_column)
     for name in names:
-        value = row.get(name)
-        if isinstance(value, str):
-            return [{"role": "user", "content": value}]
-        if isinstance(value, list):
-            return [_message(each, name) for each in value]
-        if value is not None:
-            raise UserError(
-                f"column {name!r} holds {type(value).__name__}, not messages or text",
-                "point `messages_column` or `prompt_column` at the prompts",
-            )
+        if row.get(name) is not None:
+            return read_messages(row[name], name, unread)
     raise UserError(
         f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",
         "set `messages_column` or `prompt_column` to the column that holds the prompts",
     )
-
-
-def _message(value: Any, column: str) -> dict[str, str]:
-    role = value.get("role") if isinstance(value, Mapping) else None
-    content = value.get("content") if isinstance(value, Mapping) else None
-    if role not in ROLES or not isinstance(content, str):
-        raise UserError(
-            f"column {column!r} holds a message that is not "
-            f'{{"role": {" | ".join(ROLES)}, "content": text}}: {reprlib.repr(value)}',
-            "convert the messages to that form, or set `invalid_rows: drop`",
-        )
-    return {"role": role, "content": content}
 
 
 def _lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -148,6 +130,9 @@ def _reference_text(value: Any) -> str | None:
             f"the reference answer is {value}, which tables hold where a number is missing",
             "write null where a row has none, or set `invalid_rows: drop`",
         )
+    if isinstance(value, float) and value.is_integer():
+        # A column of numbers with gaps has floats where a person wrote integers.
+        return str(int(value))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     raise UserError(

@@ -1,10 +1,11 @@
 """Prepare: sources in, ``iteration-<t>.parquet`` and ``test.parquet`` out.
 
-Two passes over the sources: the first keeps 16 bytes a row (the prompt's identity), from which
-:mod:`stages.prepare.split` decides where each row goes; the second writes. Texts are never held, so
-that memory hardly grows with the number of prompts. Rows of a part keep the order of their source.
+Two passes over the sources. The first keeps 24 bytes a row, digests of prompt and reference answer,
+from which :mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are never
+held, so that memory hardly grows with the number of prompts. Rows keep the order of their source.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import numpy as np
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
+from stages.contract.messages import unread_fields
 from stages.harness.context import ResolvedInput, StageContext
 from stages.harness.program import Stage
 from stages.modeling.sources import Source, open_source
@@ -32,6 +34,10 @@ class _Scan:
     """Rows of the first pass: one entry per usable row, in reading order."""
 
     identities: bytearray = field(default_factory=bytearray)
+    references: bytearray = field(default_factory=bytearray)
+    """A digest of 8 bytes of each prompt's reference answer."""
+    unread: set[str] = field(default_factory=set)
+    """Fields of messages that are not read."""
     sources: list[tuple[int, int]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -58,6 +64,22 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     for name in ("duplicates", "overlap_with_test", "invalid_rows", "assistant_turns_cut"):
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
+    if scan.unread:
+        ctx.events.info(unread_fields(scan.unread))
+    conflicts = _conflicts(scan)
+    if conflicts:
+        ctx.events.warning(
+            f"{conflicts} prompts come with different reference answers; the first one counts: "
+            "remove the wrong rows, or make the prompts differ"
+        )
+
+
+def _conflicts(scan: _Scan) -> int:
+    """Number of prompts that occur with different reference answers."""
+    prompts = np.unique(as_ids(scan.identities), return_inverse=True)[1]
+    references = np.frombuffer(scan.references, dtype=np.uint64)
+    distinct = np.unique(np.stack([prompts.astype(np.uint64), references], axis=1), axis=0)
+    return int(np.count_nonzero(np.bincount(distinct[:, 0].astype(np.int64)) > 1))
 
 
 def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
@@ -91,11 +113,13 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
     return found + [(_TEST_SOURCE, opened(each, params.test_split)) for each in test]
 
 
-def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:
+def _prompts(
+    params: PrepareParams, source: Source, unread: set[str]
+) -> Iterator[tuple[Prompt | None, bytes]]:
     """The prompts of a source with their identities; None for an invalid row to drop."""
     for place, row in source.read():
         try:
-            prompt = read_prompt(row, params, source.columns)
+            prompt = read_prompt(row, params, source.columns, unread)
             yield prompt, prompt.identity()
         except UserError as error:
             if params.invalid_rows == "refuse":
@@ -107,12 +131,14 @@ def _scan(ctx: StageContext[PrepareParams], sources: list[tuple[int, Source]], t
     scan = _Scan()
     for label, source in sources:
         before = len(scan.identities)
-        for prompt, identity in _prompts(ctx.params, source):
+        for prompt, identity in _prompts(ctx.params, source, scan.unread):
             scan.counts["rows"] += 1
             if prompt is None:
                 scan.counts["invalid_rows"] += 1
             else:
                 scan.identities += identity
+                reference = str(prompt.reference).encode()
+                scan.references += hashlib.blake2b(reference, digest_size=8).digest()
                 scan.counts["assistant_turns_cut"] += prompt.cut
             if scan.counts["rows"] < total:
                 ctx.events.progress(scan.counts["rows"], total, "rows", "reading")
@@ -143,7 +169,7 @@ def _write(
         }
         row = 0
         for _, source in sources:
-            for prompt, identity in _prompts(ctx.params, source):
+            for prompt, identity in _prompts(ctx.params, source, scan.unread):
                 if prompt is None:
                     continue
                 if scan.identities[16 * row : 16 * row + 16] != identity:

@@ -7,16 +7,16 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.data_files import is_message, lone_surrogate
+from stages.contract.data_files import lone_surrogate
 from stages.contract.errors import UserError
+from stages.contract.messages import ROLES, Messages, read_answer, read_messages
 from stages.harness.context import ResolvedInput
 from stages.modeling.chat import render_answered
 from stages.modeling.sources import open_source
 from stages.sft.params import SftParams
 from stages.training.batches import Example
 
-Conversation = list[dict[str, str]]
-Placed = tuple[str, Conversation]
+Placed = tuple[str, Messages]
 """A conversation after its place (``sft.jsonl, line 3``)."""
 
 _FORMS = (
@@ -25,8 +25,12 @@ _FORMS = (
 )
 
 
-def read_conversations(inputs: Iterable[ResolvedInput], params: SftParams) -> Iterator[Placed]:
+def read_conversations(
+    inputs: Iterable[ResolvedInput], params: SftParams, unread: set[str]
+) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
+
+    ``unread`` receives the names of fields of messages that are not read.
 
     Raises:
         UserError: One has no conversation or cannot be read, or a row is no such conversation; the
@@ -35,44 +39,47 @@ def read_conversations(inputs: Iterable[ResolvedInput], params: SftParams) -> It
     for each in inputs:
         source, place = open_source(each, "conversations", subset=None, split="train"), ""
         for place, row in source.read():
-            yield place, _conversation(row, params, place)
+            try:
+                conversation = _conversation(row, params, unread)
+            except UserError as error:
+                raise error.at(place) from error
+            yield place, conversation
         if not place:
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 
 
-def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Conversation:
-    turns = row.get(params.messages_column)
-    if turns is None:
-        turns = [
-            {"role": "user", "content": row.get(params.prompt_column)},
-            {"role": "assistant", "content": row.get(params.response_column)},
-        ]
-    if not isinstance(turns, list) or not all(map(is_message, turns)):
+def _conversation(row: dict[str, Any], params: SftParams, unread: set[str]) -> Messages:
+    names = (params.messages_column, params.prompt_column, params.response_column)
+    turns, prompt, response = (row.get(name) for name in names)
+    if turns is not None:
+        conversation = read_messages(turns, names[0], unread)
+    elif prompt is not None and response is not None:
+        answer = read_answer(response, names[2], unread)
+        conversation = read_messages(prompt, names[1], unread)
+        conversation.append({"role": "assistant", "content": answer})
+    else:
         raise UserError(
-            f"{place} has neither messages in {params.messages_column!r} nor text in "
-            f"{params.prompt_column!r} and {params.response_column!r} (columns: {', '.join(row)})",
+            f"the row has neither messages in {names[0]!r} nor text in {names[1]!r} and "
+            f"{names[2]!r} (columns: {', '.join(row)})",
             f"{_FORMS}, or set sft.messages_column, sft.prompt_column and sft.response_column",
         )
-    conversation = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
     roles = [turn["role"] for turn in conversation]
     if roles[-1:] != ["assistant"] or not conversation[-1]["content"].strip():
         raise UserError(
-            f"{place} does not end with an assistant turn that says something (roles: "
+            f"the conversation does not end with an assistant turn that says something (roles: "
             f"{', '.join(roles) or 'none'})",
             "the last turn is what the policy learns to say: add it, or remove the row",
         )
     if "user" not in roles:
-        raise UserError(f"{place} has no user turn (roles: {', '.join(roles)})", "add one")
+        raise UserError(f"the conversation has no user turn (roles: {', '.join(roles)})", "add one")
     try:
         "".join(turn["content"] for turn in conversation).encode()
     except UnicodeEncodeError as error:
-        raise lone_surrogate(place, error) from error
+        raise lone_surrogate("the conversation", error) from error
     return conversation
 
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
-ROLES = ("system", "user", "assistant")
-
 # Words and marks keep the space before them, so that decoding gives the text back as it was.
 _PIECES = r" ?\w+| ?[^\w\s]|\s"
 
@@ -122,7 +129,7 @@ def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
     )
 
 
-def make_example(tokenizer: Any, conversation: Conversation) -> Example:
+def make_example(tokenizer: Any, conversation: Messages) -> Example:
     """Renders a conversation; the prompt has exactly the ids that sampling will start from.
 
     Errors are those of :func:`stages.modeling.chat.render_answered`.

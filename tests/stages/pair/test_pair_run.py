@@ -59,6 +59,13 @@ def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
     assert made == [expected]
 
 
+def test_responses_of_the_same_tokens_tie_whatever_their_scores(store, tmp_path):
+    rows = [(response("q", sample, "word"), score) for sample, score in enumerate((1.0, 0.0))]
+    rows += scored("other", 1.0, 0.0)
+    [only] = pairs(pair(store, [write_scored(tmp_path, rows)]))
+    assert only["prompt"][0]["content"] == "other"
+
+
 def test_metrics_by_hand(store, tmp_path):
     rows = [
         *scored("a", 1.0, 0.0),

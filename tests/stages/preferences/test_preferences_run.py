@@ -32,6 +32,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "text": {"prompt": ASKED, "chosen": CHOSEN, "rejected": REJECTED},
     "conversational": {"prompt": PROMPT, "chosen": said(CHOSEN), "rejected": said(REJECTED)},
     "implicit": {"chosen": PROMPT + said(CHOSEN), "rejected": PROMPT + said(REJECTED)},
+    "JSON": {
+        "prompt": ASKED,
+        "chosen": json.dumps(said(CHOSEN)),
+        "rejected": json.dumps(said(REJECTED)),
+    },
+    "implicit JSON": {
+        "chosen": json.dumps(PROMPT + said(CHOSEN)),
+        "rejected": json.dumps(PROMPT + said(REJECTED)),
+    },
     "ultrafeedback_binarized": {
         "prompt": ASKED,
         "prompt_id": "0",
@@ -70,6 +79,13 @@ def paired(store: Store, tmp_path: Path, policy: Path):
         return call(STAGE, PreferencesParams.model_validate(params), inputs, store)
 
     return run
+
+
+def test_texts_of_the_same_tokens_are_a_tie(paired):
+    row = {"prompt": ASKED, "chosen": "red", "rejected": " red"}
+    made = paired([row, LAYOUTS["text"]])
+    assert metrics(made)["ties"] == 1
+    assert [pair["chosen"] for pair in pairs(made)] == [said(CHOSEN)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -119,16 +135,26 @@ def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
 @pytest.mark.parametrize(
     ("row", "said_of_it"),
     [
-        ({"chosen": CHOSEN, "rejected": REJECTED}, "'chosen' is text, and the row has no prompt"),
-        ({"prompt": ASKED, "chosen": CHOSEN}, "rejected is NoneType, neither text nor messages"),
+        (
+            {"chosen": CHOSEN, "rejected": REJECTED},
+            "'chosen' is one turn, and the row has no prompt",
+        ),
+        (
+            {"prompt": ASKED, "chosen": CHOSEN},
+            "'rejected' holds neither text nor one assistant turn",
+        ),
         (
             {"chosen": PROMPT + said("blue"), "rejected": user_turn("one") + said("two")},
             "chosen and rejected answer different prompts",
         ),
-        ({"chosen": PROMPT, "rejected": PROMPT}, "'chosen' does not end with an assistant turn"),
-        ({"chosen": said("blue"), "rejected": said("red")}, "no user turn is before the response"),
-        ({"prompt": ASKED, "completions": ["a", "b"]}, "'completions' is no list of objects"),
+        ({"chosen": PROMPT + PROMPT, "rejected": PROMPT}, "'chosen' does not end with an assist"),
+        ({"prompt": said("a"), "chosen": "blue", "rejected": "red"}, "no user turn is before the"),
+        ({"prompt": ASKED, "completions": ["a", "b"]}, "'completions' is not a list of objects"),
         ({"prompt": ASKED, "chosen": "\ud83d", "rejected": "a"}, "the row holds a lone surrogate"),
+        (
+            {"prompt": ASKED, "chosen": [{**said("")[0], "tool_calls": [1]}], "rejected": "a"},
+            "tool_calls",
+        ),
         ({"instruction": ASKED, "completions": []}, "no prompt in column 'prompt' .*instruction"),
     ],
 )

@@ -13,7 +13,7 @@ from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PROMPTS, read_rows
-from tests.stage_calls import call, file_input, metrics, write_jsonl
+from tests.stage_calls import EventLog, call, file_input, metrics, write_jsonl
 
 
 def chat(question: str, **more: object) -> dict[str, object]:
@@ -82,6 +82,37 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
     found = metrics(other)
     assert (found["overlap_with_test"], found["test_prompts"]) == (10, 2)
     assert sum(found["iteration_prompts"]) == 11
+
+
+def test_reference_answers_keep_their_form_and_conflicts_are_counted(store, tmp_path):
+    numbers = pa.table({"prompt": ["a", "b", "c"], "reference_answer": [56.0, 0.5, None]})
+    pq.write_table(numbers, tmp_path / "numbers.parquet")
+    rows = [chat("a", reference_answer="56"), chat("c"), chat("b", reference_answer="1/2")]
+    source = tmp_path / "folder"
+    source.mkdir()
+    (tmp_path / "numbers.parquet").rename(source / "numbers.parquet")
+    write_jsonl(source / "rows.jsonl", rows)
+    log = EventLog()
+    settings = PrepareParams(test_prompts=1, iterations=1)
+    made = call(STAGE, settings, {"train": [source]}, store, events=log)
+    rows = table(made, "iteration-1") + table(made, "test")
+    assert {text(row): row["reference_answer"] for row in rows} == {
+        "a": "56",
+        "b": "0.5",
+        "c": None,
+    }
+    warnings = [event.message for event in log.events if event.type == "log"]
+    assert any(line.startswith("1 prompts come with different reference") for line in warnings)
+
+
+def test_unread_fields_of_messages_are_named_once(store, tmp_path):
+    rows = questions(5)
+    rows[3]["messages"][0]["weight"] = 0
+    log = EventLog()
+    source = write_jsonl(tmp_path / "p.jsonl", rows)
+    call(STAGE, PrepareParams(test_prompts=1), {"train": [source]}, store, events=log)
+    lines = [event.message for event in log.events if event.type == "log"]
+    assert lines.count("fields of messages that are not read: weight") == 1
 
 
 def test_trailing_assistant_turns_are_cut_off(store, tmp_path):
@@ -169,16 +200,16 @@ BAD_ROWS = {
         "line 2: no prompt in column 'messages' or 'prompt' (columns: question)",
         "set `messages_column` or `prompt_column`",
     ),
-    "wrong type": ({"prompt": 3}, "line 2: column 'prompt' holds int", "point `messages_column`"),
+    "wrong type": ({"prompt": 3}, "line 2: column 'prompt' holds int", "name another column"),
     "unknown role": (
         {"messages": [{"role": "human", "content": "u"}]},
+        "line 2: column 'messages' holds no message of text",
         "system | user | assistant",
-        "convert the messages",
     ),
     "content of parts": (
         {"messages": [{"role": "user", "content": [{"text": "u"}]}]},
-        "line 2: column 'messages' holds a message that is not",
-        "convert the messages",
+        "line 2: column 'messages' holds no message of text",
+        "system | user | assistant",
     ),
     "reference answer": (
         chat("u", reference_answer=["a"]),

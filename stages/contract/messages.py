@@ -1,0 +1,103 @@
+"""Chat messages in a person's rows: one reader for prompts, preferences and conversations.
+
+A message has a role and a text. Fields that carry anything else, such as a call of a tool, are
+refused; other fields are not read, and their names are collected for one line of the stage's log.
+"""
+
+import json
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from stages.contract.errors import UserError
+
+Messages = list[dict[str, str]]
+ROLES = ("system", "user", "assistant")
+# A turn with one of these says more than its text.
+_CARRIERS = ("tool_calls", "function_call", "images", "image", "videos", "audio", "audios")
+# Some exports write the list of messages as text into a column.
+_WRITTEN_MESSAGES = re.compile(r"""\s*(?:\[\s*)?\{\s*["'](?:role|content|from)["']\s*:""")
+_REMEDY = (
+    f'write messages as {{"role": {" | ".join(ROLES)}, "content": text}}, name another column, or '
+    "remove the row (prepare does so with `invalid_rows: drop`)"
+)
+
+
+def read_messages(value: Any, name: str, unread: set[str]) -> Messages:
+    """Reads text as one user turn, or a list of messages, which may be written as JSON.
+
+    Args:
+        value: Content of the column.
+        name: The column, for errors.
+        unread: Receives the names of fields that are not read.
+
+    Raises:
+        UserError: The value is neither, or a message carries more than text.
+    """
+    turns = listed_messages(value, name)
+    if turns is None and isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not turns:
+        raise UserError(
+            f"column {name!r} holds {type(value).__name__} without messages or text", _REMEDY
+        )
+    return [_read_message(turn, name, unread) for turn in turns]
+
+
+def read_answer(value: Any, name: str, unread: set[str]) -> str:
+    """Reads an answer: text, or a list of one assistant turn, which may be written as JSON.
+
+    Raises:
+        UserError: The value is neither.
+    """
+    turns = listed_messages(value, name)
+    if turns is None and isinstance(value, str):
+        return value
+    messages = [_read_message(turn, name, unread) for turn in turns or ()]
+    if [message["role"] for message in messages] != ["assistant"]:
+        raise UserError(f"column {name!r} holds neither text nor one assistant turn", _REMEDY)
+    return messages[0]["content"]
+
+
+def listed_messages(value: Any, name: str) -> list[Any] | None:
+    """The list that a column holds or that its text spells in JSON; None for any other text.
+
+    Raises:
+        UserError: The text begins like messages and is not JSON.
+    """
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str) or not _WRITTEN_MESSAGES.match(value):
+        return None
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"column {name!r} holds messages as text that is not JSON ({error}): "
+            f"{reprlib.repr(value)}",
+            "write the messages as a list, or as JSON by json.dumps",
+        ) from error
+    return parsed if isinstance(parsed, list) else [parsed]
+
+
+def _read_message(turn: Any, name: str, unread: set[str]) -> dict[str, str]:
+    fields = turn if isinstance(turn, Mapping) else {}
+    carriers = [field for field in _CARRIERS if fields.get(field)]
+    if carriers:
+        raise UserError(
+            f"column {name!r} holds a turn with {', '.join(carriers)}, and only text is read",
+            "write it as text, or remove the row (prepare does so with `invalid_rows: drop`)",
+        )
+    role = fields.get("role")
+    content = fields.get("content")
+    if role not in ROLES or not isinstance(content, str):
+        raise UserError(f"column {name!r} holds no message of text: {reprlib.repr(turn)}", _REMEDY)
+    unread.update(field for field, value in fields.items() if value is not None)
+    unread.difference_update(("role", "content"))
+    return {"role": role, "content": content}
+
+
+def unread_fields(unread: set[str]) -> str:
+    """The line of a stage's log about fields of messages that it did not read."""
+    return f"fields of messages that are not read: {', '.join(sorted(unread))}"
