@@ -1,8 +1,8 @@
 """Prepare: sources in, ``iteration-<t>.parquet`` and ``test.parquet`` out.
 
 Two passes over the sources. The first keeps 24 bytes a row, digests of prompt and reference answer,
-from which :mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are never
-held, so that memory hardly grows with the number of prompts. Rows keep the order of their source.
+from which :mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are
+never held, so that memory hardly grows with the number of prompts. Rows keep their source's order.
 """
 
 import hashlib
