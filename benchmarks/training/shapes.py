@@ -65,6 +65,11 @@ def make_model(shape: Shape, folder: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>")
     fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     fast.save_pretrained(folder)
+    random_model(shape).save_pretrained(folder)
+
+
+def random_model(shape: Shape) -> LlamaForCausalLM:
+    """A Llama of random weights on the GPU, or on the CPU if there is none."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=shape.vocabulary,
@@ -84,7 +89,7 @@ def make_model(shape: Shape, folder: Path) -> None:
         torch.set_default_dtype(getattr(torch, shape.dtype))
         model = LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
-    model.save_pretrained(folder)
+    return model
 
 
 def make_pairs(shape: Shape, path: Path, *, num_pairs: int, scale: float) -> list[dict[str, Any]]:

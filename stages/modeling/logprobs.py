@@ -141,11 +141,21 @@ def token_logprobs(
     Returns:
         Log-probabilities, [N].
     """
+    if is_fused(weight, bias, mapped):
+        # Triton comes with torch's builds for GPUs alone.
+        from stages.modeling.fused_logprobs import fused_logprobs
+
+        return fused_logprobs(hidden, weight, targets, mapped.scale)
     row_bytes = 4 * weight.shape[0]
     fewest = FEWEST_ROWS[weight.is_cuda] if chunk_rows is None else chunk_rows
     chunk = max(fewest, chunk_bytes // row_bytes)
     keep = hidden.shape[0] * row_bytes <= keep_bytes
     return _TokenLogprobs.apply(hidden, weight, bias, targets, mapped, chunk, keep)
+
+
+def is_fused(weight: Tensor, bias: Tensor | None, mapped: LogitMap) -> bool:
+    """True if kernels compute the softmax: on a GPU, unless logits are capped or have a bias."""
+    return weight.is_cuda and bias is None and mapped.cap is None
 
 
 class _ChunkedHead(nn.Module):

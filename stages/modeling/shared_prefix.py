@@ -10,7 +10,7 @@ family is needed here.
 Shapes: `T` tokens of the row, `A` attention heads, `D` width of a head, `L` queries, `S` keys.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -50,15 +50,16 @@ class VarlenPlaces:
     """Most keys of one stretch."""
 
 
-@dataclass(frozen=True)
 class RowLayout:
     """Places of the prompts and responses of a row.
 
-    Each part of the groups has a token at least.
+    Each part of the groups has a token at least. No dataclass: compiled layers, which pass it on,
+    would be compiled again for each content.
     """
 
-    groups: tuple[Group, ...]
-    _varlen: list[VarlenPlaces] = field(default_factory=list, compare=False)
+    def __init__(self, groups: tuple[Group, ...]) -> None:
+        self.groups = groups
+        self._varlen: VarlenPlaces | None = None
 
     @cached_property
     def pieces(self) -> tuple[tuple[int, int], ...]:
@@ -81,9 +82,9 @@ class RowLayout:
 
     def varlen(self, device: torch.device) -> VarlenPlaces:
         """Arguments of a kernel of variable length; kept for all layers."""
-        if not self._varlen:
-            self._varlen.append(self._varlen_places(device))
-        return self._varlen[0]
+        if self._varlen is None:
+            self._varlen = self._varlen_places(device)
+        return self._varlen
 
     def _varlen_places(self, device: torch.device) -> VarlenPlaces:
         places, starts = [], [0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from stages.contract.errors import UserError
@@ -104,6 +104,15 @@ def wear_adapters(model: Any, params: LoraParams, folder: Path) -> Any:
     check_finite_files(folder)
     set_peft_model_state_dict(adapted, weights, adapter_name=_ADAPTER)
     return adapted
+
+
+def leave_casts_to_autocast(policy: nn.Module) -> None:
+    """Spares adapters a copy of each input in float32, which autocast would cast back."""
+    for module in policy.modules():
+        # peft's attribute, of which torch's type knows nothing.
+        adapter: Any = module
+        if hasattr(adapter, "cast_input_dtype_enabled"):
+            adapter.cast_input_dtype_enabled = False
 
 
 def has_adapters(policy: Any) -> bool:

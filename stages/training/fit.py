@@ -19,7 +19,13 @@ from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
 from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints
-from stages.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapters
+from stages.training.adapters import (
+    add_adapters,
+    has_adapters,
+    leave_casts_to_autocast,
+    merge_adapters,
+    save_adapters,
+)
 from stages.training.batches import Batch, MicroBatches, Plan, S
 from stages.training.engine import Engine, Process
 from stages.training.launch import OutOfMemoryError, P
@@ -187,6 +193,8 @@ class Fit(ABC, Generic[P]):
         model = self.load_model()
         if params.lora.rank and not has_adapters(model.policy):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
+        if self.numerics.autocast and not params.lora.dropout:
+            leave_casts_to_autocast(model.policy)
         if params.gradient_checkpointing:
             enable_gradient_checkpointing(model.policy, stage=params.stage)
         return model

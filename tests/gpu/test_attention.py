@@ -47,16 +47,18 @@ def test_the_variable_length_kernel_attends_as_plain_attention(window, heads, ke
         assert 0.0 < gpu <= AS_FAR * cpu
 
 
+@pytest.mark.parametrize("keep_share", [0.0, 1.0], ids=["in chunks", "kept"])
 @pytest.mark.parametrize("rows", [5, 1024, 2500])
-def test_the_chunked_head_gives_the_cpu_s_numbers(rows):
+def test_the_head_s_kernels_give_the_cpu_s_numbers(rows, keep_share, monkeypatch):
+    monkeypatch.setattr("stages.modeling.fused_logprobs.KEEP_SHARE", keep_share)
+    monkeypatch.setattr("stages.modeling.fused_logprobs.CHUNK_SHARE", 0.0)
     torch.manual_seed(0)
     hidden, weight = torch.randn(rows, 64), 0.1 * torch.randn(40_000, 64)
     targets = torch.randint(40_000, (rows,))
 
     def of(device):
         inputs = [each.detach().to(device).requires_grad_() for each in (hidden, weight)]
-        # No logits are kept: the backward pass computes its chunks again.
-        logprobs = token_logprobs(*inputs, None, targets.to(device), keep_bytes=0)
+        logprobs = token_logprobs(*inputs, None, targets.to(device))
         logprobs.sum().backward()
         return [each.detach().cpu() for each in (logprobs, *(part.grad for part in inputs))]
 

@@ -1,0 +1,405 @@
+"""Steps of plain DPO as the engine takes them, on models of random weights made in memory.
+
+Each variation is a training of its own from the same weights and pairs: a pass for log π_ref, steps
+that warm up, and steps that count. Tokens are those of all responses with their prompts; pairs'
+prompts are computed, and counted in model FLOPs, once.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from benchmarks.gpu.figures import Figures, nominal_flops, peak_gib, reset_peak, wait
+from benchmarks.training.shapes import SHAPES, Shape, make_pairs, random_model
+from stages.contract.events import Emitter
+from stages.modeling import logprobs
+from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.modeling.shared_prefix import SHARED_PREFIX, shared_prefix_attention
+from stages.objectives.kappa import KappaController
+from stages.train.data import Pair, load_pairs, pair_batch
+from stages.train.objective import PairObjective
+from stages.train.params import TrainParams
+from stages.train.reference import _logprobs
+from stages.training.adapters import add_adapters, leave_casts_to_autocast
+from stages.training.batches import MicroBatches, Plan
+from stages.training.engine import Engine, Process
+from stages.training.loop import TrainingLoop
+from stages.training.policy import (
+    Numerics,
+    enable_gradient_checkpointing,
+    logprob_model,
+    repeatable,
+)
+
+TINY = replace(SHAPES["head-heavy"], vocabulary=512, width=64, inner=96, layers=2)
+_WARM_UP_STEPS = 2
+_KERNELS = 25
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One way to compute the same steps."""
+
+    name: str
+    tokens: int
+    """Most tokens of a micro-batch."""
+    recompute: bool = False
+    """Activations are computed again in the backward pass."""
+    compiled: bool = False
+    """Decoder layers are compiled."""
+    masters: bool = False
+    """Weights are bfloat16, the optimizer's float32."""
+    kernels: bool = True
+    """The head's softmax is one kernel."""
+    casts: bool = False
+    """Adapters cast their inputs to float32."""
+    zero: str = "off"
+    """ZeRO's stage."""
+    profiled: bool = False
+    """The longest kernels of one more step are listed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and how much it is trained on."""
+
+    shape: str
+    lora_rank: int
+    batch_pairs: int
+    steps: int
+    variations: Sequence[Variation] = field(default_factory=list)
+
+
+TASKS = {
+    "step-1b": Task(
+        "llama-1b",
+        lora_rank=0,
+        batch_pairs=64,
+        steps=4,
+        variations=[
+            Variation("as before", 8192, recompute=True, kernels=False, profiled=True),
+            Variation("layers compiled", 8192, compiled=True, profiled=True),
+            Variation("activations kept", 8192),
+            Variation("kernels of the head", 8192, recompute=True),
+            Variation("layers compiled, 16k", 16384, compiled=True),
+            Variation("compiled, bfloat16 weights", 8192, compiled=True, masters=True),
+            Variation("compiled, bfloat16 weights, 16k", 16384, compiled=True, masters=True),
+            Variation("compiled, recomputed, 16k", 16384, recompute=True, compiled=True),
+        ],
+    ),
+    "step-8b": Task(
+        "llama-8b",
+        lora_rank=16,
+        batch_pairs=32,
+        steps=3,
+        variations=[
+            Variation("as before", 8192, recompute=True, kernels=False, casts=True, profiled=True),
+            Variation("layers compiled", 8192, compiled=True, profiled=True),
+            Variation("kernels of the head, no casts", 8192, recompute=True),
+            Variation("activations kept, 4k", 4096),
+            Variation("layers compiled, 12k", 12288, compiled=True),
+            Variation("compiled, recomputed", 8192, recompute=True, compiled=True),
+        ],
+    ),
+    "zero-1b": Task(
+        "llama-1b",
+        lora_rank=0,
+        batch_pairs=64,
+        steps=3,
+        variations=[
+            Variation("ZeRO-2", 8192, zero="2"),
+            Variation("ZeRO-3", 8192, zero="3"),
+            Variation("ZeRO-2, compiled", 8192, zero="2", compiled=True),
+        ],
+    ),
+}
+
+
+def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) -> None:
+    """Writes the figures of each variation, and of one with half the tokens if memory ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        shape = TINY if dry else SHAPES[task.shape]
+        count, scale = (4, 0.1) if dry else (task.batch_pairs * 2, 1.0)
+        pairs = _pairs(shape, Path(folder), count, scale)
+    if dry:
+        task = replace(task, batch_pairs=2, steps=1)
+    losses: list[float] = []
+    for each in task.variations:
+        variation = replace(each, tokens=64) if dry else each
+        while True:
+            try:
+                found = _train(figures, variation, task, shape, pairs, device, dry=dry)
+            except torch.OutOfMemoryError as error:
+                figures.write(variation.name, tokens=variation.tokens, error=str(error)[:200])
+                variation = replace(variation, tokens=variation.tokens // 2)
+            except Exception:
+                with figures.guarded(variation.name):
+                    raise
+                break
+            else:
+                losses = losses or found
+                gaps = [abs(one - other) for one, other in zip(found, losses, strict=False)]
+                figures.write(f"{variation.name}: losses", losses=found, most_apart=max(gaps))
+                break
+            finally:
+                _forget()
+
+
+class _Clock:
+    """Takes the records of steps in a log's place."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, float]] = []
+        self._last = 0.0
+
+    def start(self, done: int) -> None:
+        """Starts the clock."""
+        self._last = time.perf_counter()
+
+    def report(self, step: int, values: dict[str, float]) -> None:
+        """Takes a step's values and its time."""
+        now = time.perf_counter()
+        self.records.append({**values, "seconds": now - self._last})
+        self._last = now
+
+
+class MasterEngine(Engine):
+    """Trains bfloat16 weights by an optimizer of float32 copies."""
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        for group in self.optimizer.param_groups:
+            own = [(each, nn.Parameter(each.detach().float())) for each in group["params"]]
+            group["params"] = [master for _, master in own]
+            self._pairs += own
+
+    def _update(self) -> float | None:
+        for weight, master in self._pairs:
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+            weight.grad = None
+        masters = [master for _, master in self._pairs]
+        norm = nn.utils.clip_grad_norm_(masters, self._max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            torch._foreach_copy_([weight for weight, _ in self._pairs], masters)
+        return norm.item()
+
+
+def _train(
+    figures: Figures,
+    variation: Variation,
+    task: Task,
+    shape: Shape,
+    pairs: list[Pair],
+    device: torch.device,
+    *,
+    dry: bool,
+) -> list[float]:
+    """Trains, writes the rates, and returns the loss of each step."""
+    started = time.perf_counter()
+    params = TrainParams(
+        design="none",
+        kappa=0.0,
+        epochs=-(-(_WARM_UP_STEPS + task.steps) * task.batch_pairs // len(pairs)),
+        learning_rate=1e-5,
+        lr_schedule="constant",
+        warmup_ratio=0.0,
+        global_batch_pairs=task.batch_pairs,
+        micro_batch_tokens=variation.tokens,
+        checkpoint_every_seconds=None,
+        lora={"rank": task.lora_rank},
+        deepspeed={"zero_stage": "off" if variation.zero == "off" else int(variation.zero)},
+    )
+    reset_peak(device)
+    process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
+    numerics = Numerics.of(params, on_gpu=device.type == "cuda", local_rank=0)
+    if variation.masters and not dry:
+        numerics = replace(numerics, weights="bfloat16")
+    plan = Plan(pairs, params, task.batch_pairs, 1, seed=0)
+    with ExitStack() as stack:
+        stack.enter_context(repeatable(on_gpu=device.type == "cuda"))
+        if not variation.kernels:
+            off = mock.patch.object(logprobs, "is_fused", lambda *_: False)
+            stack.enter_context(off)
+        engine, ref_logprobs = _engine(variation, task, shape, plan, numerics, process)
+
+        def make(samples: Sequence[Pair], **fields: Any) -> Any:
+            return pair_batch(ref_logprobs, samples, **fields)
+
+        clock = _Clock()
+        kappa = KappaController(params, has_bonus=False)
+        objective = PairObjective(engine, process, params, kappa, plan.num_steps, None)
+        batches = MicroBatches(plan, 0, make)
+        # The log's first two methods are all that the loop calls.
+        log: Any = clock
+        loop = TrainingLoop(engine, objective, batches, process, log, lambda step: None, 0)
+        wait(device)
+        begun = time.perf_counter()
+        loop.run()
+        _write(figures, variation, clock, plan, device, begun - started)
+        if variation.profiled and device.type == "cuda":
+            with figures.guarded(f"{variation.name}: kernels"):
+                _profile(figures, variation, loop, batches)
+    return [record["loss"] for record in clock.records]
+
+
+def _write(
+    figures: Figures,
+    variation: Variation,
+    clock: _Clock,
+    plan: Plan[Any],
+    device: torch.device,
+    setup_seconds: float,
+) -> None:
+    counted = clock.records[_WARM_UP_STEPS:]
+    seconds = sum(record["seconds"] for record in counted)
+    flops = 1e12 * sum(record["model_tflop"] for record in counted) / seconds
+    nominal = nominal_flops()
+    figures.write(
+        variation.name,
+        tokens_per_second=sum(record["num_tokens"] for record in counted) / seconds,
+        pairs_per_second=sum(record["num_pairs"] for record in counted) / seconds,
+        model_tflops=flops / 1e12,
+        mfu=None if nominal is None else flops / nominal,
+        peak_gib=peak_gib(device),
+        micro_batch_tokens=variation.tokens,
+        micro_batches=plan.accumulation,
+        step_seconds=[record["seconds"] for record in clock.records],
+        setup_seconds=setup_seconds,
+        graphs=torch._dynamo.utils.counters["stats"]["unique_graphs"],
+    )
+
+
+def _profile(figures: Figures, variation: Variation, loop: TrainingLoop[Any], batches: Any) -> None:
+    """The kernels that take the most of a micro-batch's passes."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        loop.micro_step(batches[0], last=True)
+        torch.cuda.synchronize()
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    rows = [
+        f"{event.self_device_time_total / 1e3:.2f} ms, {event.count}: {event.key[:90]}"
+        for event in events[:_KERNELS]
+    ]
+    figures.write(f"{variation.name}: kernels", micro_batch_ms=total / 1e3, longest=rows)
+
+
+def _engine(
+    variation: Variation,
+    task: Task,
+    shape: Shape,
+    plan: Plan[Pair],
+    numerics: Numerics,
+    process: Process,
+) -> tuple[Engine, dict[int, Any]]:
+    """The engine, and log π_ref by the policy before training."""
+    params = plan.params
+    if variation.zero != "off":
+        return _zero_engine(variation, shape, plan, numerics, process)
+    policy: Any = random_model(shape)
+    policy = policy.to(numerics.device, getattr(torch, numerics.weights))
+    model = logprob_model(policy, params, place="random weights")
+    ref_logprobs = _reference(model, plan.samples, numerics)
+    if task.lora_rank:
+        model = ResponseLogprobs(add_adapters(model.policy, params.lora))
+        if numerics.autocast and not variation.casts:
+            leave_casts_to_autocast(model.policy)
+    if variation.recompute:
+        enable_gradient_checkpointing(model.policy, stage="train")
+    if variation.compiled:
+        compile_layers(model.policy)
+    kind = MasterEngine if variation.masters else Engine
+    return kind(model, plan, numerics, process), ref_logprobs
+
+
+def _zero_engine(
+    variation: Variation,
+    shape: Shape,
+    plan: Plan[Pair],
+    numerics: Numerics,
+    process: Process,
+) -> tuple[Engine, dict[int, Any]]:
+    from stages.training import zero
+
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if numerics.device.type == "cuda" else "gloo"
+        # DeepSpeed reads them.
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+        torch.distributed.init_process_group(backend)
+    plain: Any = random_model(shape).to(numerics.device)
+    ref_logprobs = _reference(logprob_model(plain, plan.params, place="-"), plan.samples, numerics)
+    with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
+        plain.save_pretrained(folder)
+        del plain
+        config = zero.training_config(plan, numerics, load_universal=False)
+        with zero.sharded_loading(config):
+            dtype = getattr(torch, numerics.weights)
+            policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = logprob_model(policy, plan.params, place="random weights")
+    if variation.compiled:
+        compile_layers(model.policy)
+    return zero.ZeroEngine(model, plan, numerics, process, config), ref_logprobs
+
+
+def compile_layers(policy: nn.Module) -> None:
+    """Compiles the decoder's layers, once for rows of all lengths; attention is left as it is."""
+    model = causal_lm(policy)
+    if not model.get_input_embeddings().weight.requires_grad:
+        # Or the first layer, whose input has no gradient, would be compiled apart.
+        model.enable_input_require_grads()
+    apart = torch.compiler.disable(shared_prefix_attention)
+    AttentionInterface.register(SHARED_PREFIX, apart)
+    for layer in model.get_decoder().modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.compile(dynamic=True)
+
+
+def fast_folder() -> str | None:
+    """A folder in memory, where there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+@torch.no_grad()
+def _reference(
+    model: ResponseLogprobs, pairs: Sequence[Pair], numerics: Numerics
+) -> dict[int, tuple[Any, Any]]:
+    found: dict[int, tuple[Any, Any]] = {}
+    bfloat16 = torch.autocast(numerics.device.type, torch.bfloat16, enabled=numerics.bfloat16)
+    with bfloat16:
+        for start in range(0, len(pairs), 16):
+            found |= _logprobs(model, pairs[start : start + 16], "packed", numerics.device)
+    return found
+
+
+def _pairs(shape: Shape, folder: Path, count: int, scale: float) -> list[Pair]:
+    make_pairs(shape, folder / "pairs.parquet", num_pairs=count, scale=scale)
+    pairs, _ = load_pairs([folder / "pairs.parquet"], TrainParams())
+    return pairs
+
+
+def _forget() -> None:
+    """Gives back what a variation took, also one that failed."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
