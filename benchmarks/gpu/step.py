@@ -8,6 +8,7 @@ prompts are computed, and counted in model FLOPs, once.
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import os
 import tempfile
@@ -21,6 +22,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.attention import varlen
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -132,6 +134,7 @@ TASKS = {
 
 def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) -> None:
     """Writes the figures of each variation, and of one with half the tokens if memory ends."""
+    accept_older_torch()
     with tempfile.TemporaryDirectory() as folder:
         shape = TINY if dry else SHAPES[task.shape]
         count, scale = (4, 0.1) if dry else (task.batch_pairs * 2, 1.0)
@@ -372,6 +375,18 @@ def compile_layers(policy: nn.Module) -> None:
     for layer in model.get_decoder().modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.compile(dynamic=True)
+
+
+def accept_older_torch() -> None:
+    """Lets torch 2.11 take the options of a newer one: its kernel groups heads unasked."""
+    if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:
+        return
+    older = varlen.varlen_attn
+
+    def newer(*tensors: Any, enable_gqa: bool, **options: Any) -> Any:
+        return older(*tensors, **options)
+
+    varlen.varlen_attn = newer
 
 
 def fast_folder() -> str | None:
