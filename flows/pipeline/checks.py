@@ -59,10 +59,10 @@ def _check_whole(config: RunConfig) -> None:
             f"inputs.prompts names {sources} sources, and iterations is {config.iterations}: "
             f"name one, which is split, or {config.iterations}, one for each iteration"
         )
-    if config.sft.lora.save != "merged" and not config.inputs.policy:
+    if config.sft.lora.rank and not config.inputs.policy:
         raise ValueError(
-            f"sft.lora.save is {config.sft.lora.save!r}, and there is no inputs.policy: adapters "
-            "are for a model that is kept, which a new one is not; leave sft.lora.save out"
+            f"sft.lora.rank is {config.sft.lora.rank}, and there is no inputs.policy: adapters "
+            "leave a new model's weights as they are, random; leave sft.lora out"
         )
 
 

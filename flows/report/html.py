@@ -197,7 +197,10 @@ def _ties(summary: Summary) -> Iterator[str]:
 
 
 def _cautions(summary: Summary) -> Iterator[str]:
-    """Limits of the verdict on the last model: its observations, and figures that fell."""
+    """Limits of the verdict on the last model: doubts of trainings, few prompts, lower figures."""
+    for iteration, trained in summary.made("train"):
+        for sentence in trained.read_json("summary.json").get("cautions", ()):
+            yield f"training of iteration {iteration}: {sentence}"
     t = last_iteration(summary) or 0
     metrics = summary.read_json(f"iteration-{t}/evaluate", "metrics.json")
     if not metrics:
@@ -255,7 +258,16 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("on", ", ".join(machines)),
         ("with", ", ".join(known)),
         *_correlations(summary),
+        *_kept(summary),
     ]
+
+
+def _kept(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Share of each iteration's update that its saved weights hold."""
+    trained = [artifact.read_json("summary.json") for _, artifact in summary.made("train")]
+    kept = [f"{each['update_kept']:.2f}" for each in trained if "update_kept" in each]
+    if kept:
+        yield "update kept in the saved weights", ", ".join(kept)
 
 
 def _correlations(summary: Summary) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,9 @@ from stages.contract.records import read_record
 # an empty tokenizer from the model's architecture.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TOKENIZER_RECORDS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
     # transformers looks into it, too.
     "config.json",
 )

@@ -158,17 +158,11 @@ def find_whole(path: Path, warn: Callable[[str], None]) -> bool:
 
 
 def seal_folder(folder: Path) -> None:
-    """Lists the digests of a folder's files; those that it lists already are not read again."""
-    known = _listed(folder) if (folder / _LIST).exists() else {}
-    added = [name for name in files_by_name(folder) if name != _LIST and name not in known]
-    digests = in_threads(sha256_file, [folder / name for name in added])
-    listed = known | dict(zip(added, digests, strict=True))
+    """Lists the digests of a folder's files."""
+    names = [name for name in files_by_name(folder) if name != _LIST]
+    digests = in_threads(sha256_file, [folder / name for name in names])
+    listed = dict(zip(names, digests, strict=True))
     write_atomically(folder / _LIST, json.dumps(listed, indent=2, sort_keys=True), durable=True)
-
-
-def is_sealed(folder: Path, name: str) -> bool:
-    """True if a folder lists a file."""
-    return name in _listed(folder)
 
 
 def check_folder(folder: Path) -> None:

@@ -173,11 +173,19 @@ def _load(
 
 def _require_finite(model: Any, source: ModelSource) -> None:
     """Refuses weights that are infinite or not a number: everything computed with them would be."""
-    # Under ZeRO-3 each process has its part of a weight.
-    parts = ((name, getattr(each, "ds_tensor", each)) for name, each in model.named_parameters())
-    faulty = [name for name, part in parts if not is_finite(part)]
+    faulty = [name for name, each in model.named_parameters() if not is_finite(_own_part(each))]
     if faulty:
         raise not_finite_error(source.name_or_path, faulty)
+
+
+def _own_part(weight: Any) -> torch.Tensor:
+    """The weight itself, or this process's share of it under ZeRO-3."""
+    share: torch.Tensor | None = getattr(weight, "ds_tensor", None)
+    if share is None:
+        return weight
+    # The last share is padded with whatever was in memory.
+    start = share.numel() * torch.distributed.get_rank()
+    return share[: max(0, weight.ds_numel - start)]
 
 
 def _shape(sizes: Iterable[int]) -> str:

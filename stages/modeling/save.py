@@ -41,6 +41,26 @@ def save_checkpoint(
     _check(type(model), folder)
 
 
+def update_kept(before: dict[str, Tensor], after: dict[str, Tensor], dtype: torch.dtype) -> float:
+    """Share of an update that is left once the weights after it are rounded to ``dtype``.
+
+    The update is u = after − before, the rounded one r; the share is ⟨r, u⟩ / ⟨u, u⟩, or
+    ⟨r, u⟩ / ⟨r, r⟩ if rounding made the update larger. It is 1 if nothing was rounded off.
+    """
+    common = 0.0
+    exact = 0.0
+    left = 0.0
+    for name, weight in after.items():
+        if weight.is_floating_point():
+            start = before[name].to(weight.device, torch.float64)
+            update = weight.double() - start
+            rounded = weight.to(dtype).double() - start
+            common += (rounded * update).sum().item()
+            exact += update.square().sum().item()
+            left += rounded.square().sum().item()
+    return common / max(exact, left) if exact else 1.0
+
+
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Writes a tokenizer and its chat template, the same bytes wherever it was loaded."""
     for name in _OF_ITS_LOADING:

@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.messages import unread_fields
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import DTYPES, load_config
+from stages.modeling.load import load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
@@ -28,13 +29,13 @@ from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.loop import Objective
 from stages.training.metrics import StepLog
-from stages.training.policy import Numerics, load_logprob_model, logprob_model
+from stages.training.policy import load_logprob_model, logprob_model
 
 
 def new_model(
-    architecture: ArchitectureParams, tokenizer: Any, seed: int, numerics: Numerics
+    architecture: ArchitectureParams, tokenizer: Any, seed: int, device: torch.device
 ) -> Any:
-    """Makes a Llama with random weights, the same in every process."""
+    """Makes a Llama with random float32 weights, the same in every process."""
     special = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -44,7 +45,7 @@ def new_model(
     config = LlamaConfig(vocab_size=len(tokenizer), **architecture.model_dump(), **special)
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(**special)
-    return model.to(device=numerics.device, dtype=DTYPES[numerics.weights]).eval()
+    return model.to(device=device, dtype=torch.float32).eval()
 
 
 class AnswerLikelihood(Objective[Batch]):
@@ -74,6 +75,12 @@ class ConversationFit(Fit[SftParams]):
         super().__init__(ctx, process)
         self._source = ctx.model("policy") if ctx.has("policy") else None
         self._unread: set[str] = set()
+        if self._source is None and ctx.params.lora.rank:
+            raise UserError(
+                f"sft.lora.rank = {ctx.params.lora.rank} without a policy: a new model has random "
+                "weights, which adapters would leave as they are",
+                "set sft.lora.rank to 0, or give the stage a policy to start from",
+            )
         self.tokenizer = self._tokenizer()
         self._examples, self._num_dropped = make_examples(
             self.tokenizer, self._conversations(), self._max_length()
@@ -96,7 +103,8 @@ class ConversationFit(Fit[SftParams]):
             loaded = load_logprob_model(self._source, params, self.numerics)
         else:
             seed = derive_seed(self.ctx.request.seed, "weights")
-            model = new_model(params.architecture, self.tokenizer, seed, self.numerics)
+            device = self.numerics.device
+            model = new_model(params.architecture, self.tokenizer, seed, device)
             loaded = logprob_model(model, params, place="the new model")
         self._num_parameters = sum(
             # ZeRO-3 leaves an empty tensor where the weight was, with its number beside it.
@@ -109,14 +117,6 @@ class ConversationFit(Fit[SftParams]):
         """The likelihood of answers."""
         return AnswerLikelihood(engine, self.ctx.params.learning_rate)
 
-    def save_dtype(self) -> torch.dtype:
-        """The one asked for, or the checkpoint's; float32 from scratch."""
-        asked = self.ctx.params.save_dtype
-        if asked != "auto":
-            return DTYPES[asked]
-        dtype = None if self._source is None else load_config(self._source).dtype
-        return dtype or torch.float32
-
     def write_records(self, log: StepLog) -> None:
         """Writes the summary."""
         summary = {
@@ -127,6 +127,7 @@ class ConversationFit(Fit[SftParams]):
             "parameters": self._num_parameters,
             "steps": self.plan.num_steps,
             "final_loss": log.records[-1]["loss"],
+            "update_kept": self.update_kept,
         }
         (self.ctx.out / "summary.json").write_text(dump_json(summary))
 

@@ -1,6 +1,6 @@
 """Parameters of the sft stage."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -47,7 +47,7 @@ class SftParams(TrainingParams):
     """
 
     stage: ClassVar[str] = "sft"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     inputs = {
         "data": InputSpec("file", many=True),
         "policy": InputSpec("model", optional=True),
@@ -79,8 +79,6 @@ class SftParams(TrainingParams):
     max_length_tokens: int | None = Field(None, ge=2)
     """Longest conversation in tokens; unset takes the model's context. Longer ones are dropped and
     counted."""
-    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the saved weights; `auto` keeps the starting checkpoint's, float32 from scratch."""
 
     @model_validator(mode="after")
     def _start_is_whole(self) -> Self:

@@ -7,12 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
-from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.objectives.kappa import KappaController
@@ -83,14 +81,6 @@ class PairFit(Fit[TrainParams]):
         """Takes κ's calibration."""
         self._kappa.load_state_dict(state["kappa"])
 
-    def save_dtype(self) -> torch.dtype:
-        """The one asked for, or the policy's."""
-        asked = self.ctx.params.save_dtype
-        if asked != "auto":
-            return DTYPES[asked]
-        is_low = load_config(self._models["policy"]).dtype == torch.bfloat16
-        return torch.bfloat16 if is_low else torch.float32
-
     def write_records(self, log: StepLog) -> None:
         """Writes log π_ref, the summary, and the moved average if the reference is one."""
         params, out = self.ctx.params, self.ctx.out
@@ -119,6 +109,8 @@ class PairFit(Fit[TrainParams]):
             "pair_counts": asdict(counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": gap,
+            "update_kept": self.update_kept,
+            "cautions": self.cautions,
             "metrics": summarize(log.records, epoch=params.epochs),
         }
         (out / "summary.json").write_text(dump_json(summary))

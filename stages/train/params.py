@@ -53,7 +53,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """
 
     stage: ClassVar[str] = "train"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     inputs = {
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),
@@ -89,8 +89,6 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """Share of the old reference that stays in the average per iteration."""
     reference_logprobs: Literal["model", "sampler"] = "model"
     """`model` computes log π_ref in the policy's numerics; `sampler` takes the sampler's own."""
-    save_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the saved weights; `auto` keeps the starting checkpoint's."""
 
     @property
     def has_bonus(self) -> bool:

@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -120,27 +119,18 @@ def has_adapters(policy: Any) -> bool:
     return causal_lm(policy) is not policy
 
 
-def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All weights of a policy under the base model's names, adapters merged in float32.
+def merge_adapters(policy: Any, weights: dict[str, Tensor], base: Any) -> dict[str, Tensor]:
+    """All weights of a policy under its base's names, adapters merged into ``base``.
 
-    ``weights`` are whole; the policy's own may be sharded.
+    ``weights`` are the adapters, whole; the policy's own may be sharded. The policy's copy of the
+    base may be rounded to 16 bits, ``base`` is loaded in float32.
     """
-    if not has_adapters(policy):
-        return weights
     from peft import get_peft_model
 
-    inner = causal_lm(policy)
-    # Another model takes the whole weights: the policy's own may be sharded, or of 16 bits.
-    with torch.device("meta"):
-        config = copy.deepcopy(policy.peft_config[_ADAPTER])
-        # A configuration of its own: weights of 16 bits come in as two tensors where the model ties
-        # them, and peft then writes into it that they are not tied.
-        made = type(inner)(copy.deepcopy(inner.config))
-        whole = get_peft_model(made, config, adapter_name=_ADAPTER)
-    wide = {
-        name: each.float() if each.is_floating_point() else each for name, each in weights.items()
-    }
-    whole.load_state_dict(wide, assign=True)
+    config = copy.deepcopy(policy.peft_config[_ADAPTER])
+    whole = get_peft_model(base, config, adapter_name=_ADAPTER)
+    report = whole.load_state_dict(weights, strict=False)
+    assert not report.unexpected_keys, report.unexpected_keys
     merged: dict[str, Tensor] = whole.merge_and_unload().state_dict()
     return merged
 
@@ -148,8 +138,8 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
 def save_adapters(policy: Any, weights: dict[str, Tensor], base: ModelSource, folder: Path) -> None:
     """Writes the adapters alone, as peft's own `save_pretrained` does.
 
-    The same bytes wherever it runs: of the base, only a repository of the hub is named. Adapters
-    are saved in the dtype that they have in ``weights``, which are whole.
+    The same bytes wherever it runs: of the base, only a repository of the hub is named. ``weights``
+    are the adapters, whole.
     """
     from peft import get_peft_model_state_dict
     from peft.utils import SAFETENSORS_WEIGHTS_NAME

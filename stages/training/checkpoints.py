@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from stages.contract.atomic import fsync
-from stages.contract.digests import check_folder, is_sealed, seal_folder, set_aside
+from stages.contract.digests import check_folder, seal_folder, set_aside
 from stages.contract.errors import DamagedArtifactError
 from stages.training.engine import Process
 from stages.training.params import TrainingParams
@@ -122,37 +122,18 @@ def load_random_state(folder: Path, process: Process, device: torch.device) -> N
 
 
 def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> Checkpoint | None:
-    """The newest checkpoint, converted if another number of processes wrote it; all call this.
-
-    None if there is no checkpoint, or none that can be used.
-    """
+    """The newest checkpoint that this layout can load; None if there is none. All call this."""
     # One process reads them through, and all take the same one.
-    found: Checkpoint | None = process.agreed(
+    newest: Checkpoint | None = process.agreed(
         newest_whole(folder, process.events.warning) if process.is_first else None
     )
-    if found is None:
+    if newest is None:
         return None
-    written = found.state["layout"]
-    is_converted = written != layout
-    processes = {"world_size": 0}
-    can_convert = "world_size" in written and written | processes == layout | processes
-    if is_converted and not can_convert:
+    if newest.state["layout"] != layout:
         process.events.warning(
-            f"the checkpoint of step {found.step} is of another layout "
-            f"({written}, now {layout}): training starts anew"
+            f"the checkpoint of step {newest.step} was written by {newest.state['layout']}, and "
+            f"the training now is {layout}: it starts again from its first step"
         )
         return None
-    if is_converted:
-        process.events.info(
-            f"the checkpoint of step {found.step} was written by {written['world_size']} "
-            f"processes, now there are {process.world_size}: converting it"
-        )
-        from stages.training import zero
-
-        # Every node sees the folder: it is part of the store.
-        if process.is_first and not is_sealed(found.path, zero.UNIVERSAL_MARK):
-            zero.convert_to_universal(found.path)
-            seal_folder(found.path)
-        process.barrier()
-    process.events.info(f"going on after step {found.step}")
-    return found
+    process.events.info(f"going on after step {newest.step}")
+    return newest

@@ -23,6 +23,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
 from stages.modeling.logprobs import ResponseLogprobs
+from stages.training.adapters import has_adapters
 from stages.training.batches import Plan, Rows
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
@@ -174,11 +175,17 @@ class Engine:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """The policy's weights by name, whole in the first process; a collective call."""
+        """The policy's weights by name, whole in the first process; a collective call.
+
+        Of a policy with adapters these are the adapters alone.
+        """
         weights: dict[str, Tensor] = {}
+        is_adapted = has_adapters(self.model.policy)
         # A weight of several names is gathered once, and stays one.
         gathered: dict[int, Tensor | None] = {}
         for name, share in self.model.policy.state_dict(keep_vars=True).items():
+            if is_adapted and not share.requires_grad:
+                continue
             if id(share) not in gathered:
                 gathered[id(share)] = self._whole(share)
             whole = gathered[id(share)]

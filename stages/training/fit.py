@@ -4,20 +4,22 @@ import importlib
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import set_seed
 
 from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.engine_errors import is_out_of_memory
-from stages.modeling.load import load_config
+from stages.modeling.load import DTYPES, load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
-from stages.modeling.save import save_checkpoint, save_tokenizer
+from stages.modeling.save import save_checkpoint, save_tokenizer, update_kept
 from stages.training import checkpoints
 from stages.training.adapters import (
     add_adapters,
@@ -28,10 +30,13 @@ from stages.training.adapters import (
 )
 from stages.training.batches import Batch, MicroBatches, Plan, S
 from stages.training.engine import Engine, Process
-from stages.training.launch import OutOfMemoryError, P
+from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
 from stages.training.policy import Numerics, enable_gradient_checkpointing, repeatable
+
+LEAST_KEPT = 0.9
+"""Share of an update below which its rounding is told."""
 
 
 class Fit(ABC, Generic[P]):
@@ -50,6 +55,12 @@ class Fit(ABC, Generic[P]):
         self.numerics = Numerics.of(
             ctx.params, on_gpu=ctx.request.resources.gpus > 0, local_rank=process.local_rank
         )
+        start = ctx.model("policy") if ctx.has("policy") else None
+        self._base = start and replace(start, adapter=None)
+        self.cautions: list[str] = []
+        """Doubts about the result, which the report repeats."""
+        self.update_kept = 1.0
+        """Share of the update that the saved weights hold, see :func:`update_kept`."""
         self._checkpoints = ctx.work / "checkpoints"
         self._layout = checkpoints.layout_of(ctx.params, process)
 
@@ -62,10 +73,6 @@ class Fit(ABC, Generic[P]):
         """The stage's loss of what an engine computes."""
 
     @abstractmethod
-    def save_dtype(self) -> torch.dtype:
-        """Dtype of the saved weights."""
-
-    @abstractmethod
     def write_records(self, log: StepLog) -> None:
         """Writes all but checkpoint and metrics; called on the first process."""
 
@@ -75,6 +82,11 @@ class Fit(ABC, Generic[P]):
 
     def prepare(self) -> None:
         """Computes what the first step needs; nothing by default."""
+
+    def caution(self, sentence: str) -> None:
+        """Warns of something that the report repeats."""
+        self.cautions.append(sentence)
+        self.process.events.warning(sentence)
 
     def state(self) -> dict[str, Any]:
         """State that a checkpoint keeps beside weights and optimizer."""
@@ -148,15 +160,18 @@ class Fit(ABC, Generic[P]):
             return Engine(model, *made)
         from stages.training import zero
 
-        universal = resumed is not None and resumed.state["layout"] != self._layout
         self.process.events.info(
             f"DeepSpeed ZeRO-{zero_stage}, world size {self.process.world_size}"
         )
-        config = zero.training_config(self.plan, self.numerics, load_universal=universal)
+        config = zero.training_config(self.plan, self.numerics)
         with zero.sharded_loading(config):
             model = self._policy()
+        masters = None if resumed else self._masters(model.policy)
         self._seed_libraries()
-        return zero.ZeroEngine(model, *made, config)
+        engine = zero.ZeroEngine(model, *made, config)
+        if masters is not None:
+            engine.set_masters(masters)
+        return engine
 
     def _log(self, resumed: checkpoints.Checkpoint | None) -> StepLog:
         dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
@@ -199,6 +214,38 @@ class Fit(ABC, Generic[P]):
             enable_gradient_checkpointing(model.policy, stage=params.stage)
         return model
 
+    def _masters(self, policy: nn.Module) -> dict[str, Tensor] | None:
+        """Trained weights in float32, in the first process; None if DeepSpeed gets no roundings."""
+        if self.numerics.weights == "float32":
+            return None
+        exact: Any = policy
+        # Adapters and a new model are made in float32, and DeepSpeed rounds them.
+        if self._base is not None and not has_adapters(policy):
+            if load_config(self._base).get_text_config().dtype == torch.bfloat16:
+                return None
+            exact = self._load_base() if self.process.is_first else nn.Module()
+        return {
+            name: weight.detach().to("cpu", torch.float32, copy=True)
+            for name, weight in exact.named_parameters()
+            if weight.requires_grad and self.process.is_first
+        }
+
+    def _measure_rounding(self, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """Computes how much of the update is left in weights of 16 bits."""
+        before = self._load_base().state_dict()
+        self.update_kept = update_kept(before, weights, dtype)
+        if self.update_kept < LEAST_KEPT:
+            stage = self.ctx.params.stage
+            self.caution(
+                f"rounding left {self.update_kept:.2f} of the update in the saved weights; "
+                f"set {stage}.save_dtype=float32"
+            )
+
+    def _load_base(self) -> Any:
+        """The starting checkpoint without adapters, in float32 in the host's memory."""
+        assert self._base is not None
+        return load_causal_lm(self._base, dtype="float32", device=torch.device("cpu"))
+
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""
         out, kept = self.ctx.out, self.ctx.params.lora.save
@@ -206,14 +253,23 @@ class Fit(ABC, Generic[P]):
             save_adapters(policy, weights, self.ctx.model("policy"), out / "checkpoint")
             save_tokenizer(self.tokenizer, out / "checkpoint")
             return
-        whole, dtype = merge_adapters(policy, weights), self.save_dtype()
+        whole = weights
+        if has_adapters(policy):
+            whole = merge_adapters(policy, weights, self._load_base())
+        dtype = DTYPES[self.ctx.params.save_dtype]
+        if dtype != torch.float32 and self._base is not None:
+            self._measure_rounding(whole, dtype)
         save_checkpoint(causal_lm(policy), whole, self.tokenizer, dtype, out / "checkpoint")
         if kept == "both":
             save_adapters(policy, weights, self.ctx.model("policy"), out / "adapter")
 
 
 def run_fit(ctx: StageContext[Any], process: Process) -> None:
-    """Trains, on the CPU to the same bytes each time; explains want of memory."""
+    """Trains, on the CPU to the same bytes each time.
+
+    Raises:
+        UserError: Parameters, models or data are wrong, or memory does not suffice.
+    """
     made: Fit[Any] = importlib.import_module(f"stages.{ctx.params.stage}.fit").FIT(ctx, process)
     try:
         with repeatable(on_gpu=ctx.request.resources.gpus > 0):
@@ -221,7 +277,6 @@ def run_fit(ctx: StageContext[Any], process: Process) -> None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        # Whoever is asked to stop tries no smaller budget.
         process.check_stop()
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         if process.world_size > 1:
@@ -229,14 +284,11 @@ def run_fit(ctx: StageContext[Any], process: Process) -> None:
         raise _out_of_memory(made.plan, said) from None
 
 
-def _out_of_memory(plan: Plan[Any], said: str) -> OutOfMemoryError:
-    """The error for want of memory, with half of the budget; the global batch stays."""
+def _out_of_memory(plan: Plan[Any], said: str) -> UserError:
+    """The error for a training that does not fit into memory, with the settings to lower."""
     budget, stage = plan.params.micro_batch_tokens, plan.params.stage
-    sizes = sorted((sample.num_tokens_shared for sample in plan.samples), reverse=True)
-    longest = sizes[0]
-    # A budget above what a step has at all did not bind: half of it might not, either.
-    half = min(budget, sum(sizes[: plan.global_batch])) // 2
-    error = OutOfMemoryError(
+    longest = max(sample.num_tokens_shared for sample in plan.samples)
+    return UserError(
         f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "
         f"{longest} tokens (its prompt once, and its responses): {said}",
         f"lower {stage}.micro_batch_tokens (to {longest} at least) or {stage}.max_length_tokens "
@@ -244,7 +296,3 @@ def _out_of_memory(plan: Plan[Any], said: str) -> OutOfMemoryError:
         f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "
         f"({stage}.lora.rank)",
     )
-    error.said = said
-    # Below its length each sample is alone already.
-    error.smaller = half if budget > longest else None
-    return error

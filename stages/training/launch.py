@@ -1,18 +1,14 @@
 """Start of a training by its stage: in this process, or in a worker process for each device.
 
-Every process of a training has the context of the stage call. A training that lacks memory starts
-again with half the tokens.
+Every process of a training has the context of the stage call.
 """
 
-import gc
 import importlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Request
 from stages.harness.context import ResolvedInput, StageContext
@@ -24,34 +20,14 @@ P = TypeVar("P", bound=TrainingParams)
 
 
 def train(ctx: StageContext[P]) -> None:
-    """Trains; anew with half the tokens at once if memory did not suffice.
+    """Trains.
 
     Raises:
-        UserError: Parameters, models or data are wrong, or memory never suffices.
+        UserError: Parameters, models or data are wrong, or memory does not suffice.
         StoppedError: SIGTERM came; a checkpoint is saved.
         StageFailedError: A worker failed.
     """
     ctx.telemetry_path("metrics.jsonl")
-    while True:
-        try:
-            _train_once(ctx)
-            return
-        except OutOfMemoryError as error:
-            # Another node's program has ended with its workers and would not come again.
-            if error.smaller is None or ctx.request.resources.nodes > 1:
-                raise
-            said, smaller = error.said, error.smaller
-        # Memory of the failed attempt is released only now that its exception is gone.
-        gc.collect()
-        ctx.events.warning(
-            f"out of memory ({said}): going on with micro_batch_tokens = {smaller} in place of "
-            f"{ctx.params.micro_batch_tokens}"
-        )
-        params = ctx.params.model_copy(update={"micro_batch_tokens": smaller})
-        ctx = replace(ctx, params=params)
-
-
-def _train_once(ctx: StageContext[Any]) -> None:
     resources = ctx.request.resources
     if resources.world_size == 1 and not ctx.params.needs_workers:
         from stages.training.engine import Process
@@ -72,7 +48,7 @@ def _train_once(ctx: StageContext[Any]) -> None:
 
 
 class _Call(BaseModel):
-    """A stage call as the workers get it: with this attempt's parameters, and inputs found."""
+    """A stage call as the workers get it, with inputs found."""
 
     request: Request
     inputs: dict[str, tuple[ResolvedInput, ...]]
@@ -98,12 +74,3 @@ def load_call(text: bytes, events: Emitter) -> StageContext[Any]:
         events=events,
         inputs=call.inputs,
     )
-
-
-class OutOfMemoryError(UserError):
-    """Training did not fit into memory."""
-
-    said: str
-    """Message of the allocator, and the process that it came from."""
-    smaller: int | None
-    """A budget of tokens with which it may fit; None if a smaller one would not help."""

@@ -19,8 +19,13 @@ METRICS = "metrics.jsonl"
 TIMINGS = ("step_seconds", "tokens_per_second", "model_flops_utilisation", "peak_memory_mib")
 """Values that differ between computations of the same result; they stay out of the summary."""
 _COUNTED = (
-    *("step", "epoch", "num_pairs"),
-    *("num_tokens", "num_tokens_shared", "num_response_tokens", "model_tflop"),
+    "step",
+    "epoch",
+    "num_pairs",
+    "num_tokens",
+    "num_tokens_shared",
+    "num_response_tokens",
+    "model_tflop",
 )
 _TRIALS = 4
 
@@ -89,7 +94,7 @@ def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
     """Means of an epoch's metrics over its pairs."""
     chosen = [record for record in records if record["epoch"] == epoch]
     total = sum(record["num_pairs"] for record in chosen)
-    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS)]
+    names = [name for name in chosen[0] if name not in _COUNTED + TIMINGS]
     return {
         name: sum(record[name] * record["num_pairs"] for record in chosen) / total for name in names
     }

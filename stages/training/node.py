@@ -43,7 +43,6 @@ from stages.contract.errors import (
 from stages.contract.events import Emitter, Failure
 from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
-from stages.training.launch import OutOfMemoryError
 
 POLL_SECONDS = 0.2
 ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
@@ -221,7 +220,7 @@ class _Worker:
             "MASTER_ADDR": node.store.host,
             "MASTER_PORT": str(node.store.port),
         }
-        self._failure: tuple[float, Failure | OutOfMemoryError] | None = None
+        self._failure: tuple[float, Failure] | None = None
         self.connection, other = Pipe(duplex=False)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stages.training.worker", str(os.getpid())],
@@ -236,7 +235,7 @@ class _Worker:
         try:
             while not self.connection.closed and self.connection.poll():
                 at, said = self.connection.recv()
-                if isinstance(said, Failure | OutOfMemoryError):
+                if isinstance(said, Failure):
                     self._failure = self._failure or (at, said)
                 else:
                     events.emit(said)
@@ -248,8 +247,6 @@ class _Worker:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         # One that was killed had no time to say so; the others then lost their connection.
         at, said = self._failure or (0.0, Failure(kind="crash", message=ended))
-        if isinstance(said, OutOfMemoryError):
-            return at, said
         if said.kind == "user":
             return at, UserError(said.message, said.remedy)
         named = "training process {RANK} of {WORLD_SIZE} failed".format_map(self._environment)

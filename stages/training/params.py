@@ -39,10 +39,10 @@ class LoraParams(Settings):
 class DeepSpeedParams(Settings):
     """DeepSpeed. It changes where weights and optimizer state lie, not what is computed."""
 
-    zero_stage: Literal["off", 0, 1, 2, 3] = "off"
-    """ZeRO stage; `off` trains without DeepSpeed. Stage 0 in float32 reports no gradient norm."""
+    zero_stage: Literal["off", 1, 2, 3] = "off"
+    """ZeRO stage; `off` trains without DeepSpeed."""
     offload_optimizer: bool = False
-    """Keep optimizer state in CPU memory (stages 1 to 3)."""
+    """Keep optimizer state in CPU memory."""
     offload_parameters: bool = False
     """Keep weights in CPU memory (stage 3)."""
 
@@ -78,6 +78,9 @@ class TrainingParams(StageParams, OptimizerParams):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the forward pass: `auto` is bfloat16 on a GPU, float32 on the CPU. Log-probabilities
     and optimizer state are float32 always."""
+    save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the saved weights. Types of 16 bits halve the checkpoint, and lose an update that is
+    small beside its weight."""
 
     row_layout: RowLayoutName = speed_only("packed")
     """`packed`: samples one after the other in one row, each prompt computed once for all of its

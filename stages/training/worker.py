@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection
 
 from pydantic import BaseModel
@@ -17,7 +16,7 @@ from stages.contract.errors import EXIT_STOPPED
 from stages.contract.events import Emitter, Failure
 from stages.harness.program import deferred_stop, run_program
 from stages.harness.supervisor import die_with_parent
-from stages.training.launch import OutOfMemoryError, load_call
+from stages.training.launch import load_call
 
 # All wait while the first process writes the checkpoint. Nodes notice by themselves what fails.
 _TIMEOUT = timedelta(hours=6)
@@ -36,7 +35,7 @@ class _Sender(Emitter):
             self._connection.send((time.time(), event))
 
 
-def _train(connection: Connection, events: Emitter) -> None:
+def _train(events: Emitter) -> None:
     import torch
     from torch.distributed import PrefixStore, TCPStore
 
@@ -61,12 +60,7 @@ def _train(connection: Connection, events: Emitter) -> None:
             timeout=_TIMEOUT,
         )
         process = Process(rank, local_rank, world_size, events, stop.is_set)
-        try:
-            run_fit(ctx, process)
-        except OutOfMemoryError as error:
-            # Its smaller budget is more than an event says.
-            connection.send((time.time(), error))
-            raise
+        run_fit(ctx, process)
         process.check_stop()
 
 
@@ -78,4 +72,4 @@ if __name__ == "__main__":
     stdout = Connection(os.dup(1), readable=False)
     # Whatever libraries print goes to stderr, the log.
     os.dup2(2, 1)
-    run_program(partial(_train, stdout), _Sender(stdout))
+    run_program(_train, _Sender(stdout))

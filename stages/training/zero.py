@@ -1,16 +1,11 @@
-"""DeepSpeed's ZeRO: engine, configuration, the reference in shards, and universal checkpoints.
+"""DeepSpeed's ZeRO: engine, configuration, and the reference in shards.
 
 Every forward pass of a model in shards is collective: all processes make as many, each on rows of
-its own. DeepSpeed writes one file of optimizer state per process. Its converter joins them into
-one tensor per weight, the universal form, which any number of processes can load.
+its own. DeepSpeed writes one file of optimizer state per process.
 """
 
-import contextlib
 import gc
-import shutil
-import sys
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn import functional
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from stages.harness.context import ModelSource
@@ -30,15 +25,29 @@ from stages.training.engine import Engine
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics, check_model, remove_dropout
 
-# File that DeepSpeed writes last, and reads first.
-UNIVERSAL_MARK = "latest_universal"
-
 
 class ZeroEngine(Engine):
     """An engine whose gradients, optimizer state and weights DeepSpeed shards as its stage says.
 
-    Under ZeRO-3 the policy is loaded within :func:`sharded_loading`.
+    Under ZeRO-3 the policy is loaded within :func:`sharded_loading`. In bfloat16 the optimizer
+    updates float32 copies of the weights, the masters; the model computes with their roundings.
     """
+
+    def set_masters(self, weights: dict[str, Tensor]) -> None:
+        """Starts from float32 weights, which DeepSpeed was given rounded; a collective call.
+
+        ``weights`` are the policy's trained ones, by name, in the first process.
+        """
+        import torch.distributed as dist
+
+        for name, share in self.model.policy.named_parameters():
+            if share.requires_grad:
+                shape = getattr(share, "ds_shape", share.shape)
+                whole = torch.empty(shape, device=self.device)
+                if self._process.is_first:
+                    whole.copy_(weights[name])
+                dist.broadcast(whole, src=0)
+                self._set_master(share, whole)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of a micro-batch's loss; the last one of a step updates the weights."""
@@ -53,17 +62,12 @@ class ZeroEngine(Engine):
         self._wrapped.save_checkpoint(str(folder))
 
     def load(self, folder: Path) -> None:
-        """Takes what :meth:`save` wrote, or its universal form; a collective call."""
+        """Takes what :meth:`save` wrote; a collective call."""
         self._wrapped.load_checkpoint(str(folder))
-        if self._wrapped.load_universal_checkpoint():
-            mend_optimizer(self.optimizer, self._weight_decays)
 
     def _wrap(self) -> nn.Module:
         import deepspeed
 
-        # DeepSpeed drops empty groups: adapters have no weight that is spared of decay.
-        groups = self.optimizer.param_groups
-        self._weight_decays = [group["weight_decay"] for group in groups if group["params"]]
         wrapped, *_ = deepspeed.initialize(
             model=self.model, optimizer=self.optimizer, config=self._config
         )
@@ -74,16 +78,31 @@ class ZeroEngine(Engine):
         norm = self._wrapped.get_global_grad_norm()
         return norm.item() if isinstance(norm, Tensor) else norm
 
+    def _set_master(self, share: Tensor, whole: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+        if not hasattr(share, "ds_tensor"):
+            safe_set_full_fp32_param(share, whole)
+            return
+        # DeepSpeed's own division of a whole weight fails unless all shards are full.
+        size = share.ds_tensor.numel()
+        padding = size * self._process.world_size - whole.numel()
+        shards = functional.pad(whole.flatten(), (0, padding)).split(size)
+        safe_set_local_fp32_param(share, shards[self._process.rank])
+
     def _whole(self, share: Tensor) -> Tensor | None:
         import deepspeed
+        from deepspeed.utils import safe_get_full_fp32_param
 
-        in_shards = hasattr(share, "ds_id")
-        with deepspeed.zero.GatheredParameters([share], enabled=in_shards):
+        master = safe_get_full_fp32_param(share) if share.requires_grad else None
+        is_sharded = master is None and hasattr(share, "ds_id")
+        with deepspeed.zero.GatheredParameters([share], enabled=is_sharded):
+            whole = share if master is None else master
             # DeepSpeed's tensors are parts of large ones, which would be written whole.
-            return share.detach().to("cpu", copy=True) if self._process.is_first else None
+            return whole.detach().to("cpu", copy=True) if self._process.is_first else None
 
 
-def training_config(plan: Plan[Any], numerics: Numerics, *, load_universal: bool) -> dict[str, Any]:
+def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     """DeepSpeed's configuration of a training; optimizer and schedule are the engine's own."""
     params = plan.params
     config = _config(params, numerics, params.deepspeed.zero_stage)
@@ -92,7 +111,6 @@ def training_config(plan: Plan[Any], numerics: Numerics, *, load_universal: bool
     return config | {
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": params.max_grad_norm,
-        "checkpoint": {"load_universal": load_universal},
         # With an offloaded optimizer DeepSpeed wants its own compiled AdamW; torch's is the one
         # that gives the same result everywhere.
         "zero_force_ds_cpu_optimizer": False,
@@ -180,39 +198,3 @@ def _release(module: nn.Module) -> None:
         sharded.data = torch.empty(0)
         sharded.ds_tensor.data = torch.empty(0)
     gc.collect()
-
-
-def convert_to_universal(checkpoint: Path) -> None:
-    """Adds the universal form to a checkpoint, which takes as much room again; for one process."""
-    from deepspeed.checkpoint import ds_to_universal
-
-    written = checkpoint / (checkpoint / "latest").read_text().strip()
-    converted = checkpoint / f"{written.name}_universal"
-    # A conversion that was interrupted may have left it.
-    shutil.rmtree(converted, ignore_errors=True)
-    converted.mkdir()
-    asked = Namespace(
-        input_folder=str(written),
-        output_folder=str(converted),
-        # In this process: a forked one may hang on the threads of torch.
-        num_extract_workers=1,
-        num_merge_workers=1,
-        keep_temp_folder=False,
-        strict=True,
-        # Says which weights are split among model-parallel processes: none are here.
-        inject_missing_state=True,
-    )
-    with contextlib.redirect_stdout(sys.stderr):
-        ds_to_universal.main(asked)
-
-
-def mend_optimizer(optimizer: Optimizer, weight_decays: Sequence[float]) -> None:
-    """Puts right what DeepSpeed 0.19 does wrong when ZeRO-3 loads a universal checkpoint.
-
-    It gives all weights one tensor that counts the steps, which the optimizer then advances once
-    for each of them, and all groups the first one's weight decay.
-    """
-    for state in optimizer.state.values():
-        state["step"] = state["step"].clone()
-    for group, weight_decay in zip(optimizer.param_groups, weight_decays, strict=True):
-        group["weight_decay"] = weight_decay

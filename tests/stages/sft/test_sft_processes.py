@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from stages.contract.events import Emitter
@@ -29,11 +30,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def train(folder: Path, *, processes: int = 1, **changes: Any) -> Artifact:
+def train(
+    folder: Path, *, processes: int = 1, policy: Path | None = None, **changes: Any
+) -> Artifact:
     folder.mkdir(exist_ok=True)
-    data = write_jsonl(folder / "data.jsonl", ROWS)
+    inputs = {"data": write_jsonl(folder / "data.jsonl", ROWS)}
+    if policy is not None:
+        inputs["policy"] = policy
     params = SftParams(architecture=ArchitectureParams(**ARCHITECTURE), **SETTINGS | changes)
-    request = request_for(params, {"data": data}, folder / "store")
+    request = request_for(params, inputs, folder / "store")
     request = request.model_copy(update={"resources": Resources(processes=processes)})
     return execute(STAGE, request, Emitter(io.StringIO()))
 
@@ -59,3 +64,17 @@ def test_the_loss_curve_in_shards_is_that_of_one_process(tmp_path, plain, settin
         name: each.shape for name, each in expected.items()
     }
     assert found.manifest.key == plain.manifest.key
+
+
+@pytest.mark.parametrize("stage", ["off", 2, 3])
+def test_a_step_in_bfloat16_is_saved_whole(tmp_path, plain, stage):
+    """Adam's first step moves each weight by the learning rate, far below a step of bfloat16."""
+    policy = plain.path / "checkpoint"
+    settings = {"epochs": 1, "global_batch_rows": 1000, "warmup_ratio": 0.0, "max_grad_norm": 0.0}
+    settings |= {"learning_rate": 1e-5, "adam_epsilon": 1e-14, "precision": "bfloat16"}
+    settings |= {"deepspeed": {"zero_stage": stage}, "lr_schedule": "constant"}
+    found = train(tmp_path, policy=policy, processes=2, **settings)
+    before = load_file(policy / "model.safetensors")
+    after = load_file(found.path / "checkpoint" / "model.safetensors")
+    moved = torch.cat([(after[name].double() - before[name]).flatten() for name in after])
+    assert moved.abs().median() == pytest.approx(1e-5, rel=0.05)

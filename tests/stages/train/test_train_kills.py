@@ -1,6 +1,7 @@
 """Worker processes killed at random steps: the training goes on as if nothing had happened.
 
-With as many processes not a byte of the result changes, with another number only the last digits.
+With as many processes not a byte of the result changes. With another number torch goes on up to the
+order of summation, and DeepSpeed starts again.
 """
 
 import os
@@ -77,14 +78,7 @@ def test_a_training_killed_at_random_steps_ends_with_the_same_bytes(
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("library", "before", "after", "rank"),
-    [
-        (zero(1), 2, 1, 0),
-        (zero(2), 1, 2, 4),
-        (zero(3), 2, 1, 0),
-        (zero(3), 1, 2, 4),
-        ({}, 2, 1, 4),
-        ({}, 2, 3, 0),
-    ],
+    [(zero(2), 1, 2, 4), (zero(3), 2, 1, 0), ({}, 2, 1, 4), ({}, 2, 3, 0)],
 )
 def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, before, after, rank):
     settings = SETTINGS | library | {"lora": {"rank": rank, "alpha": 8.0}}
@@ -95,9 +89,7 @@ def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, b
         train(*interrupted, processes=before, on_event=Killer(KILLED_AT), **settings)
     resumed = train(*interrupted, processes=after, **settings)
 
-    if library:
-        said = [event["message"] for event in resumed.events if event["type"] == "log"]
-        converted = f"written by {before} processes, now there are {after}"
-        assert any(converted in message for message in said)
-    assert resumed.steps[0] >= KILLED_AT
+    starts_again = any("starts again from its first step" in said for said in resumed.warnings)
+    assert starts_again == bool(library)
+    assert (resumed.steps[0] == 1) == bool(library)
     assert_same_training(resumed, whole, folders=("checkpoint", "ema"))

@@ -1,0 +1,197 @@
+"""Training in bfloat16: the checkpoint holds the float32 weights that the optimizer updated.
+
+A single step of Adam moves each weight by the learning rate, whatever its gradient: that is the
+number which every layout must save. It is far below a step of bfloat16.
+"""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages.contract.errors import UserError
+from stages.tables.schemas import PAIRS, read_rows
+from tests.stages.train.train_helpers import make_pairs, train
+from tests.tiny_models import make_tiny_llama
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+RATE = 1e-5
+ONE_STEP = {
+    "epochs": 1,
+    "global_batch_pairs": 1000,
+    "learning_rate": RATE,
+    "adam_epsilon": 1e-14,
+    "max_grad_norm": 0.0,
+    "warmup_ratio": 0.0,
+    "lr_schedule": "constant",
+    "precision": "bfloat16",
+}
+
+
+def zero(stage, **settings):
+    return {"deepspeed": {"zero_stage": stage, **settings}}
+
+
+LAYOUTS = {
+    # Settings, processes.
+    "one process": ({}, 1),
+    "two processes": ({}, 2),
+    "zero-1": (zero(1), 2),
+    "zero-2 in one process": (zero(2), 1),
+    "zero-2": (zero(2), 2),
+    "zero-2 offloaded": (zero(2, offload_optimizer=True), 2),
+    # The weights' sizes are no multiple of three.
+    "zero-3": (zero(3), 3),
+    "zero-3 offloaded": (zero(3, offload_optimizer=True, offload_parameters=True), 2),
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 8)
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory):
+    """The same policy saved in float32, and rounded to bfloat16."""
+    folder = tmp_path_factory.mktemp("starts")
+    # DeepSpeed leaves weights of up to 100,000 numbers whole under ZeRO-3.
+    wide = make_tiny_llama(folder / "float32", intermediate_size=3336, num_hidden_layers=1)
+    low = folder / "bfloat16"
+    AutoModelForCausalLM.from_pretrained(wide, dtype=torch.bfloat16).save_pretrained(low)
+    AutoTokenizer.from_pretrained(wide).save_pretrained(low)
+    return {"float32": wide, "bfloat16": low}
+
+
+def changes(checkpoint, start):
+    """How far the weights are from the start, but for those of words that no pair has."""
+    before = load_file(start / "model.safetensors")
+    after = load_file(checkpoint / "model.safetensors")
+    moved = (after[name].double() - before[name].double() for name in after if "embed" not in name)
+    return torch.cat([each.flatten() for each in moved])
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, starts, pairs):
+    """Changes of a training wholly in float32."""
+    store = tmp_path_factory.mktemp("store")
+    settings = ONE_STEP | {"precision": "float32"}
+    return {
+        name: changes(train(store, start, [pairs], **settings).artifact.path / "checkpoint", start)
+        for name, start in starts.items()
+    }
+
+
+@pytest.mark.parametrize("start", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start):
+    settings, processes = LAYOUTS[layout]
+    options = ONE_STEP | settings
+    found = train(tmp_path / "store", starts[start], [pairs], processes=processes, **options)
+    moved = changes(found.artifact.path / "checkpoint", starts[start])
+    is_whole = (moved.abs() / RATE - 1).abs() < 0.05
+    assert is_whole.double().mean() > 0.97
+    cosine = torch.nn.functional.cosine_similarity(moved, expected[start], dim=0)
+    assert cosine > 0.9
+
+
+@pytest.mark.parametrize("settings", [{}, zero(2), zero(3)], ids=["off", "zero-2", "zero-3"])
+def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pairs, settings):
+    start = starts["float32"]
+    lora = {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj", "up_proj"], "save": "both"}
+    options = ONE_STEP | {"lora": lora, "learning_rate": 1e-3} | settings
+    found = train(tmp_path / "store", start, [pairs], **options).artifact.path
+    before, after = (load_file(at / "model.safetensors") for at in (start, found / "checkpoint"))
+    adapters = load_file(found / "adapter" / "adapter_model.safetensors")
+    for name, weight in before.items():
+        factors = [
+            adapters.get(f"base_model.model.{name.replace('weight', f'lora_{side}.weight')}")
+            for side in "AB"
+        ]
+        if factors[0] is not None:
+            down, up = factors
+            # One step from zero; two bfloat16 numbers would not give it.
+            assert up.abs().max() == pytest.approx(1e-3, rel=1e-4)
+            weight = weight + 2.0 * up @ down
+        torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-7)
+
+
+@pytest.mark.parametrize("settings", [zero(2), zero(3)], ids=["zero-2", "zero-3"])
+def test_adapters_go_on_from_their_float32_weights(tmp_path, starts, pairs, settings):
+    start = starts["float32"]
+    options = ONE_STEP | {"lora": {"rank": 2, "alpha": 4.0, "save": "adapter"}} | settings
+    first = train(tmp_path / "first", start, [pairs], **options).artifact.path / "checkpoint"
+    # Too small a step to be seen.
+    options["learning_rate"] = 1e-12
+    again = train(tmp_path / "again", start, [pairs], adapter=first, **options).artifact.path
+    before = load_file(first / "adapter_model.safetensors")
+    after = load_file(again / "checkpoint" / "adapter_model.safetensors")
+    for name, weight in before.items():
+        torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-9)
+
+
+def test_the_moved_average_is_of_the_float32_weights(tmp_path, starts, pairs):
+    start = starts["bfloat16"]
+    options = ONE_STEP | zero(2) | {"reference_kind": "ema", "ema_decay": 0.75}
+    found = train(tmp_path / "store", start, [pairs], **options).artifact.path
+    moved = changes(found / "ema", start)
+    whole = changes(found / "checkpoint", start)
+    torch.testing.assert_close(moved, 0.25 * whole, rtol=0.02, atol=RATE / 100)
+    assert moved.abs().median() == pytest.approx(RATE / 4, rel=0.05)
+
+
+@torch.inference_mode()
+def margin(checkpoint, pairs):
+    """Mean over pairs of log π(chosen) − log π(rejected), by transformers in float64."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+    margins = []
+    for row in read_rows([pairs], PAIRS):
+        prompt = row["prompt_token_ids"]
+        for side, sign in (("chosen", 1.0), ("rejected", -1.0)):
+            answer = row[f"{side}_token_ids"]
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            logprobs = logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])
+            margins.append(sign * logprobs.sum().item())
+    return 2 * sum(margins) / len(margins)
+
+
+@pytest.mark.parametrize("settings", [{}, zero(2)], ids=["off", "zero-2"])
+@pytest.mark.parametrize("epochs", [4, 80])
+def test_an_iteration_hands_on_the_margin_that_it_learnt(tmp_path, starts, pairs, settings, epochs):
+    """At the paper's learning rate, from weights that lie on the grid of bfloat16."""
+    start = starts["bfloat16"]
+    options = ONE_STEP | {"epochs": epochs, "learning_rate": 5e-7, "adam_epsilon": 1e-8} | settings
+    exact = train(tmp_path / "exact", start, [pairs], **options | {"precision": "float32"})
+    learnt = margin(exact.artifact.path / "checkpoint", pairs) - margin(start, pairs)
+    found = train(tmp_path / "store", start, [pairs], **options)
+    kept = margin(found.artifact.path / "checkpoint", pairs) - margin(start, pairs)
+    assert kept == pytest.approx(learnt, rel=0.1)
+    assert found.summary["update_kept"] == 1.0
+    assert found.summary["cautions"] == []
+    # The next iteration goes on from there: its steps are added to the whole of the first one's.
+    again = train(tmp_path / "again", found.artifact.path / "checkpoint", [pairs], **options)
+    both = margin(again.artifact.path / "checkpoint", pairs) - margin(start, pairs)
+    assert both == pytest.approx(2 * learnt, rel=0.2)
+
+
+def test_what_rounding_takes_is_measured_and_told(tmp_path, starts, pairs):
+    start = starts["bfloat16"]
+    options = ONE_STEP | {"epochs": 4, "learning_rate": 5e-7}
+    whole = train(tmp_path / "whole", start, [pairs], **options).artifact.path / "checkpoint"
+    found = train(tmp_path / "store", start, [pairs], save_dtype="bfloat16", **options)
+    before, after = (load_file(at / "model.safetensors") for at in (start, whole))
+    exact = torch.cat([(after[name].double() - before[name]).flatten() for name in after])
+    rounded = [(after[name].bfloat16().double() - before[name]).flatten() for name in after]
+    left = torch.cat(rounded)
+    share = (exact @ left / max(exact @ exact, left @ left)).item()
+    assert 0.0 < share < 0.5
+    assert found.summary["update_kept"] == pytest.approx(share, rel=1e-6)
+    [caution] = found.summary["cautions"]
+    assert caution in found.warnings
+    assert "train.save_dtype=float32" in caution
+
+
+def test_zero_0_is_refused(starts, tmp_path, pairs):
+    with pytest.raises((UserError, ValueError), match="'off', 1, 2 or 3"):
+        train(tmp_path / "store", starts["float32"], [pairs], **zero(0))
