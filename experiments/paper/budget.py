@@ -22,8 +22,9 @@ from flows.execution.plan import plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
-from flows.planning.estimate import StepEstimate, estimate
+from flows.planning.estimate import Rates, StepEstimate, estimate, measured_rates
 from flows.planning.show import count, duration
+from stages.store.opening import open_store
 
 _SHOWN_PARTS = 6
 
@@ -62,6 +63,7 @@ def budget(
     configs = list(configs_by_name.values())
     different: dict[str, StepEstimate] = {}
     hub_asked, num_steps = True, 0
+    rates: Rates | None = None
     for config in configs:
         try:
             planned = plan(config) if hub_asked else []
@@ -69,7 +71,9 @@ def budget(
             # That takes a while to find out: once is enough.
             hub_asked, planned = False, []
         steps = unread_steps(config)
-        costs = estimate(config, planned, steps).steps
+        # All cells have one store.
+        rates = measured_rates(open_store(config.store)) if rates is None else rates
+        costs = estimate(config, planned, steps, rates).steps
         different |= zip(identities(steps), costs, strict=True)
         num_steps += len(steps)
     todo = [each for each in different.values() if not each.cached]
@@ -79,8 +83,8 @@ def budget(
         "steps": num_steps,
         "different_steps": len(different),
         "steps_to_compute": len(todo),
-        "tokens": sum(each.cost.tokens for each in todo),
-        "seconds": sum(each.cost.seconds or 0.0 for each in todo) / parallel_runs,
+        "tokens": sum(each.work.tokens for each in todo),
+        "seconds": sum(each.seconds or 0.0 for each in todo) / parallel_runs,
         "gpu_hours": sum(each.gpu_hours for each in todo),
         "gpu_hours_by_part": _by_part(todo),
         "hub_asked": hub_asked,

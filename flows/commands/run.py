@@ -41,16 +41,12 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
-from flows.planning.show import step_table, summary_line, to_json, warning_lines
+from flows.planning.show import cost_lines
 from stages.contract.errors import EXIT_FAILED, StoreError, UserError
 from stages.store.opening import open_store
 
 if TYPE_CHECKING:
     from flows.report.summary import Summary
-
-WithEstimate = Annotated[
-    bool, typer.Option("--estimate", help="Show tokens, operations, memory, hours and price.")
-]
 
 SampledPrompts = Annotated[
     int | None,
@@ -58,7 +54,7 @@ SampledPrompts = Annotated[
         "--sample",
         metavar="PROMPTS",
         min=1,
-        help="Sample the base on so many prompts, score them, and tell how many have a winner.",
+        help="Sample the base on this many prompts, score them, and count those with a winner.",
     ),
 ]
 
@@ -96,21 +92,18 @@ def plan(
     store: ConfigStore = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = None,
-    with_estimate: WithEstimate = False,
     sample: SampledPrompts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would reuse, compute, and why; its cost; or if its task can be learnt."""
+    """Show what a run would reuse, compute, and why, and its cost; or try its task on prompts."""
     asked = configured(config, overrides, runner, store)
     with inputs_resolved_once():
         lines = planned(asked, forced_from(from_stage, from_iteration, asked.iterations))
         _check_before(asked, lines)
         if sample:
             _show_trial(asked, sample, as_json)
-        elif with_estimate:
-            _show_estimate(asked, lines, as_json)
         else:
-            _show_plan(lines, as_json)
+            _show_plan(asked, lines, as_json)
 
 
 def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
@@ -119,9 +112,10 @@ def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
     from flows.execution.sampling_trial import try_sampling
 
     with observing(LineObserver(watched(as_json))):
-        found = try_sampling(config, prompts)
-    answer(as_json, found.to_json(), found.sentence())
-    if warning := found.warning():
+        trial = try_sampling(config, prompts)
+    warning = trial.warning()
+    answer(as_json, dataclasses.asdict(trial) | {"warning": warning}, trial.sentence())
+    if warning is not None:
         _warn(warning)
 
 
@@ -151,7 +145,7 @@ def _run(
         lines = planned(config, forced)
         _check_before(config, lines)
         if dry_run:
-            _show_plan(lines, as_json)
+            _show_plan(config, lines, as_json)
         else:
             _execute(config, lines, forced, as_json)
 
@@ -181,7 +175,9 @@ def _execute(
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
     expected = estimate(config, lines)
-    for line in (summary_line(expected), *warning_lines(expected)):
+    for warning in expected.warnings:
+        _warn(warning)
+    for line in cost_lines(expected):
         shown.print(line)
     with prefect_session(config.store, config.name, as_json, len(lines)):
         from flows.execution.observer import recomputing
@@ -234,18 +230,16 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 """Style of a verdict on a terminal."""
 
 
-def _show_estimate(config: RunConfig, lines: list[PlannedStep], as_json: bool) -> None:
-    found = estimate(config, lines)
-    # A warning stands before the table that it belongs to.
-    warnings = map(Text.from_markup, warning_lines(found))
-    answer(as_json, to_json(found), *warnings, step_table(found), summary_line(found))
-
-
-def _show_plan(lines: list[PlannedStep], as_json: bool) -> None:
+def _show_plan(config: RunConfig, lines: list[PlannedStep], as_json: bool) -> None:
+    expected = estimate(config, lines)
+    for warning in expected.warnings:
+        _warn(warning)
     columns = (Column(name, overflow="fold") for name in ("step", "action", "why", "key"))
     table = Table(*columns, box=None, pad_edge=False)
     for line in lines:
         style = "cyan" if line.action == "reuse" else "yellow"
         key = line.key[:12] if line.key else "-"
         table.add_row(line.step, f"[{style}]{line.action}[/]", escape(line.because), key)
-    answer(as_json, [vars(line) for line in lines], table)
+    pairs = zip(lines, expected.steps, strict=True)
+    document = [vars(line) | cost.to_json() for line, cost in pairs]
+    answer(as_json, document, table, *cost_lines(expected))

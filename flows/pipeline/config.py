@@ -232,7 +232,7 @@ class RunConfig(StageSettings):
     execution: Execution = Execution()
     """Settings by which stages are started: runner, retries, limits."""
     estimation: Estimation = Estimation()
-    """Assumptions of the run's estimate: hardware, price, lengths."""
+    """Assumptions of the run's estimate: hardware, number of prompts."""
     tracking: Tracking = Tracking()
     """Trackers of the whole run (docs/tracking.md)."""
 

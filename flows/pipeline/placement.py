@@ -303,11 +303,9 @@ class Execution(Settings):
 
 
 class Estimation(Settings):
-    """Assumptions of `geb plan --estimate` (docs/planning.md). They change no result and no key."""
+    """Assumptions of `geb plan` (docs/planning.md). They change no result and no key."""
 
     hardware: Literal["a100-40gb", "a100-80gb", "h100", "h200"] = "h100"
     """GPU of the stages that have `resources.….gpus`; stages without run on this machine's CPU."""
-    price_per_gpu_hour: float | None = Field(None, ge=0)
-    """Price of an hour of one GPU, in any currency; unset leaves money out."""
     prompts_per_iteration: int | None = Field(None, ge=1)
     """Prompts of an iteration if neither `prepare` nor a local file tells their number."""

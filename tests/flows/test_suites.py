@@ -99,7 +99,7 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     short = {**EACH, "max_new_tokens": 16}
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
-    found = {each.step: each.cost for each in estimate(config, planned(config)).steps}
+    found = {each.step: each.work for each in estimate(config, planned(config)).steps}
     base, own = (
         found[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
     )

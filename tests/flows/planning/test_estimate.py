@@ -2,21 +2,29 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.execution.plan import plan
+from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
-from flows.planning.cost import GIB, Cost
-from flows.planning.estimate import Estimate, estimate, wall_seconds
-from flows.planning.show import summary_line, to_json
+from flows.planning.estimate import (
+    Estimate,
+    StepEstimate,
+    estimate,
+    measured_rates,
+    wall_seconds,
+)
+from flows.planning.show import cost_lines
 from flows.planning.sizes import rows_of
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
-from tests.flows.loop import ROOT, geb_ok
+from stages.store.base import Store
+from tests.flows.loop import ROOT, geb_json, geb_ok
 
 # config.json of meta-llama/Meta-Llama-3-8B and 70B, as far as their sizes go.
 LLAMA_8B = {
@@ -36,16 +44,12 @@ LLAMA_70B = LLAMA_8B | {
     "num_attention_heads": 64,
     "intermediate_size": 28672,
 }
-SMALL = LLAMA_8B | {
-    "hidden_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "intermediate_size": 2816,
-    "vocab_size": 16007,
+# Matrices: layers · (2·H·d·(heads + key heads) + 3·H·F) + 2·V·H.
+PARAMS = {
+    "8B": 32 * (2 * 4096 * 128 * 40 + 3 * 4096 * 14336) + 2 * 128256 * 4096,
+    "70B": 80 * (2 * 8192 * 128 * 72 + 3 * 8192 * 28672) + 2 * 128256 * 8192,
 }
-PARAMS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
-SHAPES = {"8B": LLAMA_8B, "70B": LLAMA_70B, "small": SMALL}
+SHAPES = {"8B": LLAMA_8B, "70B": LLAMA_70B}
 PROMPTS = 3 * 1000 + 256
 TRAIN, GENERATE = "iteration-1/train", "iteration-1/generate/0"
 
@@ -84,10 +88,15 @@ def estimated(config: RunConfig) -> Estimate:
     return estimate(config, plan(config))
 
 
-def cost(folder: Path, size: str, *settings: str, step: str = TRAIN) -> Cost:
+def cost(folder: Path, size: str, *settings: str, step: str = TRAIN) -> StepEstimate:
     """Cost of one step of :func:`configured`."""
-    found = estimated(configured(folder, size, *settings))
-    return next(each.cost for each in found.steps if each.step == step)
+    costs = estimated(configured(folder, size, *settings)).steps
+    return next(each for each in costs if each.step == step)
+
+
+def test_known_models_have_their_published_numbers_of_parameters() -> None:
+    assert PARAMS["8B"] == pytest.approx(8.03e9, rel=1e-3)
+    assert PARAMS["70B"] == pytest.approx(70.55e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -97,112 +106,97 @@ def test_zero_3_splits_weights_gradients_and_optimizer(
     tmp_path: Path, size: str, gpus: int, nodes: int
 ) -> None:
     devices = (f"resources.train.gpus={gpus}", f"resources.train.nodes={nodes}")
-    found = cost(tmp_path, size, *devices, "train.reference_logprobs=sampler")
-    params, world, shape = PARAMS[size], gpus * nodes, SHAPES[size]
-    sizes = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
-    hidden, layers, wide, vocabulary = (shape[name] for name in sizes)
-    tokens = 8192
-    one_layer = 16 * hidden + 2 * (2 * hidden + 2 * 1024 + 4 * wide)
-    expected = (
-        # bfloat16; the float32 gradient of one sub-group of at most 1e9 weights at the step.
-        2 * params / world,
-        2 * params / world + 4 * min(1e9, params / world),
-        # AdamW's two moments and the master weights, float32.
-        12 * params / world,
-        # The bucket, a copy with the shards of each process side by side, and gathered weights.
-        2 * (5e8 + 5e8 + 1e9),
-        # Each layer's input, one layer computed again, and the gradients of its widest tensors.
-        tokens * (2 * layers * hidden + one_layer + 3 * 2 * wide),
-        # Logits, the head's gradient and the runtime.
-        2 * 4 * 1024 * vocabulary + 4 * vocabulary * hidden + 2 * GIB,
-    )
-    assert found.memory == pytest.approx(sum(expected))
+    work = cost(tmp_path, size, *devices).work
+    # bfloat16 weights and gradients; two moments and a copy of the weights in float32.
+    assert work.memory == (2 + 2 + 12) * PARAMS[size] / (gpus * nodes)
 
 
-def test_tokens_and_operations_of_a_training(tmp_path: Path) -> None:
-    found = cost(tmp_path, "8B", "resources.train.gpus=8")
-    # Packed: a prompt of 260 tokens once (1040 bytes of a line), two responses of 512.
+@pytest.mark.parametrize(
+    ("stage", "bytes_of_parameter"),
+    [("off", 4 + 4 + 8), ("1", 2 + 2 + 12 / 8), ("2", 2 + 2 / 8 + 12 / 8), ("3", 16 / 8)],
+)
+def test_each_stage_of_zero_splits_more(
+    tmp_path: Path, stage: str, bytes_of_parameter: float
+) -> None:
+    settings = ("resources.train.gpus=8", f"train.deepspeed.zero_stage={stage}")
+    work = cost(tmp_path, "8B", *settings).work
+    assert work.memory == pytest.approx(bytes_of_parameter * PARAMS["8B"])
+
+
+def test_adapters_and_offload_leave_the_weights_alone(tmp_path: Path) -> None:
+    off = ("resources.train.gpus=1", "train.deepspeed.zero_stage=off", "train.lora.rank=16")
+    assert cost(tmp_path, "8B", *off).work.memory == 2 * PARAMS["8B"]
+    offload = ("resources.train.gpus=8", "train.deepspeed.offload_optimizer=true")
+    assert cost(tmp_path, "70B", *offload).work.memory == (2 + 2) * PARAMS["70B"] / 8
+
+
+def test_tokens_operations_and_time_of_a_training(tmp_path: Path) -> None:
+    step = cost(tmp_path, "8B", "resources.train.gpus=8", "estimation.hardware=h100")
+    # A prompt of 260 tokens (1040 bytes of a line) counts once, two responses have 512 each.
     prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
-    pair, responses = prompt + 2 * 512, 2 * 512
+    tokens = 1000 * (prompt + 2 * 512)
     # One pass of the reference and two epochs.
-    assert found.tokens == pytest.approx(1000 * pair * 3)
-    head = 128256 * 4096
-    layers = PARAMS["8B"] - 2 * head - 4096
-    forward = 1000 * 2 * (pair * layers + responses * head)
-    assert found.flops == pytest.approx(forward * (1 + 2 * 3))
+    assert step.work.tokens == pytest.approx(tokens * 3)
+    operations = PARAMS["8B"] * tokens * (2 + 2 * 6)
+    assert step.work.operations == pytest.approx(operations)
+    assert step.seconds == pytest.approx(2 + operations / (8 * 989e12 * 0.25))
+    assert step.gpu_hours == pytest.approx(8 * (step.seconds or 0) / 3600)
 
 
-def test_adapters_hold_gradients_and_optimizer_of_their_own_alone(tmp_path: Path) -> None:
-    off = ("train.deepspeed.zero_stage=off", "resources.train.gpus=1")
-    low, high = (cost(tmp_path, "8B", *off, f"train.lora.rank={rank}") for rank in (16, 32))
-    # r · (inputs + outputs) of q, k, v, o, gate, up, down: weight, gradient, two moments.
-    adapters = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
-    assert high.memory - low.memory == pytest.approx((2 + 2 + 8) * adapters)
-
-
-# python -m benchmarks.planned_memory --processes 1 --lora 0 (docs/planning.md)
-@pytest.mark.parametrize(("stage", "measured"), [("off", 1.76), ("2", 2.68), ("3", 3.62)])
-def test_memory_on_a_cpu_is_what_was_measured(tmp_path: Path, stage: str, measured: float) -> None:
-    on_cpu = ("resources.train.gpus=0", "train.micro_batch_tokens=64", "train.precision=auto")
-    plain = ("train.gradient_checkpointing=false", f"train.deepspeed.zero_stage={stage}")
-    found = cost(tmp_path, "small", *on_cpu, *plain)
-    assert found.memory / 2**30 == pytest.approx(measured, rel=0.15)
-
-
-def test_offload_moves_the_optimizer_to_the_host(tmp_path: Path) -> None:
-    gpus, offload = "resources.train.gpus=8", "train.deepspeed.offload_optimizer"
-    here, there = (cost(tmp_path, "70B", gpus, f"{offload}={each}") for each in ("false", "true"))
-    assert here.memory - there.memory == pytest.approx(12 * PARAMS["70B"] / 8)
+def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path: Path) -> None:
+    config = configured(tmp_path, "8B")
+    steps = {each.step: each.work for each in estimated(config).steps}
+    prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
+    answered = 1000 / config.generate.num_shards * config.generate.num_samples
+    assert steps[GENERATE].tokens == pytest.approx(answered * (prompt + 512))
+    assert steps[GENERATE].memory == 2 * PARAMS["8B"]
+    assert steps["iteration-1/score/0"].tokens == steps[GENERATE].tokens
+    sampling = config.evaluation_sampling()
+    # log π_ref of the policy's responses alone is asked for.
+    held_out = 256 * sampling.num_samples
+    evaluated = steps["iteration-1/evaluate"]
+    assert evaluated.tokens == pytest.approx(held_out * (prompt + sampling.max_new_tokens / 4))
+    assert evaluated.operations == pytest.approx(2 * PARAMS["8B"] * evaluated.tokens)
 
 
 def test_what_does_not_fit_names_the_setting(tmp_path: Path) -> None:
     gpus = "resources.train.gpus=8"
     large = "\n".join(estimated(configured(tmp_path, "70B", gpus)).warnings)
-    for said in (
-        "train does not fit",
+    for text in (
+        f"train does not fit: its parameters take {16 * PARAMS['70B'] / 8e9:.1f} GB",
+        "80% of the h200's 141 GB",
         "train.deepspeed.offload_optimizer=true",
         "generate.vllm.tensor_parallel_size",
         "evaluate.dtype=bfloat16",
     ):
-        assert said in large
+        assert text in large
     assert "does not fit" not in "\n".join(estimated(configured(tmp_path, "8B", gpus)).warnings)
 
 
-def test_vllm_keeps_what_the_weights_leave_for_keys_and_values(tmp_path: Path) -> None:
-    found = cost(tmp_path, "8B", step=GENERATE)
-    assert found.memory == pytest.approx(0.9 * 141e9)
-
-
-def test_a_slower_gpu_takes_longer_and_money_follows(tmp_path: Path) -> None:
-    price = "estimation.price_per_gpu_hour=2.5"
-    fast = estimated(configured(tmp_path, "8B", price, "estimation.hardware=h200"))
-    slow = estimated(configured(tmp_path, "8B", price, "estimation.hardware=a100-80gb"))
-    assert slow.gpu_hours(cached=False) > 1.5 * fast.gpu_hours(cached=False)
-    assert to_json(fast)["price"] == pytest.approx(2.5 * fast.gpu_hours(cached=False))
-
-
-def test_what_the_store_has_counts_as_saved(tmp_path: Path) -> None:
+def test_steps_of_the_store_cost_nothing(tmp_path: Path) -> None:
     config = configured(tmp_path, "8B")
     lines = plan(config)
     whole = estimate(config, lines)
     cached = [
-        dataclasses.replace(each, action="reuse") if each.stage == "score" else each
-        for each in lines
+        dataclasses.replace(line, action="reuse") if line.stage == "score" else line
+        for line in lines
     ]
-    found = estimate(config, cached)
-    scored = sum(each.gpu_hours for each in whole.steps if each.stage == "score")
-    assert found.gpu_hours(cached=True) == pytest.approx(scored)
-    assert found.gpu_hours(cached=False) == pytest.approx(whole.gpu_hours(cached=False) - scored)
-    assert found.seconds < whole.seconds
+    partial = estimate(config, cached)
+    assert {step.stage for step in whole.lacking} - {step.stage for step in partial.lacking} == {
+        "score"
+    }
+    assert partial.seconds < whole.seconds
 
 
-def test_an_unknown_number_of_prompts_is_said(tmp_path: Path) -> None:
+def test_an_unknown_number_of_prompts_leaves_the_time_open(tmp_path: Path) -> None:
     config = configured(tmp_path, "8B", "estimation.prompts_per_iteration=null")
     hub = f"nobody/prompts@{'0' * 40}"
     config = config.model_copy(
         update={"inputs": config.inputs.model_copy(update={"prompts": (hub,)})}
     )
-    assert any("estimation.prompts_per_iteration" in each for each in estimated(config).warnings)
+    costs = estimated(config)
+    assert any("estimation.prompts_per_iteration" in text for text in costs.warnings)
+    assert {step.seconds for step in costs.steps if step.stage == "train"} == {None}
 
 
 def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time() -> None:
@@ -213,28 +207,65 @@ def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time() -> None:
     assert wall_seconds({}, {}, parallel=2) == 0
 
 
-def test_the_command_shows_steps_and_the_sum() -> None:
-    done = geb_ok("plan", ROOT / "configs/quickstart.yaml", "--estimate")
+def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
+    """The next iteration of a run is as fast, token by token, as the one before."""
+    store = Store.open(str(copied.parent / "store"))
+    longer = load_config(copied, ["iterations=2"])
+    steps = {step.step: step for step in estimate(longer, plan(longer)).steps}
+    record = RunRecord(store, "small").step(TRAIN)
+    assert record is not None
+    manifest = store.manifest("train", record.key)
+    assert manifest is not None
+    last = steps["iteration-2/train"]
+    assert last.measured
+    tokens = steps[TRAIN].work.tokens
+    # An iteration has as many prompts as before.
+    assert last.seconds == pytest.approx(manifest.seconds * last.work.tokens / tokens)
+    line = cost_lines(estimate(longer, plan(longer)))[0]
+    assert re.search(r"\d+ of \d+ steps by measured rates$", line)
+    other = load_config(copied, ["sft.architecture.hidden_size=64", "store=new"])
+    assert not any(
+        step.measured
+        for step in estimate(other, plan(other), rates=measured_rates(store)).steps
+        if step.work.params
+    ), "a model of another size"
+
+
+def test_the_command_shows_steps_their_cost_and_the_sum() -> None:
+    done = geb_ok("plan", ROOT / "configs/quickstart.yaml")
     assert "iteration-3/train" in done.stdout
-    assert "estimate: about" in done.stdout
+    assert re.search(r"estimate: [\d.]+M tokens, about ", done.stdout)
+    lines = geb_json("plan", ROOT / "configs/quickstart.yaml")
+    [train] = [line for line in lines if line["step"] == "iteration-3/train"]
+    assert train["action"] == "run"
+    assert train["tokens"] > 0
 
 
 def test_a_sum_that_lacks_steps_is_a_least_and_names_them(tmp_path: Path) -> None:
     oracle = tmp_path / "oracle"
-    write_checkpoint(oracle, LLAMA_8B | {"model_type": "mamba"})
+    write_checkpoint(oracle, LLAMA_8B | {"num_local_experts": 8})
     config = configured(tmp_path, "8B", "iterations=1", f"inputs.oracle_model={oracle}")
-    found = estimated(config)
-    lacking = to_json(found)["steps_without_cost"]
-    # A suite is scored by a rule, whose time is known to be short.
-    scores = [each.step for each in found.steps if each.stage == "score"]
-    assert lacking == [each for each in scores if "/suite-" not in each]
+    costs = estimated(config)
+    lacking = [step.step for step in costs.steps if step.seconds is None]
+    suites = [name for name in lacking if "/suite-" in name]
+    scores = [step.step for step in costs.steps if step.stage == "score"]
+    assert [name for name in lacking if name not in suites] == [
+        name for name in scores if "/suite-" not in name
+    ]
+    assert any("prepare are not on this machine" in text for text in costs.warnings), suites
     assert len(lacking) > 4
-    assert summary_line(found).startswith("estimate: at least ")
-    assert summary_line(found).endswith(
-        f", without {', '.join(lacking[:4])}, {len(lacking) - 4} more"
-    )
-    line = summary_line(estimated(configured(tmp_path, "8B", "iterations=1")))
-    assert line.startswith("estimate: about ") and "without" not in line
+    line = cost_lines(costs)[0]
+    assert " tokens, at least " in line
+    assert line.endswith(f", without {', '.join(lacking[:4])}, {len(lacking) - 4} more")
+    line = cost_lines(estimated(configured(tmp_path, "8B", "iterations=1", "suites={}")))[0]
+    assert ", about " in line
+    assert "without" not in line
+
+
+def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path: Path) -> None:
+    lines = cost_lines(estimated(configured(tmp_path, "8B", "resources.train.gpus=8")))
+    assert "GPU-hours" in lines[0]
+    assert f"train {16 * PARAMS['8B'] / 8e9:.1f} of 141 GB" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,174 @@
+"""Work of a run's steps: tokens that pass a model, and the memory of its parameters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.step import Output, Step
+from flows.planning.cost import DTYPE_BYTES, training_bytes
+from flows.planning.sizes import (
+    UnknownSizeError,
+    count_parameters,
+    held_out_prompts,
+    prompt_tokens,
+    read_parameters,
+    rows_of,
+    train_prompts,
+)
+from stages.contract.request import Resources
+from stages.evaluate.params import EvaluateParams
+from stages.generate.params import GenerateParams
+from stages.score.params import ORACLES, ScoreParams
+from stages.sft.params import SftParams
+from stages.store.base import Store
+from stages.train.params import TrainParams
+
+# Words of a vocabulary that a warm start from scratch makes.
+_NEW_VOCABULARY = 1024
+# Oracles that load no model and ask no server.
+_LIGHT_ORACLES = frozenset({"python", "math_verify"})
+_UNKNOWN_PROMPTS = (
+    "the number of prompts is not known before `prepare` has read them: set "
+    "estimation.prompts_per_iteration (or prepare.prompts_per_iteration)"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step has to do.
+
+    Attributes:
+        rows: Responses that an oracle without a model scores.
+        tokens: Tokens that pass the model, each as often as it does.
+        params: Parameters of the model; 0 without one.
+        operations: Operations on the model.
+        memory: Bytes of one process for the parameters.
+        unknown: Reason why the time is unknown.
+    """
+
+    rows: float = 0.0
+    tokens: float = 0.0
+    params: int = 0
+    operations: float = 0.0
+    memory: float = 0.0
+    unknown: str = ""
+
+
+def work_of_steps(config: RunConfig, store: Store, steps: Sequence[Step]) -> dict[str, Work]:
+    """Work of each step of a run."""
+    counter = _Counter(config, store, steps)
+    works = {}
+    for step in steps:
+        try:
+            works[step.name] = counter.work(step)
+        except UnknownSizeError as error:
+            works[step.name] = Work(unknown=str(error))
+    return works
+
+
+class _Counter:
+    def __init__(self, config: RunConfig, store: Store, steps: Sequence[Step]) -> None:
+        self._config = config
+        self._store = store
+        self._steps = {step.name: step for step in steps}
+        self._data = rows_of(self._steps["prepare"].inputs["train"])
+        self._prompt_tokens = prompt_tokens(config, self._data)
+
+    def work(self, step: Step) -> Work:
+        """Work of a step; UnknownSizeError if its model or its rows cannot be counted."""
+        match step.params:
+            case SftParams() as params:
+                data = rows_of(step.inputs["data"])
+                if data is None:
+                    raise UnknownSizeError("the rows of inputs.warm_start are not on this machine")
+                tokens = params.epochs * data.number * data.tokens
+                return self._work(trained=tokens, memory=self._training_bytes(step, params))
+            case TrainParams() as params:
+                prompts = len(step.inputs["pairs"]) * self._train_prompts()
+                # Rows are packed: a prompt counts once for both responses.
+                responses = 2 * self._config.generate.counted_response_tokens
+                tokens = prompts * self._config.pair.pairs_per_prompt
+                tokens *= self._prompt_tokens + responses
+                return self._work(
+                    trained=params.epochs * tokens,
+                    forward=tokens if params.reference_logprobs == "model" else 0,
+                    memory=self._training_bytes(step, params),
+                )
+            case GenerateParams() as params:
+                _, tokens = self._responses(step)
+                memory = self._policy * DTYPE_BYTES[params.dtype]
+                devices = params.vllm.num_devices if params.backend == "vllm" else 1
+                return self._work(forward=tokens, memory=memory / devices)
+            case ScoreParams() as params:
+                rows, tokens = self._read(step, "responses")
+                if "model" in step.inputs:
+                    section = getattr(params, ORACLES[params.needs["model"]].section)
+                    size = DTYPE_BYTES[section.dtype]
+                    [source] = step.inputs["model"]
+                    assert not isinstance(source, Output)
+                    model = read_parameters(source, self._store)
+                    return self._work(model, forward=tokens, memory=model * size)
+                known = _LIGHT_ORACLES.issuperset(params.parts)
+                unknown = f"nothing tells how long the oracle {params.oracle} takes"
+                return Work(rows=rows, unknown="" if known else unknown)
+            case EvaluateParams() as params if params.log_pi_ref != "off":
+                _, tokens = self._read(step, "responses")
+                if params.log_pi_ref == "both":
+                    tokens += self._read(step, "base_responses")[1]
+                memory = self._policy * DTYPE_BYTES[params.dtype]
+                return self._work(forward=tokens, memory=memory)
+        return Work()
+
+    def _work(
+        self, model: int | None = None, *, trained: float = 0, forward: float = 0, memory: float
+    ) -> Work:
+        """Work of a model, or else of the policy, on tokens to train on and tokens to pass."""
+        params = self._policy if model is None else model
+        operations = params * (6 * trained + 2 * forward)
+        return Work(0, trained + forward, params, operations, memory)
+
+    def _training_bytes(self, step: Step, params: SftParams | TrainParams) -> float:
+        resources: Resources = getattr(self._config.resources, step.stage)
+        on_gpu = resources.gpus > 0
+        return training_bytes(self._policy, params, resources.world_size, on_gpu=on_gpu)
+
+    @cached_property
+    def _policy(self) -> int:
+        """Parameters of the policy: all policies of a run, and their references, have as many."""
+        for step in self._steps.values():
+            for source in step.inputs.get("policy", ()):
+                if not isinstance(source, Output):
+                    return read_parameters(source, self._store)
+        architecture = self._config.sft.architecture.model_dump()
+        return count_parameters(architecture | {"vocab_size": _NEW_VOCABULARY})
+
+    def _train_prompts(self) -> float:
+        number = train_prompts(self._config, self._data)
+        if number is None:
+            raise UnknownSizeError(_UNKNOWN_PROMPTS)
+        return number
+
+    def _test_prompts(self, prepare: str) -> float:
+        inputs = self._steps[prepare].inputs
+        test = rows_of(inputs.get("test", ()))
+        if test is None and "train" not in inputs:
+            raise UnknownSizeError(f"the prompts of {prepare} are not on this machine")
+        return held_out_prompts(self._config, test)
+
+    def _responses(self, step: Step) -> tuple[float, float]:
+        """Responses that a step samples, and their tokens with the prompts'."""
+        params = step.params
+        [source] = step.inputs["prompts"]
+        assert isinstance(params, GenerateParams)
+        assert isinstance(source, Output)
+        is_test = source.path == "test.parquet"
+        prompts = self._test_prompts(source.step) if is_test else self._train_prompts()
+        rows = prompts / params.num_shards * params.num_samples
+        return rows, rows * (self._prompt_tokens + params.counted_response_tokens)
+
+    def _read(self, step: Step, name: str) -> tuple[float, float]:
+        """Responses that a step reads, and their tokens with the prompts'."""
+        sources = [source for source in step.inputs[name] if isinstance(source, Output)]
+        samples = [self._responses(self._steps[source.step]) for source in sources]
+        return sum(rows for rows, _ in samples), sum(tokens for _, tokens in samples)
