@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # The long tests wait much of their time: for images, schedules, servers, schedulers.
 WORKERS_OF_LONG_TESTS ?= 3
+# Images that `make images` builds, all for the CPU if none is named, and options of `docker build`.
+IMAGES ?=
+BUILD_OPTIONS ?=
 # Files and folders that `make test-rest` takes its tests from.
 LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
@@ -42,8 +45,8 @@ lock: setup ## Write constraints/*.lock, the hashes of what constraints/*.txt pi
 audit: setup ## Known vulnerabilities of what constraints/*.lock names (pip-audit, asks PyPI)
 	$(BIN)/python scripts/audit.py
 
-images: setup ## Build the container images (docs/containers.md); needs a Docker engine
-	$(BIN)/geb images build
+images: setup ## Build the container images for the CPU (docs/containers.md); needs a Docker engine
+	docker/build.sh $(IMAGES) $(BUILD_OPTIONS)
 
 run: setup ## Run the quickstart: three GEB iterations on a small model, on this machine
 	$(BIN)/geb run configs/quickstart.yaml

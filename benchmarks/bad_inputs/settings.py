@@ -87,7 +87,7 @@ _COMMANDS = [
         "verify --store missing",
         "gc x",
     ),
-    *("images build nope", "fetch nope", "bandit missing.yaml", "models x"),
+    *("fetch nope", "bandit missing.yaml", "models x"),
 ]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import docker
 from docker.errors import ImageNotFound
 
-from flows.images.table import CODE_LABEL, IMAGES
 from flows.runners.docker.container import connect
+from flows.runners.images import CODE_LABEL, image_tags
 from flows.standing.server import free_port, start_server
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
@@ -99,7 +99,7 @@ def bucket_environment(port: int) -> dict[str, str]:
 
 def has_docker() -> bool:
     """True where a Docker engine answers and has a run's images, built of the code that is here."""
-    needed = [each.tag for each in IMAGES if each.title in ("core", "torch-cpu")]
+    needed = [image_tags(name, gpus=0)[0] for name in ("core", "torch")]
     try:
         with contextlib.closing(connect()) as client:
             return all(_is_up_to_date(client, tag) for tag in needed)

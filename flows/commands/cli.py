@@ -16,7 +16,6 @@ from typer.exceptions import TyperException
 from flows.commands import (
     evaluate,
     fetch,
-    images,
     init,
     inspect,
     models,
@@ -82,7 +81,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for command in _COMMANDS:
     app.command()(command)
-app.add_typer(images.images, name="images")
 app.add_typer(schedules.schedules, name="schedules")
 
 

@@ -13,11 +13,12 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from flows.images.table import ROOT, images_named
 from flows.runners.docker.container import connect
+from flows.runners.images import image_tags
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.docker.containers import PROBE_IMAGE, left_of
+from tests.flows.loop import ROOT
 from tests.lacking import lacking
 from tests.probe_stage import MAIN
 from tests.programs import run_program
@@ -47,8 +48,8 @@ def build(*names: str) -> None:
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        command = (sys.executable, "-m", "flows.commands.cli", "images", "build", *names)
-        done = run_program(*command, env=os.environ | {"GEB_BASE_IMAGE": _base()})
+        command = (ROOT / "docker/build.sh", *names, "--build-arg", f"BASE={_base()}")
+        done = run_program(*command, env=os.environ | {"PYTHON": sys.executable})
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
@@ -77,9 +78,9 @@ def build_upon(
     """Builds one of the images with more code, modules of the tests among it."""
 
     build(base)
-    image = images_named(base, gpus=0)[0]
     copied = {f"tests/{name}.py": (ROOT / f"tests/{name}.py").read_text() for name in modules}
-    files = {**files, **copied, "Dockerfile": f"FROM {image.tag}\nCOPY . /opt/code/\n"}
+    dockerfile = f"FROM {image_tags(base, gpus=0)[0]}\nCOPY . /opt/code/\n"
+    files = {**files, **copied, "Dockerfile": dockerfile}
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as archive:
         for name, text in files.items():

@@ -113,10 +113,10 @@ def test_gpus_are_asked_for_and_their_absence_is_named(
 def test_a_missing_image_is_named_with_the_command_that_builds_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.images.table.geb_version", lambda: "0.0.7")
+    monkeypatch.setattr("flows.runners.images.geb_version", lambda: "0.0.7")
     with pytest.raises(UserError, match=r"no image geb-core:0\.0\.7") as caught:
         run(request_of(store), images={})
-    assert "geb images build core" in caught.value.remedy
+    assert "docker/build.sh core" in caught.value.remedy
 
 
 def test_a_manifest_has_the_digest_of_its_image(store: Store, engine: docker.DockerClient) -> None:

@@ -8,14 +8,15 @@ import docker
 import pytest
 import yaml
 
-from flows.images.table import IMAGES, ROOT, Image
-from tests.flows.loop import geb_json, geb_refused
+from flows.runners.images import CODE_LABEL, image_tags
+from stages.contract.manifest import stages_digest
+from tests.flows.loop import ROOT
 from tests.lacking import lacking
 from tests.programs import run_program
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-OF_STAGES = [image for image in IMAGES if image.title in ("core", "torch-cpu", "vllm-cpu")]
+OF_STAGES = [image_tags(name, gpus=0)[0] for name in ("core", "torch", "vllm")]
 
 
 def sh(engine: docker.DockerClient, tag: str, script: str) -> str:
@@ -27,11 +28,10 @@ def sh(engine: docker.DockerClient, tag: str, script: str) -> str:
     return str(output.decode())
 
 
-@pytest.mark.parametrize("image", OF_STAGES, ids=lambda image: image.title)
+@pytest.mark.parametrize("tag", OF_STAGES)
 def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
-    images: None, engine: docker.DockerClient, image: Image
+    images: None, engine: docker.DockerClient, tag: str
 ) -> None:
-    tag = image.tag
     assert sh(engine, tag, "id -u; id -g").split() == ["10001", "10001"]
     found = sh(engine, tag, "command -v gcc cc g++ c++ make pip; ls -d /opt/* /wheels; true")
     assert found.split() == ["/opt/code", "/opt/geb"]
@@ -39,22 +39,11 @@ def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
     assert "prefect" not in modules.split()
 
 
-def test_the_list_tells_what_is_current(images: None) -> None:
-    states = {line["image"]: line["state"] for line in geb_json("images", "list")}
-    assert {states[image.title] for image in OF_STAGES} == {"current"}
-    assert "vllm-gpu" in states
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["torchh"], "no image torchh"),
-        (["core", "--flavour", "tpu"], "'tpu' is not one of"),
-        (["core", "--base", "nowhere.invalid/python:3"], "no base image nowhere.invalid/python:3"),
-    ],
-)
-def test_mistakes_are_named(images: None, arguments: list[str], message: str) -> None:
-    assert message in geb_refused("images", "build", *arguments)
+@pytest.mark.parametrize("tag", OF_STAGES)
+def test_an_image_names_the_code_that_it_holds(
+    images: None, engine: docker.DockerClient, tag: str
+) -> None:
+    assert engine.images.get(tag).labels[CODE_LABEL] == stages_digest()
 
 
 def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -> None:

@@ -1,5 +1,6 @@
 """Containers without an engine: the image of a stage, its options, its lines and its ends."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 
-from flows.images.table import CODE_LABEL, VERSION_LABEL, geb_version, images_named
 from flows.pipeline.placement import DockerSettings
 from flows.runners.docker import container
 from flows.runners.docker.images import Images
@@ -19,6 +19,7 @@ from flows.runners.docker.options import (
     mounts_for,
     needs_network,
 )
+from flows.runners.images import CODE_LABEL, VERSION_LABEL, geb_version, image_tags
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
 from stages.contract.params import StageParams
@@ -54,9 +55,8 @@ def test_each_stage_has_its_image(
     store: Store, params: StageParams, inputs: Any, gpus: int, titles: list[str]
 ) -> None:
     request = request_of(store, params, inputs=inputs, resources=Resources(gpus=gpus))
-    assert [
-        image.title for image in images_named(request.image, gpus=request.resources.gpus)
-    ] == titles
+    tags = image_tags(request.image, gpus=request.resources.gpus)
+    assert [re.sub(r"geb-(\w+):[\d.]+", r"\1", tag) for tag in tags] == titles
 
 
 def test_gpus_are_asked_for_by_name(store: Store) -> None:

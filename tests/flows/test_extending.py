@@ -12,7 +12,6 @@ import stages.prepare.run
 from flows.commands.common import forced_from
 from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
-from flows.images.table import images_named
 from flows.pipeline.algorithm import Do, all_steps, walk
 from flows.pipeline.config import RunConfig, StageSettings
 from flows.pipeline.loading import load_config, load_settings
@@ -21,6 +20,7 @@ from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
 from flows.runners.base import OnEvent
 from flows.runners.choose import RUNNERS
+from flows.runners.images import geb_version, image_tags
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, OutputSpec, StageParams
@@ -139,9 +139,8 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert {line.action for line in plan(toy_run)} == {"reuse"}
     # Image, resources and --from follow from the declarations.
     request = ToyRunner.requests[-1]
-    assert [image.title for image in images_named(request.image, gpus=request.resources.gpus)] == [
-        "core"
-    ]
+    tags = image_tags(request.image, gpus=request.resources.gpus)
+    assert tags == [f"geb-core:{geb_version()}"]
     assert request.resources.cpus == 2
     forced = forced_from("toy", 2, iterations=2)
     assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]

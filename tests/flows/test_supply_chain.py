@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -11,9 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from flows.images import build
-from flows.images.table import ROOT, Image
-from stages.contract.errors import UserError
+from tests.flows.loop import ROOT
 from tests.programs import run_program
 
 CONSTRAINTS = ROOT / "constraints"
@@ -34,33 +34,43 @@ def _pins(text: str) -> set[str]:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with one dependency, and an index of its own that has it."""
+def checkout(tmp_path: Path) -> Path:
+    """A project with one dependency, and an index that has it."""
     wheel = _wheel(tmp_path / "index")
     lock = f"demo==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
     (tmp_path / "pyproject.toml").write_text(
         "[project]\ndependencies = ['demo>=1']\n[project.optional-dependencies]\nbucket = []\n"
     )
     (tmp_path / "constraints").mkdir()
-    (tmp_path / "constraints/demo.txt").write_text("demo==1.0\n")
-    (tmp_path / "constraints/demo.lock").write_text(lock)
+    (tmp_path / "constraints/torch.txt").write_text("demo==1.0\n")
+    (tmp_path / "constraints/torch.lock").write_text(lock)
     (tmp_path / "constraints/cuda.lock").write_text("")
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    monkeypatch.setattr(build, "CACHE", tmp_path / "cache")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "docker").mkdir()
+    shutil.copy(ROOT / "docker/wheels.sh", tmp_path / "docker")
     return tmp_path
 
 
-IMAGE = Image("demo", "a test", (), "constraints/demo.txt")
+def wheels(checkout: Path, image: str = "core") -> subprocess.CompletedProcess[str]:
+    """Runs `docker/wheels.sh` with the index of the checkout alone."""
+    pip = {
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(checkout / "index"),
+    }
+    return run_program(checkout / "docker/wheels.sh", image, env=os.environ | pip)
 
 
-def test_a_wheelhouse_is_made_of_what_the_lock_names(checkout: Path) -> None:
-    made = build.ensure_wheelhouse(IMAGE, None, str)
-    assert [each.name for each in made.glob("*.whl")] == ["demo-1.0-py3-none-any.whl"]
+def test_a_wheelhouse_holds_what_the_lock_names(checkout: Path) -> None:
+    done = wheels(checkout)
+    assert done.returncode == 0, done.stderr
+    folder = checkout / done.stdout.strip()
+    [wheel] = folder.glob("*.whl")
+    assert wheel.name == "demo-1.0-py3-none-any.whl"
+    made = wheel.stat().st_mtime_ns
     _wheel(checkout / "index", body="import os\n")
-    assert build.ensure_wheelhouse(IMAGE, None, str) == made, "the same pins want no new one"
+    assert wheels(checkout).returncode == 0
+    assert wheel.stat().st_mtime_ns == made, "the same pins want no new one"
 
 
 @pytest.mark.parametrize("changed", ["the wheel", "the lock"])
@@ -70,11 +80,18 @@ def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(
     if changed == "the wheel":
         _wheel(checkout / "index", body="import os\n")
     else:
-        (checkout / "constraints/demo.lock").write_text("")
-    said = r"demo-1\.0-py3-none-any\.whl has a hash that is not in constraints/demo\.lock"
+        (checkout / "constraints/torch.lock").write_text("")
+    message = "demo-1.0-py3-none-any.whl has a hash that is not in constraints/torch.lock"
     for _ in range(2):
-        with pytest.raises(UserError, match=said):
-            build.ensure_wheelhouse(IMAGE, None, str)
+        done = wheels(checkout)
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+def test_an_unknown_image_is_refused(checkout: Path) -> None:
+    done = wheels(checkout, "torchh")
+    assert done.returncode == 64
+    assert "no image torchh; images: core" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ ELSEWHERE = {
     "make chaos": ".ci/run::make chaos",
     "make docs-serve": ".ci/run::make docs",
     "make images": "tests/docker/conftest.py::def images",
-    "geb images": "tests/docker/test_images.py::test_the_list_tells_what_is_current",
     "geb bandit": "tests/experiments/test_bandit_flow.py::test_prints_the_table",
     "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_cells_share_steps",
     "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_column",

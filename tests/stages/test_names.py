@@ -1,5 +1,6 @@
 """Names that configurations may use, against the tables of what there is."""
 
+import re
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from flows.images.table import IMAGES
 from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
 from flows.pipeline.placement import OWN_RUNNERS, stage_sections
 from flows.runners.choose import RUNNERS
@@ -24,6 +24,11 @@ from stages.pair.select import STRATEGIES, UNCERTAIN
 from stages.score.params import ClassifierSettings
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
+from tests.flows.loop import ROOT
+
+# Targets of the images' Dockerfile that are images; those for GPUs have their name with `-gpu`.
+DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
+TARGETS = set(re.findall(r"^FROM (?:core|shared) AS (\w+)$", DOCKERFILE, re.MULTILINE))
 
 
 def names(annotation: Any) -> set[str]:
@@ -42,7 +47,7 @@ def field(model: type[BaseModel], name: str) -> set[str]:
     ("named", "known"),
     [
         (set(OWN_RUNNERS), RUNNERS),
-        (names(ImageName), {image.name for image in IMAGES if "flows" not in image.code}),
+        (names(ImageName), TARGETS - {"flows"}),
         (names(Kind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
         (field(GenerateParams, "dtype"), DTYPES),
         (field(EvaluateParams, "dtype"), DTYPES),

@@ -6,15 +6,15 @@ from typing import Any
 import docker
 from docker.errors import ImageNotFound
 
-from flows.images.table import (
+from flows.pipeline.placement import DockerSettings
+from flows.runners.images import (
     CODE_LABEL,
     REVISION_LABEL,
     VERSION_LABEL,
-    Image,
+    build_command,
     geb_version,
-    images_named,
+    image_tags,
 )
-from flows.pipeline.placement import DockerSettings
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
 from stages.contract.request import Request
@@ -39,23 +39,21 @@ class Images:
                 than the orchestrator runs.
         """
         chosen = self._settings.images.get(request.stage)
-        candidates = images_named(request.image, gpus=request.resources.gpus)
-        for name in [chosen] if chosen else [image.tag for image in candidates]:
-            found = self._look_up(client, name, request.stage)
-            if found is not None:
-                labels = found.attrs["Config"]["Labels"] or {}
-                _check(name, labels, chosen is not None, candidates[0])
-                self._ids[name] = found.id
-                return found, f"{name.partition('@')[0]}@{_digests(found)[0]}"
+        tags = image_tags(request.image, gpus=request.resources.gpus)
+        command = build_command(tags[0])
+        for name in [chosen] if chosen else tags:
+            image = self._look_up(client, name, request.stage)
+            if image is not None:
+                labels = image.attrs["Config"]["Labels"] or {}
+                _check(name, labels, chosen is not None, command)
+                self._ids[name] = image.id
+                return image, f"{name.partition('@')[0]}@{_digests(image)[0]}"
         if chosen:
             raise UserError(
                 f"no image {chosen} for stage {request.stage!r} (execution.docker.images)",
                 "build or pull it, or correct the name",
             )
-        wanted = candidates[0]
-        raise UserError(
-            f"no image {wanted.tag} for stage {request.stage!r}", f"build it: `{_command(wanted)}`"
-        )
+        raise UserError(f"no image {tags[0]} for stage {request.stage!r}", f"build it: `{command}`")
 
     def _look_up(self, client: docker.DockerClient, name: str, stage: str) -> Any:
         if name in self._ids:
@@ -78,7 +76,7 @@ class Images:
             raise UserError(
                 f"image {tag} is {_digests(found)[0]}, not {digest}, which "
                 f"execution.docker.images.{stage} names: it was built again or tampered with",
-                "find out which; then name the digest that you trust (`geb images list --json`)",
+                "find out which; then name a digest that you trust (docs/containers.md#by-digest)",
             )
         return found
 
@@ -89,19 +87,14 @@ def _digests(image: Any) -> list[str]:
     return [*of_registries, str(image.id)]
 
 
-def _command(image: Image) -> str:
-    flavour = f" --flavour {image.flavour}" if image.flavour else ""
-    return f"geb images build {image.name}{flavour}"
-
-
-def _check(tag: str, labels: dict[str, str], own: bool, image: Image) -> None:
-    build = f"build it again: `{_command(image)}`"
-    if own:
-        build = f"build it again on top of an image that is up to date: `{_command(image)}`"
+def _check(tag: str, labels: dict[str, str], is_custom: bool, command: str) -> None:
+    build = f"build it again: `{command}`"
+    if is_custom:
+        build = f"build it again on top of an image that is up to date: `{command}`"
     if CODE_LABEL not in labels:
         raise UserError(
             f"image {tag} has no label {CODE_LABEL}: it does not say which stages it holds",
-            f"build it on top of an image of this project: `{_command(image)}`",
+            f"build it on top of an image of this project: `{command}`",
         )
     version = labels.get(VERSION_LABEL)
     here = geb_version()

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.images.table import images_named
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.base import SUPERVISOR_SECONDS, thread_variables
+from flows.runners.images import image_tags
 from flows.runners.kubernetes.identity import ATTEMPT, annotations_for, labels_for
 from flows.runners.place import fetching_variables, node_commands, writable_folders
 from stages.contract.errors import UserError
@@ -143,9 +143,9 @@ class Attempt:
         """The image by name: this project's own, or the one that is configured."""
         if self.settings.image is not None:
             return self.settings.image
-        [image, *_] = images_named(self.request.image, gpus=self.request.resources.gpus)
+        tag = image_tags(self.request.image, gpus=self.request.resources.gpus)[0]
         registry = self.execution.kubernetes.registry.rstrip("/")
-        return f"{registry}/{image.tag}" if registry else image.tag
+        return f"{registry}/{tag}" if registry else tag
 
 
 def attempt_name(request: Request) -> str:

@@ -1,1 +1,0 @@
-"""Container images: what is in each, the wheels they are made of, and how they are built."""

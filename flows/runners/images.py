@@ -1,0 +1,29 @@
+"""Names and labels of this project's images, which docker/build.sh gives them."""
+
+import importlib.metadata
+
+VERSION_LABEL = "org.opencontainers.image.version"
+REVISION_LABEL = "org.opencontainers.image.revision"
+CODE_LABEL = "geb.stages"
+"""Label with the digest of the stages' code that an image holds."""
+# Images with torch are built for CPUs or for GPUs.
+_WITH_TORCH = ("torch", "vllm")
+
+
+def geb_version() -> str:
+    """Version of this project."""
+    return importlib.metadata.version("geb")
+
+
+def image_tags(name: str, *, gpus: int) -> list[str]:
+    """Tags of the images of a name that serve this many GPUs, the best first."""
+    tag = f"geb-{name}:{geb_version()}"
+    if name not in _WITH_TORCH:
+        return [tag]
+    return [f"{tag}-gpu"] if gpus else [f"{tag}-cpu", f"{tag}-gpu"]
+
+
+def build_command(tag: str) -> str:
+    """The command that builds an image of this project, by its tag: ``geb-torch:0.1.0-gpu``."""
+    name = tag.removeprefix("geb-").partition(":")[0]
+    return f"docker/build.sh {name}-gpu" if tag.endswith("-gpu") else f"docker/build.sh {name}"
