@@ -223,7 +223,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
     assert last.seconds == pytest.approx(manifest.seconds * last.work.tokens / tokens)
     line = cost_lines(estimate(longer, plan(longer)))[0]
     assert re.search(r"\d+ of \d+ steps by measured rates$", line)
-    other = load_config(copied, ["sft.architecture.hidden_size=64", "store=new"])
+    other = load_config(copied, ["sft.architecture.hidden_size=64"])
     assert not any(
         step.measured
         for step in estimate(other, plan(other), rates=measured_rates(store)).steps
