@@ -1,5 +1,6 @@
 """Small checkpoints made on the spot: word-level tokenizer with a chat template, tiny Llamas."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def make_tiny_llama(
     torch.manual_seed(seed)
     kind(tiny_config(len(tokenizer), **config)).save_pretrained(path)
     tokenizer.save_pretrained(path)
+    return path
+
+
+def make_head_beside_a_tied_config(path: Path, **options: Any) -> Path:
+    """Writes a causal LM with a head unlike its embeddings, and a config.json that says tied."""
+    make_tiny_llama(path, tie_word_embeddings=False, **options)
+    config = json.loads((path / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (path / "config.json").write_text(json.dumps(config))
     return path
 
 

@@ -29,6 +29,8 @@ class Policy:
     """Token ids that the weights know."""
     reference: ModelSource | None = None
     """The model that some samples are mixed with; None if none are."""
+    is_tied: bool = True
+    """True if the head's weights are the input embeddings."""
 
     @property
     def adapter(self) -> Path | None:
@@ -92,7 +94,8 @@ def load_policy(
                 f"whose weights know {vocabulary} and {theirs} token ids",
                 "take a reference with the policy's vocabulary, or set generate.mixture to 0",
             )
-    return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, reference)
+    is_tied = bool(config.tie_word_embeddings)
+    return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, reference, is_tied)
 
 
 def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:

@@ -71,7 +71,8 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
             "leave it out; docs/generation.md tells which setting it follows",
         )
     try:
-        engine_args = EngineArgs(**{**_platform_arguments(policy), **own, **extra})
+        usual = _platform_arguments(policy) | _head_arguments(policy)
+        engine_args = EngineArgs(**{**usual, **own, **extra})
         return LLMEngine.from_engine_args(engine_args)
     except Exception as error:
         if isinstance(error, (ValueError, TypeError)) and not is_out_of_memory(error):
@@ -149,6 +150,11 @@ def _platform_arguments(policy: Policy) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
     }
+
+
+def _head_arguments(policy: Policy) -> dict[str, Any]:
+    """Has the engine load the policy's head, which it drops if config.json calls it tied."""
+    return {} if policy.is_tied else {"hf_overrides": {"tie_word_embeddings": False}}
 
 
 def _rank_limit(adapter: Path) -> int:

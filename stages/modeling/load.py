@@ -1,17 +1,20 @@
 """Models of a checkpoint, whole or refused: safetensors only, no remote code."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
 from stages.contract.checkpoints import check_config_files, check_weight_files
 from stages.contract.errors import UserError
@@ -47,13 +50,17 @@ def default_device() -> torch.device:
 
 
 def load_config(source: ModelSource) -> Any:
-    """Loads a checkpoint's configuration."""
+    """Loads a checkpoint's configuration; tied only if the weights have no other head."""
     if (folder := local_folder(source)) is not None:
         check_config_files(folder)
     with explained("the configuration", source):
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             source.name_or_path, revision=source.revision, trust_remote_code=False
         )
+        if _has_own_head(source, config):
+            config.tie_word_embeddings = False
+            config.get_text_config().tie_word_embeddings = False
+    return config
 
 
 def load_causal_lm(
@@ -127,6 +134,36 @@ def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
     return limit
 
 
+def _has_own_head(source: ModelSource, config: Any) -> bool:
+    """True if the weights hold a head unlike the embeddings, whatever the configuration says.
+
+    Engines would drop that head: vLLM, and transformers under ZeRO-3.
+    """
+    if not getattr(config, "tie_word_embeddings", False):
+        return False
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    for name, other_name in (getattr(model_class, "_tied_weights_keys", None) or {}).items():
+        head = _stored_weight(source, name)
+        embeddings = None if head is None else _stored_weight(source, other_name)
+        if head is not None and embeddings is not None and not torch.equal(head, embeddings):
+            return True
+    return False
+
+
+def _stored_weight(source: ModelSource, name: str) -> torch.Tensor | None:
+    """A weight as a checkpoint's file has it; None if there is none of that name."""
+    quiet = {"revision": source.revision, "_raise_exceptions_for_missing_entries": False}
+    place = cached_file(source.name_or_path, SAFE_WEIGHTS_NAME, **quiet)
+    if place is None:
+        index = cached_file(source.name_or_path, SAFE_WEIGHTS_INDEX_NAME, **quiet)
+        shards = json.loads(Path(index).read_text())["weight_map"] if index else {}
+        place = name in shards and cached_file(source.name_or_path, shards[name], **quiet)
+    if not place:
+        return None
+    with safe_open(place, framework="pt") as file:
+        return file.get_tensor(name) if name in set(file.keys()) else None
+
+
 def _load(
     auto_class: Any,
     source: ModelSource,
@@ -135,7 +172,7 @@ def _load(
     *,
     exactly: bool = False,
 ) -> Any:
-    load_config(source)
+    config = load_config(source)
     if (folder := local_folder(source)) is not None:
         check_weight_files(folder)
     # Without it transformers raises at the first weight of another shape and names no other; but
@@ -144,6 +181,7 @@ def _load(
     with explained("the model", source):
         model, report = auto_class.from_pretrained(
             source.name_or_path,
+            config=config,
             revision=source.revision,
             dtype=DTYPES[dtype],
             use_safetensors=True,

@@ -25,7 +25,13 @@ from tests.stage_calls import call_request, file_input, request_for, user_turn, 
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
 from tests.stages.generate.small_runs import assert_logprobs
 from tests.tiny_adapters import save_tiny_adapters
-from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama, make_tiny_tokenizer
+from tests.tiny_models import (
+    EOS_ID,
+    WORDS,
+    make_head_beside_a_tied_config,
+    make_tiny_llama,
+    make_tiny_tokenizer,
+)
 from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -122,6 +128,17 @@ def test_rows_are_those_of_the_contract(artifact):
 def test_logprobs_are_those_of_transformers(artifact, inputs):
     model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
     assert_logprobs(rows_of(artifact), model, ROUNDING)
+
+
+def test_head_beside_a_tied_config_samples(session, inputs, tmp_path):
+    odd = make_head_beside_a_tied_config(
+        tmp_path / "odd", hidden_size=128, initializer_range=0.2, seed=1
+    )
+    changed = {**inputs, "policy": odd}
+    request = request_for(GenerateParams(**PARAMS), changed, tmp_path / "store", seed=5)
+    rows = rows_of(session.finish(request, tmp_path / "request.json"))
+    model = load_causal_lm(ModelSource(str(odd)), dtype="float32")
+    assert_logprobs(rows, model, ROUNDING)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 7])

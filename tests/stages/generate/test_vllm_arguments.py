@@ -3,6 +3,7 @@
 import io
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from stages.contract.events import Emitter
 from stages.generate import vllm_backend
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
-from stages.generate.policy import Policy
+from stages.generate.policy import Policy, load_policy
 from stages.harness.context import ModelSource
+from tests.tiny_models import make_head_beside_a_tied_config, make_tiny_llama
 
 
 @pytest.fixture
@@ -70,6 +72,18 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
     assert (started["model"], started["revision"]) == (HERE.name_or_path, HERE.revision)
+
+
+def test_head_beside_a_tied_config_is_loaded(started: dict[str, Any], tmp_path: Path) -> None:
+    params = GenerateParams.model_validate({"backend": "vllm", "vllm": {"kv_cache_gib": 1.0}})
+    for make, overrides in (
+        (make_head_beside_a_tied_config, {"tie_word_embeddings": False}),
+        (partial(make_tiny_llama, tie_word_embeddings=True), None),
+    ):
+        folder = make(tmp_path / f"{overrides}")
+        policy = load_policy(ModelSource(str(folder)), params)
+        vllm_backend.load(policy, params, Emitter(io.StringIO()))
+        assert started.pop("hf_overrides", None) == overrides
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,18 @@
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.load import context_tokens, load_causal_lm
+from stages.modeling.load import context_tokens, load_causal_lm, load_config
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
-from tests.tiny_models import WORDS, make_tiny_llama, tiny_config
+from tests.tiny_models import (
+    WORDS,
+    make_head_beside_a_tied_config,
+    make_tiny_llama,
+    tiny_config,
+)
 
 
 @pytest.fixture
@@ -38,6 +45,37 @@ def test_the_context_is_the_models_unless_less_is_wanted(checkpoint):
     assert context_tokens(config, 64, source(checkpoint)) == 64
     with pytest.raises(UserError, match="max_length_tokens is 129"):
         context_tokens(config, 129, source(checkpoint))
+
+
+class TestHead:
+    """A configuration calls the head tied: the weights decide."""
+
+    @pytest.mark.parametrize("shard_size", ["5GB", "10KB"])
+    def test_head_in_the_file_is_kept(self, tmp_path, shard_size):
+        plain = make_tiny_llama(tmp_path / "plain")
+        odd = make_head_beside_a_tied_config(tmp_path / "odd")
+        if shard_size == "10KB":
+            (odd / "model.safetensors").unlink()
+            model = AutoModelForCausalLM.from_pretrained(plain)
+            model.save_pretrained(tmp_path / "parts", max_shard_size=shard_size)
+            for part in (tmp_path / "parts").glob("model*"):
+                part.rename(odd / part.name)
+        assert not load_config(source(odd)).tie_word_embeddings
+        model = load_causal_lm(source(odd), dtype="float32")
+        assert not model.config.tie_word_embeddings
+        expected = AutoModelForCausalLM.from_pretrained(plain)
+        ids = torch.arange(3, 15)[None]
+        torch.testing.assert_close(model(ids).logits, expected(ids).logits)
+
+    def test_equal_or_missing_head_stays_tied(self, tmp_path):
+        tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
+        weights = load_file(tied / "model.safetensors")
+        assert load_config(source(tied)).tie_word_embeddings
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, tied / "model.safetensors", metadata={"format": "pt"})
+        assert load_config(source(tied)).tie_word_embeddings
+        model = load_causal_lm(source(tied), dtype="float32")
+        assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 class TestSameTokenizer:

@@ -15,7 +15,7 @@ from tests.stages.train.train_helpers import (
     train,
     workers_of,
 )
-from tests.tiny_models import make_tiny_llama
+from tests.tiny_models import make_head_beside_a_tied_config, make_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -71,6 +71,31 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     sharded = settings | {"processes": 2, "deepspeed": {"zero_stage": 3}}
     found = train(tmp_path / "store", policy, [pairs], **sharded)
     assert_same_training(found, plain, folders=("checkpoint", "ema"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"deepspeed": {"zero_stage": 2}},
+        {"deepspeed": {"zero_stage": 3}},
+        {"lora": {"rank": 4}},
+        {"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}},
+        {"reference_kind": "ema"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings)) or "plain",
+)
+def test_head_beside_a_tied_config_is_trained_and_saved(tmp_path, pairs, settings):
+    settings = SETTINGS | {"epochs": 1} | settings
+    untied = make_tiny_llama(tmp_path / "untied")
+    plain = train(tmp_path / "plain", untied, [pairs], **settings)
+    odd = make_head_beside_a_tied_config(tmp_path / "odd")
+    found = train(tmp_path / "store", odd, [pairs], **settings)
+    folders = ("checkpoint", "ema") if "reference_kind" in settings else ("checkpoint",)
+    assert_same_training(found, plain, folders=folders)
+    for folder in folders:
+        config = json.loads((found.artifact.path / folder / "config.json").read_text())
+        assert config["tie_word_embeddings"] is False
 
 
 @pytest.mark.slow
