@@ -67,7 +67,7 @@ _CONFIGS = {
 }
 _COMMANDS = [
     *(f"{command} nothing-there" for command in ("resume", "report", "status", "logs")),
-    *(f"{command} nothing-there" for command in ("lineage", "promote", "rollback")),
+    *(f"{command} nothing-there" for command in ("promote", "rollback")),
     *("compare a", "compare a b", "export nothing-there out", "evaluate", "report ../x"),
     *("promote q:", "promote q:0", "promote q:-1", f"promote q:{'9' * 5000}", "promote q@"),
     *("up --port 99999", "up --port nope", "up --limit 0", "up --database nope://x"),

@@ -65,7 +65,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     evaluate.evaluate,
     evaluate.sweep,
     inspect.compare,
-    inspect.lineage,
     inspect.fields,
     models.models,
     models.promote,

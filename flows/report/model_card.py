@@ -2,11 +2,13 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from flows.report.files import json_text, new_folder, write_file
-from flows.report.lineage import lineage_of
 from stages.contract.adapters import base_of_adapter
+from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
 
@@ -40,24 +42,21 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
     from huggingface_hub import ModelCardData
 
     manifest = artifact.manifest
-    ancestors = lineage_of(store, manifest.stage, manifest.key)
-    # The warm start, or the first iteration's training.
-    first = [each for each in ancestors if each.stage in ("train", "sft")][-1]
-    start = next((each for each in first.inputs.get("policy", ()) if not each.is_artifact), None)
+    policies = _policies(store, manifest)
+    start = policies[-1]
     base = start
     tags = ["dpo", "rlhf"]
     adapters = ""
     is_adapter = base_of_adapter(manifest, version.checkpoint.path) is not None
     if is_adapter or manifest.files_at(_ADAPTER):
-        [adapter_base] = ancestors[0].inputs["policy"]
-        adapters = f"The LoRA adapters belong to {adapter_base.title()}."
+        adapters = f"The LoRA adapters belong to {_title(policies[0])}."
     if is_adapter:
-        base = adapter_base
+        base = policies[0]
         tags.append("lora")
     data = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
-        base_model=base.name if base and base.revision else None,
-        license=_licence(Path(start.name)) if start else None,
+        base_model=base.get("repo"),
+        license=_licence(Path(start["location"])) if start["kind"] == "file" else None,
         tags=tags,
     )
     figures = {name: version.metrics[name] for name in _FIGURES if name in version.metrics}
@@ -68,11 +67,10 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
 
 Trained by iterative online DPO in run `{version.run}`, step `{version.step}`, on {version.created}.
 
-Starting model: {start.title() if start else "none, it was trained from scratch"}. {adapters}
+Starting model: {_title(start)}. {adapters}
 The licence of a starting model applies to this model too.
 
-Digest: `{version.checkpoint.digest}`. `geb lineage {version.name}:{version.version}` lists its
-ancestors.
+Artifact: `{manifest.stage}/{manifest.key}`. Digest: `{version.checkpoint.digest}`.
 
 Figures at registration:
 
@@ -86,6 +84,32 @@ Settings of the last training:
 {json_text(manifest.params)}
 ```
 """
+
+
+def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
+    """Sources of the policy that a training started from, of that policy's training, and so on.
+
+    A warm start from scratch, which has no policy, is its own source.
+    """
+    policies = []
+    made: Manifest | None = manifest
+    while made is not None and "policy" in made.inputs:
+        [source] = made.inputs["policy"]
+        policies.append(source)
+        is_artifact = source["kind"] == "artifact"
+        made = store.manifest(source["stage"], source["key"]) if is_artifact else None
+    return policies or [{"kind": "artifact", "stage": manifest.stage, "key": manifest.key}]
+
+
+def _title(source: Mapping[str, Any]) -> str:
+    """A source for people."""
+    match source["kind"]:
+        case "artifact":
+            return f"{source['stage']} {source['key'][:12]}"
+        case "hub":
+            return f"{source['repo']}@{source['revision'][:12]}"
+        case _:
+            return f"{source['location']} ({source['digest'][:12]})"
 
 
 def _licence(checkpoint: Path) -> str | None:

@@ -67,7 +67,7 @@ def base_of_adapter(manifest: Manifest, path: str) -> Input | None:
     """The base of the adapter that an artifact has at `path`; None if a whole model is there.
 
     An adapter's training reads the base as its `policy`, so that whatever needs an artifact's
-    inputs (garbage collection, lineage) needs the base of its adapter.
+    inputs (garbage collection, model cards) needs the base of its adapter.
     """
     if not manifest.files_at(f"{path}/{BASE}"):
         return None

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from flows.commands.cli import app
 from flows.commands.store import collect, remove
 from flows.execution.run_record import RunRecord
-from stages.contract.errors import UserError
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
 from stages.store.base import Artifact, Store
@@ -127,15 +126,6 @@ def test_an_age_limit_keeps_what_is_younger(store: Store) -> None:
     [garbage] = collect(store, older_than=3600)
     assert garbage.held.key == old.manifest.key
     assert collect(store, older_than=10800) == []
-
-
-def test_a_beginning_that_fits_many_artifacts_names_a_few(store: Store) -> None:
-    for number in range(12):
-        made(store, str(number))
-    asked = CliRunner().invoke(app, ["lineage", "", "--store", store.location])
-    assert isinstance(asked.exception, UserError)
-    assert str(asked.exception).count("note/") == 10
-    assert "2 more" in str(asked.exception)
 
 
 def test_names_in_brackets_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def place(tmp_path: Path) -> Path:
         # A file of another kind is not quoted: the test looks for its word `salt`.
         ("plan @/extending.yaml", ["shadow is no configuration", "ends in .yaml"]),
         ("plan @/shadow", ["shadow is no configuration", "ends in .yaml"]),
-        ("lineage zzz --store @/store", ["zzz", "it fits: none"]),
         ("run mine --store @/store", ["`geb resume mine` goes on"]),
         ("report mine.yaml --store @/store", ["name the run, not its file"]),
         ("resume nope --store @/store", ["no run 'nope'", "runs there: mine"]),

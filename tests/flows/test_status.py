@@ -1,4 +1,4 @@
-"""`geb status`, `geb logs` and `geb lineage` over runs in every state."""
+"""`geb status` and `geb logs` over runs in every state."""
 
 import calendar
 import os
@@ -26,7 +26,6 @@ from flows.execution.run_record import (
 )
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from flows.report.lineage import lineage_of
 from flows.report.status import RunStatus, StepStatus, SweepStatus, duration, step_logs
 from stages.contract.errors import (
     GebError,
@@ -35,9 +34,8 @@ from stages.contract.errors import (
     StoreError,
     UserError,
 )
-from stages.contract.manifest import Manifest
 from stages.store.base import Store
-from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, steps, write_config
+from tests.flows.loop import geb_json, geb_ok, geb_refused, steps, write_config
 from tests.flows.records import recorded
 
 OLD = time.time() - 3600
@@ -266,38 +264,6 @@ def test_the_last_log_is_that_of_the_newest_attempt(record: RunRecord) -> None:
     os.utime(left, (kept, kept))
     (folder / f"{now.stem}.node1.log").write_text("the second node's")
     assert step_logs(record.store, step) == [before, left, now]
-
-
-def test_lineage_names_each_artifact_once(finished: Path) -> None:
-    store = finished.parent / "store"
-    key = steps(store)["iteration-1/promote"]["key"]
-    listed = geb_json("lineage", key, "--store", store)
-    names = [f"{each['stage']}/{each['key']}" for each in listed]
-    assert len(names) == len(set(names)) == 12, "every step of the run is an ancestor"
-    for place, each in enumerate(listed):
-        for group in each["inputs"].values():
-            for source in group:
-                if source["is_artifact"]:
-                    assert names.index(source["name"]) > place, "made of what comes further down"
-    text = geb("lineage", key[:12], "--store", store).stdout
-    heads = [line for line in text.splitlines() if not line.startswith(" ")]
-    assert len(heads) == 12
-    model = geb_json("lineage", "small@production", "--store", store)
-    assert model[0]["key"] == steps(store)["iteration-1/train"]["key"]
-
-
-def test_lineage_reads_each_manifest_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(str(finished.parent / "store"))
-    read: list[str] = []
-    manifest = Store.manifest
-
-    def counted(own: Store, stage: str, key: str) -> Manifest | None:
-        read.append(key)
-        return manifest(own, stage, key)
-
-    monkeypatch.setattr(Store, "manifest", counted)
-    found = lineage_of(store, "promote", steps(store.root)["iteration-1/promote"]["key"])
-    assert sorted(read) == sorted(each.key for each in found)
 
 
 def test_an_overview_of_runs_asks_a_bucket_once_for_all(

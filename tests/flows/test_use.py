@@ -31,7 +31,7 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
     card = ModelCard.load(tmp_path / "model/README.md")
     assert card.data.library_name == "transformers"
     assert card.data.base_model is None, "the base is not a model of the hub"
-    assert "Starting model: none, it was trained from scratch." in card.content
+    assert f"Starting model: sft {steps(store)['sft']['key'][:12]}." in card.content
     assert ModelRegistry(open_store(str(store))).find("small:1").checkpoint.digest in card.content
     figures, settings = (
         json.loads(each) for each in re.findall(r"```json\n(.*?)```", card.content, re.DOTALL)
