@@ -410,8 +410,7 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
     supervised = "--set=inputs.policy=null"
     ifeval = (
         "--set=suites.ifeval={prompts: FILE, prepare: {reference_columns: [instruction_id_list, "
-        "kwargs]}, score: {oracle: ifeval}}",
-        "--set=execution.interpreters.eval=python3",
+        "kwargs]}}",
     )
     groups: list[tuple[str, str, tuple[str, ...], dict[str, Bad]]] = [
         ("prompts", "prompts", ("--set=inputs.prompts=[FILE]",), _COMMON | _PROMPTS),

@@ -43,8 +43,7 @@ class Inputs(Settings):
     """Inputs from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
 
     prompts: tuple[InputPlace, ...] = ()
-    """Prompt sets: one, split into T parts, or one for each iteration. A place may also name a task
-    of reasoning-gym, ``reasoning_gym:TASK size=1000 seed=1``: see docs/oracles.md."""
+    """Prompt sets: one, split into T parts, or one for each iteration."""
     test_prompts: str | None = None
     """Held-out prompts; without it some are held out from `prompts`."""
     policy: str | None = None

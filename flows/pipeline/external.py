@@ -1,10 +1,8 @@
 """Files, folders and hub ids as inputs, addressed by content or by hub revision.
 
-A model in a GGUF file is converted once, into a checkpoint in this host's cache. Prompts of
-reasoning-gym are files there, made for each plan; rows hold task, settings and library's version.
+A model in a GGUF file is converted once, into a checkpoint in this host's cache.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -15,10 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from flows.pipeline.places import GENERATED
-from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.digests import digest_of, sha256_file, state_of
 from stages.contract.errors import StoreError, UserError
 from stages.contract.events import Failure, parse_event
@@ -59,31 +55,25 @@ def inputs_resolved_once() -> Iterator[None]:
         _RESOLVED.reset(token)
 
 
-def resolve(place: str, repo_type: RepoType, generator: str = sys.executable) -> External:
+def resolve(place: str, repo_type: RepoType) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
-    A place ``reasoning_gym:TASK NAME=VALUE …`` is made by ``generator``, a Python interpreter that
-    has reasoning-gym.
-
     Raises:
-        UserError: There is no such file, and it is no hub id either; or reasoning-gym has no such
-            task or setting, or is not installed.
+        UserError: The place is neither a file nor a hub id.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     known = _RESOLVED.get()
     if known is None:
-        return _resolve(place, repo_type, generator)
+        return _resolve(place, repo_type)
     with _LOCK:
         name = place, repo_type, state_of(Path(place).expanduser())
         if name not in known:
-            known[name] = _resolve(place, repo_type, generator)
+            known[name] = _resolve(place, repo_type)
         return known[name]
 
 
-def _resolve(place: str, repo_type: RepoType, generator: str) -> External:
+def _resolve(place: str, repo_type: RepoType) -> External:
     path = Path(place).expanduser()
-    if place.startswith(GENERATED):
-        path = _generated(place, generator)
     if repo_type == "model" and (gguf := gguf_file(path)):
         path = checkpoint_of(gguf)
     if path.exists():
@@ -192,31 +182,6 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
                 run_helper(sys.executable, arguments, f"the conversion of {file}", os.environ)
                 made.replace(target)
     return target
-
-
-def _generated(place: str, interpreter: str) -> Path:
-    """File of the prompts that reasoning-gym makes; equal prompts have one file."""
-    task, *assignments = place.removeprefix(GENERATED).split() or [""]
-    settings: dict[str, Any] = {}
-    for each in assignments:
-        name, separator, text = each.partition("=")
-        if not separator or name in settings:
-            raise UserError(
-                f"{place}: {each!r} is not NAME=VALUE, each name once",
-                f"write {GENERATED}TASK size=1000 seed=1, with settings of the task's generator",
-            )
-        settings[name] = parse_yaml(text, f"{place}: the value of {name}")
-    folder = cache_home() / "prompts"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / "prompts.jsonl"
-        asked = json.dumps({"place": place, "task": task, "settings": settings}, default=str)
-        arguments = ["stages.prepare.reasoning_gym", asked, str(made)]
-        # A set of text has another order in each process otherwise.
-        run_helper(interpreter, arguments, place, os.environ | {"PYTHONHASHSEED": "0"})
-        # Containers of other users read it.
-        made.chmod(0o644)
-        return made.replace(folder / f"{task}-{sha256_file(made)[:16]}.jsonl")
 
 
 def run_helper(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
 from flows.pipeline.external import External, gguf_file, inputs_resolved_once, resolve, unread
-from flows.pipeline.placement import EVAL, interpreter_of
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
@@ -88,8 +87,7 @@ def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     try:
-        generator = interpreter_of(config.execution.interpreters, "prepare", EVAL)
-        return resolve(place, "model" if name in _MODEL_INPUTS else "dataset", generator)
+        return resolve(place, "model" if name in _MODEL_INPUTS else "dataset")
     except UserError as error:
         # An oracle's may be the run's.
         if suite is None or name in ORACLE_INPUTS.values():

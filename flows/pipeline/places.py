@@ -14,8 +14,6 @@ _PATHS_OF_RUNNERS = (
     ("docker", "model_cache", "mounts"),
     ("kubernetes", None, "volumes"),
 )
-GENERATED = "reasoning_gym:"
-"""Start of a place that is no path: prompts by a generator of reasoning-gym."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
 
@@ -69,7 +67,7 @@ def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
 def _input(place: Any, folder: Path, name: str) -> Any:
     if isinstance(place, list):
         return [_input(each, folder, name) for each in place]
-    if not _is_path(place) or place.startswith(GENERATED):
+    if not _is_path(place):
         return place
     path = _absolute(place, folder, name)
     looks_remote = _HUB_ID.fullmatch(place) and not place.startswith((".", "~"))

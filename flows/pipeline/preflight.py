@@ -91,8 +91,8 @@ def check_environment(config: RunConfig) -> None:
         return
     if EVAL in images(config) and EVAL not in execution.interpreters:
         raise UserError(
-            "a score or a metric needs the code of lm-eval, AlpacaEval or reasoning-gym, and no "
-            "interpreter is named that has it",
+            "a length-controlled win rate needs AlpacaEval's code, and no interpreter that has it "
+            "is named",
             "run `make setup-eval`, and set execution.interpreters.eval to its "
             ".venv-eval/bin/python",
         )

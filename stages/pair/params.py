@@ -1,6 +1,6 @@
 """Parameters of the pair stage."""
 
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,8 +9,6 @@ from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StagePara
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
-UncertainStrategy = Literal["delta_ucb", "drts", "thompson"]
-"""Strategies over several scores of each response."""
 SCORE, RESPONSE_TOKENS = "score", "response_tokens"
 """Components that every response has: the oracle's whole score, and the number of its tokens."""
 
@@ -38,17 +36,9 @@ class PairParams(StageParams):
         "metrics.json": OutputSpec("file"),
     }
 
-    strategy: Literal[Strategy, UncertainStrategy, "python"] = "best_worst"
-    """Choice of the two responses to compare; the better scored one is the chosen one. `delta_ucb`,
-    `drts` and `thompson` explore where the scores named by `heads` disagree. `python` asks a
-    function of a Python file (input ``code``, section `python`; docs/research.md)."""
-
-    heads: tuple[str, ...] = ()
-    """Components of the score that are scores of their own (an ensemble's heads, judges' votes),
-    for `delta_ucb`, `drts` and `thompson`: their mean, and their standard deviation."""
-
-    exploration: float = Field(1.0, ge=0)
-    """Factor of that deviation; 0 takes the mean alone."""
+    strategy: Literal[Strategy, "python"] = "best_worst"
+    """Choice of the two responses to compare; the better scored one is the chosen one. `python`
+    asks a function of a Python file (input ``code``, section `python`; docs/research.md)."""
 
     python: OwnStrategy = OwnStrategy()
     """Settings of the strategy `python`."""
@@ -79,16 +69,9 @@ class PairParams(StageParams):
     """Responses that the length limit cut off: kept, or in no pair. A prompt with fewer than two
     others then makes none."""
 
-    @property
-    def explores(self) -> bool:
-        """True for a strategy over several scores of each response."""
-        return self.strategy in get_args(UncertainStrategy)
-
     def unused_fields(self) -> frozenset[str]:
         """The settings of other strategies."""
-        own = {"python"} if self.strategy == "python" else set()
-        own |= {"heads", "exploration"} if self.explores else set()
-        return frozenset({"python", "heads", "exploration"} - own)
+        return frozenset() if self.strategy == "python" else frozenset({"python"})
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -101,11 +84,6 @@ class PairParams(StageParams):
             raise ValueError(
                 f"clip = {self.clip:g} with normalise = 'none': it counts standard deviations; set "
                 "normalise to 'batch' or 'prompt'"
-            )
-        if self.explores and len(set(self.heads)) < 2:
-            raise ValueError(
-                f"strategy {self.strategy!r} with heads {list(self.heads)}: it explores where two "
-                "or more scores of a response disagree; name components of the score in heads"
             )
         return self
 

@@ -6,7 +6,7 @@ normalised by themselves, each counts by its weight (GDPO, arXiv 2601.05242).
 Shapes: `R` responses, `C` components.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any
@@ -22,17 +22,17 @@ from stages.tables.join import ScoredBatch
 Array = npt.NDArray[np.float64]
 
 
-def components_of(batch: ScoredBatch, row: int, names: Iterable[str], setting: str) -> list[float]:
+def _components_of(batch: ScoredBatch, row: int, names: Sequence[str]) -> list[float]:
     """Named components of one response's score.
 
     Raises:
-        UserError: The score lacks one of them; the message has the ``setting`` that names it.
+        UserError: The score lacks one of them.
     """
     known: dict[str, float] = dict(batch.scored["components"][row].as_py() or ())
     for name in names:
         if name not in known:
             raise UserError(
-                f"{setting} names {name!r}, and the score of prompt "
+                f"pair.rewards names {name!r}, and the score of prompt "
                 f"{batch.responses['prompt_id'][row]} has the components "
                 f"{', '.join(known) or 'none'}",
                 "name components that the oracle tells for every response",
@@ -118,7 +118,7 @@ class Rewards:
         asked = [name for name in names if name not in (SCORE, RESPONSE_TOKENS)]
         values = np.full((len(scores), len(names)), np.nan)
         for row in np.flatnonzero(~np.isnan(scores)).tolist():
-            found = dict(zip(asked, components_of(batch, row, asked, "pair.rewards"), strict=True))
+            found = dict(zip(asked, _components_of(batch, row, asked), strict=True))
             found |= {SCORE: scores[row], RESPONSE_TOKENS: tokens[row]}
             values[row] = [found[name] for name in names]
         return values

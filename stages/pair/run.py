@@ -22,8 +22,8 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.pair.own_strategy import OwnStrategy, load_file
 from stages.pair.params import PairParams
-from stages.pair.rewards import Rewards, components_of
-from stages.pair.select import STRATEGIES, UNCERTAIN, Selection, ranked
+from stages.pair.rewards import Rewards
+from stages.pair.select import STRATEGIES, Selection
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
 
@@ -48,7 +48,7 @@ def run(ctx: StageContext[PairParams]) -> None:
     python, is_own = ctx.params.python, ctx.params.strategy == "python"
     own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
     rewards = Rewards(ctx.params) if ctx.params.rewards else None
-    parts = ("components",) if own or rewards or ctx.params.explores else ()
+    parts = ("components",) if own or rewards else ()
     if rewards:
         lengths = ("response_token_ids",)
         for batch in read_scored(responses, scores, columns=lengths, score_columns=parts):
@@ -115,23 +115,8 @@ def _selector(
 ) -> _Select:
     if own is not None:
         return own.over(batch)
-    if params.explores:
-        return _explorer(batch, scores, params)
     by_scores = STRATEGIES[params.strategy]
     return lambda rows, seed: by_scores([scores[row] for row in rows], seed)
-
-
-def _explorer(batch: ScoredBatch, scores: list[float], params: PairParams) -> _Select:
-    """Selects by mean and deviation of the heads; the scores say which response is the better."""
-    explore = UNCERTAIN[params.strategy]
-
-    def select(rows: Sequence[int], seed: int) -> Selection:
-        heads = [components_of(batch, row, params.heads, "pair.heads") for row in rows]
-        means, widths = np.mean(heads, axis=1), params.exploration * np.std(heads, axis=1)
-        chosen = explore(means.tolist(), widths.tolist(), seed)
-        return ranked([scores[row] for row in rows], *sorted(chosen))
-
-    return select
 
 
 def _selections(

@@ -1,12 +1,10 @@
 """Choice of the two responses of a prompt to compare. Pure.
 
-To add a strategy: one function, one row in ``STRATEGIES`` or ``UNCERTAIN``, its name in ``params``;
-the tests run over the tables.
+To add a strategy: one function, one row in ``STRATEGIES``, its name in ``params``; the tests run
+over the table.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, permutations
-from random import Random
+from collections.abc import Callable, Mapping, Sequence
 
 Selection = tuple[int, int]
 """Indices of the chosen and of the rejected response."""
@@ -37,50 +35,6 @@ def first_two(scores: Sequence[float], seed: int) -> Selection:
     return ranked(scores, 0, 1)
 
 
-def delta_ucb(means: Sequence[float], widths: Sequence[float], seed: int) -> Selection:
-    """The pair whose gap may be the largest: argmax of (m + w)_i − (m − w)_j, i ≠ j."""
-    return max(
-        permutations(range(len(means)), 2),
-        key=lambda pair: means[pair[0]] + widths[pair[0]] - means[pair[1]] + widths[pair[1]],
-    )
-
-
-def drts(means: Sequence[float], widths: Sequence[float], seed: int) -> Selection:
-    """The best under one draw of N(m, w²) against the worst under further draws."""
-    draws = _draws(means, widths, seed)
-    return _two_of(_best(next(draws)), map(_worst, draws), means, _worst)
-
-
-def thompson(means: Sequence[float], widths: Sequence[float], seed: int) -> Selection:
-    """The best under one draw of N(m, w²) against the best under further draws."""
-    draws = _draws(means, widths, seed)
-    return _two_of(_best(next(draws)), map(_best, draws), means, _best)
-
-
-_MOST_DRAWS = 30
-"""Draws after which a second response that is still the first is chosen by its mean."""
-
-
-def _draws(means: Sequence[float], widths: Sequence[float], seed: int) -> Iterator[Sequence[float]]:
-    random = Random(seed)
-    while True:
-        yield [random.gauss(mean, width) for mean, width in zip(means, widths, strict=True)]
-
-
-def _two_of(
-    first: int,
-    others: Iterator[int],
-    means: Sequence[float],
-    by_mean: Callable[[Sequence[float]], int],
-) -> Selection:
-    """The first, and the next of the others that is not the first."""
-    for other in islice(others, _MOST_DRAWS):
-        if other != first:
-            return first, other
-    left = [place for place in range(len(means)) if place != first]
-    return first, left[by_mean([means[place] for place in left])]
-
-
 def _best(scores: Sequence[float]) -> int:
     return max(range(len(scores)), key=lambda index: (scores[index], -index))
 
@@ -101,10 +55,3 @@ STRATEGIES: Mapping[str, Callable[[Sequence[float], int], Selection]] = {
     "first_two": first_two,
 }
 """From the K ≥ 2 scores of a prompt and a seed in [0, 2^63) to the pair."""
-
-UNCERTAIN: Mapping[str, Callable[[Sequence[float], Sequence[float], int], Selection]] = {
-    "delta_ucb": delta_ucb,
-    "drts": drts,
-    "thompson": thompson,
-}
-"""From means and widths of the K scores and a seed to two different places."""

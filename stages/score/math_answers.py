@@ -1,17 +1,55 @@
 """The ``math_verify`` oracle: 1 for the right final answer, 0 for any other or none.
 
-The time limits of the library ``math-verify`` are off, since its processes have one.
+The library bounds its work by SIGALRM, which only the main thread can take and which cannot
+interrupt a single long operation (``9^{9^{9}}`` is one). So its time limits are off, and answers
+are checked in processes that are killed when they take too long.
 """
 
+import importlib.metadata
 import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.score.answer_pool import AnswerPool, Check
+from stages.modeling.process_pool import CRASH, TIMEOUT, ProcessPool
 from stages.score.oracle import Verdict
-from stages.score.params import ScoreParams
+from stages.score.params import AnswerSettings, ScoreParams
 
-_REMEDY = "install the extra `torch` of this package in the score stage's environment"
+Check = Callable[[tuple[str | None, str]], Verdict]
+"""Verdict on a reference answer, if the prompt has one, and a response."""
+
+
+class MathVerify:
+    """Checks each response against its prompt's reference answer."""
+
+    def __init__(self, settings: AnswerSettings) -> None:
+        try:
+            self.identity = f"math_verify:{importlib.metadata.version('math-verify')}"
+        except importlib.metadata.PackageNotFoundError:
+            raise UserError(
+                "the oracle math_verify needs the library math-verify, which is not installed",
+                "install the extra `torch` of this package in the score stage's environment",
+            ) from None
+        self._timeout_seconds = settings.timeout_seconds
+        places: list[dict[str, str]] = [{}] * min(settings.processes, os.cpu_count() or 1)
+        self._pool: ProcessPool[Any, Any] = ProcessPool(
+            load_grader, places, settings.timeout_seconds
+        )
+        self.close = self._pool.close
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        pairs = ((row["reference_answer"], row["response"]) for row in rows)
+        for place, verdict in self._pool.stream(pairs):
+            if verdict == TIMEOUT:
+                why = f"the answer took more than {self._timeout_seconds:g} s"
+                yield place, Verdict(None, why)
+            elif verdict == CRASH:
+                yield place, Verdict(None, "the process that checked the answer died")
+            else:
+                yield place, verdict
 
 
 def load_grader() -> Check:
@@ -44,7 +82,6 @@ def load_grader() -> Check:
     return grade
 
 
-def load(ctx: StageContext[ScoreParams]) -> AnswerPool:
-    """Prepares the comparison; it needs no input beside the responses."""
-    settings = ctx.params.math_verify
-    return AnswerPool("math_verify", "math-verify", _REMEDY, load_grader, settings)
+def load(ctx: StageContext[ScoreParams]) -> MathVerify:
+    """Prepares the comparison, which reads the responses alone."""
+    return MathVerify(ctx.params.math_verify)

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from stages.contract.params import (
-    ImageName,
     InputSpec,
     OutputSpec,
     Settings,
@@ -25,7 +24,7 @@ from stages.contract.params import (
 PartName = Literal[
     "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
 ]
-"""Oracles that `weighted` can sum: those that one environment can hold."""
+"""Oracles that `weighted` can sum."""
 
 
 class PythonSettings(Settings):
@@ -139,10 +138,6 @@ class JudgeSettings(ServerSettings):
         return self
 
 
-class IfevalSettings(Settings):
-    """Verifiable instructions, checked by lm-eval's code; there is nothing to set."""
-
-
 class WeightedSettings(Settings):
     """A weighted sum of other oracles' scores."""
 
@@ -189,8 +184,6 @@ ORACLES: Mapping[str, OracleEntry] = {
     "math_verify": OracleEntry("stages.score.math_answers", "math_verify"),
     "http": OracleEntry("stages.score.reward_server", "http"),
     "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),
-    "ifeval": OracleEntry("stages.score.ifeval", "ifeval"),
-    "reasoning_gym": OracleEntry("stages.score.reasoning_gym", "reasoning_gym"),
     "weighted": OracleEntry("stages.score.weighted", "weighted"),
 }
 
@@ -212,13 +205,12 @@ class ScoreParams(StageParams):
     }
     image = "torch"
 
-    oracle: Literal[PartName, "ifeval", "reasoning_gym", "weighted"] = "reward_model"
+    oracle: Literal[PartName, "weighted"] = "reward_model"
     """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
     the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model at an
-    address (`judge`), lm-eval's checks of verifiable instructions (`ifeval`), the scorer of the
-    prompt's task in reasoning-gym (`reasoning_gym`), or a weighted sum of several (`weighted`).
+    address (`judge`), or a weighted sum of several (`weighted`).
     Only the settings of the oracles in use are read."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
@@ -237,10 +229,6 @@ class ScoreParams(StageParams):
     """Settings of the oracle `http`."""
     judge: JudgeSettings = JudgeSettings()
     """Settings of the oracle `judge`."""
-    ifeval: IfevalSettings = IfevalSettings()
-    """Settings of the oracle `ifeval`; there are none."""
-    reasoning_gym: AnswerSettings = AnswerSettings()
-    """Settings of the oracle `reasoning_gym`."""
     weighted: WeightedSettings = WeightedSettings()
     """Settings of the oracle `weighted`."""
 
@@ -262,10 +250,6 @@ class ScoreParams(StageParams):
         """The sections of the other oracles."""
         used = {ORACLES[name].section for name in (self.oracle, *self.parts)}
         return frozenset(each.section for each in ORACLES.values()) - used
-
-    def image_for(self, *, from_hub: bool) -> ImageName:
-        """Image with the code of lm-eval and reasoning-gym for their checks."""
-        return "eval" if self.oracle in ("ifeval", "reasoning_gym") else self.image
 
     @property
     def compares(self) -> bool:

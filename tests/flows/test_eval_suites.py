@@ -1,4 +1,4 @@
-"""Suites of a judge and of lm-eval, with AlpacaEval's length control, through a real flow."""
+"""A suite of a judge, with AlpacaEval's length control, through a real flow."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.eval_environment import PYTHON, need_eval_environment, write_punkt
+from tests.eval_environment import PYTHON, need_eval_environment
 from tests.flows.loop import geb_json, warm_started, write_config
 from tests.scripted_server import Reply, ScriptedServer, completion
 from tests.stage_calls import write_jsonl
@@ -24,7 +24,7 @@ def prefer_longer(number: int, request: dict[str, Any]) -> Reply:
     return completion(f"Verdict: {verdict}")
 
 
-def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
+def test_a_judge_s_suite_through_a_run(
     finished: Path, tmp_path: Path, serve: Callable[..., ScriptedServer]
 ) -> None:
     need_eval_environment()
@@ -33,10 +33,6 @@ def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
     compared = [
         {"prompt": text, "reference_answer": "Certainly. " * (n + 1)}
         for n, text in enumerate(asked)
-    ]
-    instructed = [
-        {"prompt": text, "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
-        for text in asked
     ]
     sampling = {"num_samples": 2, "max_new_tokens": 16}
     suites = {
@@ -59,13 +55,6 @@ def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
                 "length_control_resamples": 2,
             },
         },
-        "instructed": {
-            **sampling,
-            "prompts": str(write_jsonl(tmp_path / "instructed.jsonl", instructed)),
-            "prepare": {"reference_columns": ["instruction_id_list", "kwargs"]},
-            "score": {"oracle": "ifeval"},
-            "correct_from": 1,
-        },
     }
     config = write_config(
         tmp_path,
@@ -75,16 +64,12 @@ def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
         suites=suites,
         execution={"interpreters": {"eval": str(PYTHON)}},
     )
-    data = write_punkt(tmp_path / "nltk_data")
-    found = geb_json("run", config, NLTK_DATA=str(data))["suites"]
+    found = geb_json("run", config)["suites"]
     base, policy = found["compared"]
     for row in (base, policy):
         assert 0 <= row["solved"]["LC win rate"] <= 1
         assert len(row["intervals"]["LC win rate"]) == 2
         assert row["components"]["repeat_agreement"] == 1
         assert row["components"]["order_agreement"] == 1
-    for row in found["instructed"]:
-        assert row["components"]["instructions"] == 1
-        assert row["solved"]["accuracy"] == row["mean_reward"]
     page = (finished.parent / "store/runs/eval-suites/report.html").read_text()
     assert "LC win rate" in page

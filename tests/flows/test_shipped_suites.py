@@ -71,7 +71,6 @@ def test_what_is_pinned_is_pinned_to_a_commit(tmp_path: Path, name: str) -> None
             ["suites.alpaca_eval.score.judge.model=mine"],
             "suites.alpaca_eval.length_control: no such file or folder",
         ),
-        ("ifeval", ["execution.interpreters={}"], "no interpreter is named that has it"),
     ],
 )
 def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(
@@ -92,11 +91,12 @@ def test_mathematics_is_graded(tmp_path: Path) -> None:
     assert (prepare.subset, prepare.reference_item) == ("OE_TO_maths_en_COMP", 0)
 
 
-def test_ifeval_is_checked_in_an_environment_of_its_own(tmp_path: Path, interpreter: str) -> None:
-    made = steps(tmp_path, "ifeval", interpreter)
-    images = {name: each.params.image_for(from_hub=False) for name, each in made.items()}
-    assert images["base/suite-ifeval/score/0"] == "eval"
-    assert images["base/score/0"] == "torch", "the run's own oracle stays where it was"
+def test_ifeval_is_checked_by_the_example_s_oracle(tmp_path: Path) -> None:
+    step = steps(tmp_path, "ifeval")["base/suite-ifeval/score/0"]
+    assert isinstance(step.params, ScoreParams)
+    assert step.params.oracle == "python"
+    [code] = step.inputs["code"]
+    assert str(code.location).endswith("examples/oracles/ifeval.py")
 
 
 def test_alpaca_eval_compares_with_its_baseline_and_controls_length(

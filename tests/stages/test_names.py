@@ -19,8 +19,8 @@ from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
-from stages.pair.params import Strategy, UncertainStrategy
-from stages.pair.select import STRATEGIES, UNCERTAIN
+from stages.pair.params import Strategy
+from stages.pair.select import STRATEGIES
 from stages.score.params import ClassifierSettings
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
@@ -53,7 +53,6 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(EvaluateParams, "dtype"), DTYPES),
         (field(ClassifierSettings, "dtype"), DTYPES),
         (names(Strategy), STRATEGIES),
-        (names(UncertainStrategy), UNCERTAIN),
         (field(GenerateParams, "backend"), BACKENDS),
         (field(TrainParams, "divergence"), DIVERGENCES),
         (field(TrainParams, "design"), DESIGNS),

@@ -81,12 +81,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "c866ab31660cbbe744bd2c6417b523f26077daf061c5b3248e45884c5303605f",
+        "cbd2c98efe0086f058c588b9f168c6072c312051bf6a0d83bf67720cc7ab0da3",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "43b9667794ddbf3675297b6e508239244c14ef39e5c16269010161d83166292e",
+        "7207aec9d49447adcd963925c15aa7937083caaa04e26776847d8271203e57c2",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
@@ -96,7 +96,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "pairs": (PAIRS,),
             "code": (FILE,),
         },
-        "896a871da5e2a2552921d8970da4247c278a08d0ee4396af545d5ed327e95814",
+        "50495e17827b3cb3579946b2ebd36dd7303c7c437e8ea4cf1c82aef717359ce0",
     ),
     (
         PreferencesParams(),

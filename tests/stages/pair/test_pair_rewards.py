@@ -101,8 +101,6 @@ def test_rewards_that_no_response_has_are_named_and_null_scores_leave_prompts_ou
     assert [row["chosen_score"] for row in pairs(made)] == [pytest.approx(0.5**0.5)]
 
 
-def test_normalisation_without_rewards_is_refused_and_is_not_in_old_keys():
+def test_normalisation_without_rewards_is_refused():
     with pytest.raises(ValueError, match="without rewards, which they are for"):
         PairParams(normalise="prompt")
-    assert not {"rewards", "normalise", "clip"} & PairParams().result_fields().keys()
-    assert PairParams(rewards={"score": 1.0}).result_fields()["rewards"] == {"score": 1.0}

@@ -14,6 +14,7 @@ from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 
 SIDES = ("chosen", "rejected")
+UNCERTAIN = Path(__file__).parents[3] / "examples/strategies/uncertain.py"
 
 
 def scored(question: str, *scores: float | None, **changes: object):
@@ -304,7 +305,13 @@ def test_what_is_not_two_responses_is_refused(store, tmp_path, found):
         pair(store, tables, code, strategy="python")
 
 
-def test_heads_of_the_score_say_where_to_explore_and_the_score_ranks(store, tmp_path):
+EXPLORING = {
+    "strategy": "python",
+    "python": {"function": "delta_ucb", "settings": {"heads": "one two"}},
+}
+
+
+def test_the_example_explores_where_heads_disagree_and_the_score_ranks(store, tmp_path):
     responses, scores = write_scored(tmp_path, scored("a", 0.1, 0.5, 0.2, 0.3))
     # Heads disagree on the last two.
     heads = [(0.1, 0.1), (0.5, 0.5), (2.0, -1.6), (1.5, -0.9)]
@@ -317,18 +324,5 @@ def test_heads_of_the_score_say_where_to_explore_and_the_score_ranks(store, tmp_
             for row, (one, two) in zip(rows, heads, strict=True)
         ),
     )
-    tables = [(responses, scores)]
-    asked = {"strategy": "delta_ucb", "heads": ("one", "two")}
-    [wide] = pairs(pair(store, tables, **asked))
+    [wide] = pairs(pair(store, [(responses, scores)], UNCERTAIN, **EXPLORING))
     assert (wide["chosen_sample_index"], wide["rejected_sample_index"]) == (3, 2)
-    [sure] = pairs(pair(store, tables, **asked, exploration=0))
-    assert (sure["chosen_sample_index"], sure["rejected_sample_index"]) == (1, 0)
-    with pytest.raises(UserError, match=r"pair\.heads names 'three', .* one, two, other"):
-        pair(store, tables, strategy="drts", heads=("one", "three"))
-
-
-def test_exploration_without_heads_is_refused_and_heads_are_of_its_key():
-    with pytest.raises(ValueError, match=r"heads .*: it explores where two"):
-        PairParams(strategy="thompson", heads=("one",))
-    assert "heads" not in PairParams(heads=("one", "two")).result_fields()
-    assert PairParams(strategy="drts", heads=("a", "b")).result_fields()["heads"] == ["a", "b"]

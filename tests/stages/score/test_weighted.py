@@ -143,7 +143,7 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
         ({}, r"needs weighted\.weights"),
         ({"weights": {"python": 1}, "scales": {"http": 2}}, "scales names http"),
         ({"weights": {"python": 1}, "scales": {"python": 0}}, "greater than 0"),
-        ({"weights": {"ifeval": 1}}, r"weights\.ifeval"),
+        ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"python": float("nan")}}, "finite"),
         ({"weights": {"http": 1}}, r"http\.url"),

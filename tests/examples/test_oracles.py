@@ -1,0 +1,84 @@
+"""The oracles in `examples/oracles`, in the environment of their libraries."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.contract.errors import EXIT_OK
+from stages.store.base import Store
+from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
+from tests.eval_environment import PYTHON, need_eval_environment, run_there, write_punkt
+from tests.flows.loop import ROOT
+from tests.stage_calls import request_for, response, score_params
+
+pytestmark = pytest.mark.slow
+FOLDER = ROOT / "examples/oracles"
+# Rows of the data set as `prepare` joins them have every argument, most of them null.
+NONE = {"num_words": None, "keywords": None, "relation": None, "num_sentences": None}
+
+
+def score(
+    folder: Path, oracle: str, rows: list[dict[str, Any]], **environment: str
+) -> list[dict[str, Any]]:
+    """Scores of the stage for rows of a responses table."""
+    responses = folder / "responses.parquet"
+    write_table(responses, RESPONSES, rows)
+    inputs = {"responses": responses, "code": FOLDER / oracle}
+    request = request_for(score_params("python"), inputs, folder / "store")
+    code, message = run_there(request, folder, environment)
+    assert code == EXIT_OK, message
+    artifact = Store.open(str(folder / "store")).load("score", request.key)
+    assert artifact is not None
+    return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+
+def instructions(*checks: tuple[str, dict[str, Any]]) -> str:
+    return json.dumps(
+        {
+            "instruction_id_list": [name for name, _ in checks],
+            "kwargs": [{**NONE, **arguments} for _, arguments in checks],
+        }
+    )
+
+
+def test_ifeval_checks_instructions_by_lm_eval(tmp_path: Path) -> None:
+    plain = instructions(
+        ("punctuation:no_comma", {}),
+        ("length_constraints:number_words", {"relation": "at least", "num_words": 3}),
+    )
+    sentences = instructions(
+        ("length_constraints:number_sentences", {"relation": "at least", "num_sentences": 3})
+    )
+    rows = [
+        response("q", 0, "One two three.", reference_answer=plain),
+        response("q", 1, "One, two.", reference_answer=plain),
+        # The loose check forgives an introduction.
+        response("q", 2, "Sure, here it is:\nOne two three.", reference_answer=plain),
+        response("r", 0, "It rains. It snows. It ends.", reference_answer=sentences),
+    ]
+    data = write_punkt(tmp_path / "nltk_data")
+    scores = score(tmp_path, "ifeval.py", rows, NLTK_DATA=str(data))
+    assert [row["score"] for row in scores] == [1.0, 0.0, 0.0, 1.0]
+    components = [dict(row["components"]) for row in scores]
+    assert components[1] == {"instructions_strict": 0.0, "instructions_loose": 0.0}
+    assert components[2] == {"instructions_strict": 0.5, "instructions_loose": 1.0}
+
+
+def test_reasoning_tasks_makes_prompts_and_scores_their_answers(tmp_path: Path) -> None:
+    need_eval_environment()
+    command = [PYTHON, FOLDER / "reasoning_tasks.py", "chain_sum", "size=4", "min_terms=2"]
+    printed = subprocess.run(
+        [*command, "max_terms=2"], capture_output=True, text=True, check=True
+    ).stdout
+    prompts = [json.loads(line) for line in printed.splitlines()]
+    assert len({prompt["prompt"] for prompt in prompts}) == 4
+    task = prompts[0]["reference_answer"]
+    right = json.loads(task)["entry"]["answer"]
+    sentence = f"It is {right}"
+    answers = (right, f" {right}\n", f"no: <answer>{right}</answer>!", sentence, "no idea")
+    rows = [response("q", n, text, reference_answer=task) for n, text in enumerate(answers)]
+    scores = score(tmp_path, "reasoning_tasks.py", rows)
+    assert [row["score"] for row in scores] == [1, 1, 1, len(right) / len(sentence), 0]
