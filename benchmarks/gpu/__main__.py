@@ -23,6 +23,9 @@ LIMITS = {
     "head": 90,
     "step-1b": 140,
     "step-8b": 200,
+    "defaults-1b": 60,
+    "defaults-8b": 140,
+    "lora-truth": 90,
     "zero-1b": 120,
     "sampling": 90,
 }

@@ -17,21 +17,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn.attention import varlen
-from transformers import AttentionInterface, AutoModelForCausalLM
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.figures import Figures, nominal_flops, peak_gib, reset_peak, wait
 from benchmarks.training.shapes import SHAPES, Shape, make_pairs, random_model
 from stages.contract.events import Emitter
 from stages.modeling import logprobs
-from stages.modeling.logprobs import ResponseLogprobs, causal_lm
-from stages.modeling.shared_prefix import SHARED_PREFIX, shared_prefix_attention
+from stages.modeling.logprobs import ResponseLogprobs
 from stages.objectives.kappa import KappaController
 from stages.train.data import Pair, load_pairs, pair_batch
 from stages.train.objective import PairObjective
@@ -40,10 +39,13 @@ from stages.train.reference import _logprobs
 from stages.training.adapters import add_adapters, leave_casts_to_autocast
 from stages.training.batches import MicroBatches, Plan
 from stages.training.engine import Engine, Process
+from stages.training.fit import Fit
 from stages.training.loop import TrainingLoop
 from stages.training.policy import (
     Numerics,
+    compile_layers,
     enable_gradient_checkpointing,
+    leave_layers_eager,
     logprob_model,
     repeatable,
 )
@@ -74,6 +76,12 @@ class Variation:
     """ZeRO's stage."""
     profiled: bool = False
     """The longest kernels of one more step are listed."""
+    precision: Literal["auto", "float32"] = "auto"
+    """Type of the forward pass."""
+    compiled_reference: bool = False
+    """The reference's layers are compiled, too."""
+    as_stage: bool = False
+    """What the stage chooses by itself in a long training, in place of the fields above."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,32 @@ TASKS = {
             Variation("compiled, recomputed", 8192, recompute=True, compiled=True),
         ],
     ),
+    "lora-truth": Task(
+        "llama-1b",
+        lora_rank=16,
+        batch_pairs=32,
+        steps=4,
+        variations=[
+            Variation("float32, eager", 8192, recompute=True, precision="float32"),
+            Variation("bfloat16, eager", 8192),
+            Variation("bfloat16, compiled, eager reference", 8192, compiled=True),
+            Variation("bfloat16, compiled", 8192, compiled=True, compiled_reference=True),
+        ],
+    ),
+    "defaults-1b": Task(
+        "llama-1b",
+        lora_rank=0,
+        batch_pairs=64,
+        steps=4,
+        variations=[Variation("as the stage does", 16384, as_stage=True)],
+    ),
+    "defaults-8b": Task(
+        "llama-8b",
+        lora_rank=16,
+        batch_pairs=64,
+        steps=3,
+        variations=[Variation("as the stage does", 16384, as_stage=True)],
+    ),
     "zero-1b": Task(
         "llama-1b",
         lora_rank=0,
@@ -126,7 +160,6 @@ TASKS = {
         variations=[
             Variation("ZeRO-2", 8192, zero="2"),
             Variation("ZeRO-3", 8192, zero="3"),
-            Variation("ZeRO-2, compiled", 8192, zero="2", compiled=True),
         ],
     ),
 }
@@ -142,11 +175,12 @@ def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) ->
     if dry:
         task = replace(task, batch_pairs=2, steps=1)
     losses: list[float] = []
+    gradient: torch.Tensor | None = None
     for each in task.variations:
         variation = replace(each, tokens=64) if dry else each
         while True:
             try:
-                found = _train(figures, variation, task, shape, pairs, device, dry=dry)
+                found, first = _train(figures, variation, task, shape, pairs, device, dry=dry)
             except torch.OutOfMemoryError as error:
                 figures.write(variation.name, tokens=variation.tokens, error=str(error)[:200])
                 variation = replace(variation, tokens=variation.tokens // 2)
@@ -156,8 +190,14 @@ def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) ->
                 break
             else:
                 losses = losses or found
+                gradient = first if gradient is None else gradient
                 gaps = [abs(one - other) for one, other in zip(found, losses, strict=False)]
-                figures.write(f"{variation.name}: losses", losses=found, most_apart=max(gaps))
+                figures.write(
+                    f"{variation.name}: losses",
+                    losses=found,
+                    most_apart=max(gaps),
+                    cosine_of_first_gradient=torch.cosine_similarity(first, gradient, dim=0).item(),
+                )
                 break
             finally:
                 _forget()
@@ -206,6 +246,27 @@ class MasterEngine(Engine):
         return norm.item()
 
 
+class _Chooser(Fit[TrainParams]):
+    """The stage's choices for a plan; nothing is loaded or written."""
+
+    def __init__(self, plan: Plan[Pair], numerics: Numerics, process: Process) -> None:
+        self.ctx: Any = SimpleNamespace(params=plan.params)
+        self.plan = plan
+        self.numerics = numerics
+        self.process = process
+        self.cautions = []
+        self._compiling_failed = False
+
+    def load_model(self) -> ResponseLogprobs:
+        raise NotImplementedError
+
+    def make_objective(self, engine: Engine) -> Any:
+        raise NotImplementedError
+
+    def write_records(self, log: Any) -> None:
+        raise NotImplementedError
+
+
 def _train(
     figures: Figures,
     variation: Variation,
@@ -215,8 +276,8 @@ def _train(
     device: torch.device,
     *,
     dry: bool,
-) -> list[float]:
-    """Trains, writes the rates, and returns the loss of each step."""
+) -> tuple[list[float], torch.Tensor]:
+    """Trains, writes the rates, and returns each step's loss and a part of the first gradient."""
     started = time.perf_counter()
     params = TrainParams(
         design="none",
@@ -226,7 +287,9 @@ def _train(
         lr_schedule="constant",
         warmup_ratio=0.0,
         global_batch_pairs=task.batch_pairs,
-        micro_batch_tokens=variation.tokens,
+        precision=variation.precision,
+        micro_batch_tokens=None if variation.as_stage else variation.tokens,
+        compile_layers=True if variation.as_stage else "auto",
         checkpoint_every_seconds=None,
         lora={"rank": task.lora_rank},
         deepspeed={"zero_stage": "off" if variation.zero == "off" else int(variation.zero)},
@@ -242,7 +305,11 @@ def _train(
         if not variation.kernels:
             off = mock.patch.object(logprobs, "is_fused", lambda *_: False)
             stack.enter_context(off)
-        engine, ref_logprobs = _engine(variation, task, shape, plan, numerics, process)
+        chooser = _Chooser(plan, numerics, process)
+        engine, ref_logprobs = _engine(variation, task, shape, chooser)
+        plan = chooser.plan
+        gradient: list[torch.Tensor] = []
+        _keep_first_gradient(engine, gradient)
 
         def make(samples: Sequence[Pair], **fields: Any) -> Any:
             return pair_batch(ref_logprobs, samples, **fields)
@@ -261,7 +328,22 @@ def _train(
         if variation.profiled and device.type == "cuda":
             with figures.guarded(f"{variation.name}: kernels"):
                 _profile(figures, variation, loop, batches)
-    return [record["loss"] for record in clock.records]
+    return [record["loss"] for record in clock.records], gradient[0]
+
+
+def _keep_first_gradient(engine: Engine, kept: list[torch.Tensor]) -> None:
+    """Adds the gradient of up to 20 million weights before the first update to a list."""
+    update = engine._update
+
+    def keeping() -> float | None:
+        if not kept:
+            trained = [weight for weight in engine.model.parameters() if weight.grad is not None]
+            parts = [weight.grad.float().flatten() for weight in trained if weight.grad is not None]
+            kept.append(torch.cat(parts)[:20_000_000].cpu() if parts else torch.zeros(1))
+            del parts
+        return update()
+
+    engine._update = keeping  # type: ignore[method-assign]
 
 
 def _write(
@@ -283,7 +365,8 @@ def _write(
         model_tflops=flops / 1e12,
         mfu=None if nominal is None else flops / nominal,
         peak_gib=peak_gib(device),
-        micro_batch_tokens=variation.tokens,
+        micro_batch_tokens=plan.params.token_budget,
+        recomputes=plan.params.gradient_checkpointing if variation.as_stage else None,
         micro_batches=plan.accumulation,
         step_seconds=[record["seconds"] for record in clock.records],
         setup_seconds=setup_seconds,
@@ -310,18 +393,24 @@ def _engine(
     variation: Variation,
     task: Task,
     shape: Shape,
-    plan: Plan[Pair],
-    numerics: Numerics,
-    process: Process,
+    chooser: _Chooser,
 ) -> tuple[Engine, dict[int, Any]]:
     """The engine, and log π_ref by the policy before training."""
+    plan = chooser.plan
+    numerics = chooser.numerics
+    process = chooser.process
     params = plan.params
     if variation.zero != "off":
         return _zero_engine(variation, shape, plan, numerics, process)
     policy: Any = random_model(shape)
     policy = policy.to(numerics.device, getattr(torch, numerics.weights))
     model = logprob_model(policy, params, place="random weights")
+    if variation.compiled_reference:
+        compile_layers(model.policy)
+    if variation.as_stage:
+        chooser.compile_layers(model.eval())
     ref_logprobs = _reference(model, plan.samples, numerics)
+    leave_layers_eager(model.policy)
     if task.lora_rank:
         model = ResponseLogprobs(add_adapters(model.policy, params.lora))
         if numerics.autocast and not variation.casts:
@@ -330,6 +419,11 @@ def _engine(
         enable_gradient_checkpointing(model.policy, stage="train")
     if variation.compiled:
         compile_layers(model.policy)
+    if variation.as_stage:
+        chooser._choose_by_memory(model)
+        for caution in chooser.cautions:
+            print(caution)
+        plan = chooser.plan
     kind = MasterEngine if variation.masters else Engine
     return kind(model, plan, numerics, process), ref_logprobs
 
@@ -354,7 +448,7 @@ def _zero_engine(
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         plain.save_pretrained(folder)
         del plain
-        config = zero.training_config(plan, numerics, load_universal=False)
+        config = zero.training_config(plan, numerics)
         with zero.sharded_loading(config):
             dtype = getattr(torch, numerics.weights)
             policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -362,19 +456,6 @@ def _zero_engine(
     if variation.compiled:
         compile_layers(model.policy)
     return zero.ZeroEngine(model, plan, numerics, process, config), ref_logprobs
-
-
-def compile_layers(policy: nn.Module) -> None:
-    """Compiles the decoder's layers, once for rows of all lengths; attention is left as it is."""
-    model = causal_lm(policy)
-    if not model.get_input_embeddings().weight.requires_grad:
-        # Or the first layer, whose input has no gradient, would be compiled apart.
-        model.enable_input_require_grads()
-    apart = torch.compiler.disable(shared_prefix_attention)
-    AttentionInterface.register(SHARED_PREFIX, apart)
-    for layer in model.get_decoder().modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.compile(dynamic=True)
 
 
 def accept_older_torch() -> None:

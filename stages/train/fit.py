@@ -23,7 +23,7 @@ from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.metrics import StepLog, summarize
-from stages.training.policy import load_logprob_model
+from stages.training.policy import leave_layers_eager, load_logprob_model
 
 
 class PairFit(Fit[TrainParams]):
@@ -138,7 +138,9 @@ class PairFit(Fit[TrainParams]):
                 yield engine
             return
         whole = self._load("reference").eval()
+        self.compile_layers(whole)
         yield whole
+        leave_layers_eager(whole.policy)
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = whole

@@ -106,7 +106,7 @@ class ReferencePass:
     def _batches(self, part: Sequence[Pair]) -> Iterator[list[int]]:
         # Both responses of a pair, each after the prompt.
         lengths = [2 * pair.num_tokens for pair in part]
-        return token_batches(lengths, self.params.micro_batch_tokens * FORWARD_FACTOR)
+        return token_batches(lengths, self.params.token_budget * FORWARD_FACTOR)
 
     def _pass(self, model: nn.Module, batch: Sequence[Pair]) -> RefLogprobs:
         with torch.no_grad(), self.numerics.forward_context():

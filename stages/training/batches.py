@@ -230,7 +230,7 @@ class Plan(Generic[S]):
         The same for all steps, as DeepSpeed wants it.
         """
         steps = [self.places_of(step) for step in range(self.num_steps)]
-        at_once = self.params.micro_batch_tokens * self.world_size
+        at_once = self.params.token_budget * self.world_size
         count = max(math.ceil(self._tokens(places) / at_once) for places in steps)
         if self.params.row_layout == "padded":
             count = 1
@@ -266,7 +266,7 @@ class Plan(Generic[S]):
         return sum(self.samples[place].num_tokens_shared for place in places)
 
     def _fits(self, parts: Sequence[Sequence[int]]) -> bool:
-        budget = self.params.micro_batch_tokens
+        budget = self.params.token_budget
         return all(len(part) <= 1 or self.tokens(part) <= budget for part in parts)
 
     def _deal(self, places: Sequence[int], accumulation: int) -> list[list[int]]:

@@ -1,6 +1,8 @@
 """One process of a training, from samples to checkpoint."""
 
+import contextlib
 import importlib
+import itertools
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -28,12 +30,21 @@ from stages.training.adapters import (
     merge_adapters,
     save_adapters,
 )
-from stages.training.batches import Batch, MicroBatches, Plan, S
+from stages.training.batches import ROWS, Batch, MicroBatches, Plan, S
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
-from stages.training.policy import Numerics, enable_gradient_checkpointing, repeatable
+from stages.training.policy import (
+    Numerics,
+    compile_layers,
+    enable_gradient_checkpointing,
+    leave_layers_eager,
+    leaves_room,
+    memory_choices,
+    pays_to_compile,
+    repeatable,
+)
 
 LEAST_KEPT = 0.9
 """Share of an update below which its rounding is told."""
@@ -61,6 +72,7 @@ class Fit(ABC, Generic[P]):
         """Doubts about the result, which the report repeats."""
         self.update_kept = 1.0
         """Share of the update that the saved weights hold, see :func:`update_kept`."""
+        self._compiling_failed = False
         self._checkpoints = ctx.work / "checkpoints"
         self._layout = checkpoints.layout_of(ctx.params, process)
 
@@ -152,12 +164,12 @@ class Fit(ABC, Generic[P]):
 
     def _engine(self, resumed: checkpoints.Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
-        made = self.plan, self.numerics, self.process
         zero_stage = self.ctx.params.deepspeed.zero_stage
         if zero_stage == "off":
             model = self._policy()
+            self._choose_by_memory(model)
             self._seed_libraries()
-            return Engine(model, *made)
+            return Engine(model, self.plan, self.numerics, self.process)
         from stages.training import zero
 
         self.process.events.info(
@@ -166,9 +178,10 @@ class Fit(ABC, Generic[P]):
         config = zero.training_config(self.plan, self.numerics)
         with zero.sharded_loading(config):
             model = self._policy()
+            self._choose_by_memory(model)
         masters = None if resumed else self._masters(model.policy)
         self._seed_libraries()
-        engine = zero.ZeroEngine(model, *made, config)
+        engine = zero.ZeroEngine(model, self.plan, self.numerics, self.process, config)
         if masters is not None:
             engine.set_masters(masters)
         return engine
@@ -210,9 +223,78 @@ class Fit(ABC, Generic[P]):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
         if self.numerics.autocast and not params.lora.dropout:
             leave_casts_to_autocast(model.policy)
-        if params.gradient_checkpointing:
-            enable_gradient_checkpointing(model.policy, stage=params.stage)
         return model
+
+    def compile_layers(self, model: ResponseLogprobs) -> None:
+        """Compiles a model's layers if that pays; leaves them eager, with a caution, if it fails.
+
+        Policy and reference are compiled alike: rounding differs between compiled and eager layers.
+        """
+        params = self.ctx.params
+        tokens = sum(sample.num_tokens_shared for sample in self.plan.samples) * params.epochs
+        tokens //= self.process.world_size
+        is_wanted = pays_to_compile(params, tokens, on_gpu=self.numerics.device.type == "cuda")
+        if not is_wanted or self._compiling_failed:
+            return
+        compile_layers(model.policy)
+        try:
+            self._pass(model, self.plan.samples[:1])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._compiling_failed = True
+            leave_layers_eager(model.policy)
+            reason = str(error).strip().partition("\n")[0]
+            self.caution(
+                f"layers are not compiled, training is slower: {type(error).__name__}: {reason}"
+            )
+
+    def _choose_by_memory(self, model: ResponseLogprobs) -> None:
+        """Sets compiled layers, and the fastest micro-batches that memory allows."""
+        params = self.ctx.params
+        on_gpu = self.numerics.device.type == "cuda"
+        choices = memory_choices(params, tries=on_gpu and params.deepspeed.zero_stage == "off")
+        for number, (recompute, tokens) in enumerate(choices, 1):
+            chosen = {"gradient_checkpointing": recompute, "micro_batch_tokens": tokens}
+            self.plan = replace(self.plan, params=params.model_copy(update=chosen))
+            if recompute:
+                enable_gradient_checkpointing(model.policy, stage=params.stage)
+            if number == 1:
+                model.train()
+                self.compile_layers(model)
+            if number == len(choices) or self._fits(model):
+                break
+        if len(choices) > 1:
+            kept = "recomputed" if recompute else "kept"
+            self.process.events.info(f"micro-batches of {tokens} tokens, activations {kept}")
+
+    def _fits(self, model: ResponseLogprobs) -> bool:
+        """Tries the largest micro-batch; True if all processes have the memory for it."""
+        device = self.numerics.device
+        steps = range(self.plan.steps_per_epoch)
+        dealt = itertools.chain.from_iterable(map(self.plan.micro_batches, steps))
+        largest = max(itertools.chain.from_iterable(dealt), key=self.plan.tokens)
+        torch.cuda.reset_peak_memory_stats(device)
+        is_enough = False
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._pass(model, [self.plan.samples[place] for place in largest])
+            trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+            available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+            peak = torch.cuda.max_memory_allocated(device)
+            is_enough = leaves_room(peak, trained, available)
+        model.zero_grad()
+        torch.cuda.empty_cache()
+        [is_short] = self.process.any([not is_enough], device)
+        return not is_short
+
+    def _pass(self, model: ResponseLogprobs, samples: Sequence[Any]) -> None:
+        """A micro-batch's passes for nothing; of a model that is not trained the forward pass."""
+        rows = ROWS[self.ctx.params.row_layout](samples).to(self.numerics.device)
+        with torch.set_grad_enabled(model.training), self.numerics.forward_context():
+            logprobs = rows.logprobs(model.to(self.numerics.device))
+        if model.training:
+            logprobs.sum().backward()
+            model.zero_grad()
 
     def _masters(self, policy: nn.Module) -> dict[str, Tensor] | None:
         """Trained weights in float32, in the first process; None if DeepSpeed gets no roundings."""
@@ -286,7 +368,7 @@ def run_fit(ctx: StageContext[Any], process: Process) -> None:
 
 def _out_of_memory(plan: Plan[Any], said: str) -> UserError:
     """The error for a training that does not fit into memory, with the settings to lower."""
-    budget, stage = plan.params.micro_batch_tokens, plan.params.stage
+    budget, stage = plan.params.token_budget, plan.params.stage
     longest = max(sample.num_tokens_shared for sample in plan.samples)
     return UserError(
         f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "

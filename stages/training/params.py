@@ -8,6 +8,9 @@ from stages.contract.params import Settings, StageParams, speed_only
 
 RowLayoutName = Literal["packed", "padded"]
 
+FEWEST_TOKENS = 8192
+"""Tokens of a micro-batch where memory is little or unknown."""
+
 
 class LoraParams(Settings):
     """Low-rank adapters (peft) in place of full fine-tuning."""
@@ -85,17 +88,28 @@ class TrainingParams(StageParams, OptimizerParams):
     row_layout: RowLayoutName = speed_only("packed")
     """`packed`: samples one after the other in one row, each prompt computed once for all of its
     responses. `padded`: a row for each response, padded to the longest."""
-    micro_batch_tokens: int = speed_only(8192, ge=1)
+    micro_batch_tokens: int | None = speed_only(None, ge=1)
     """Most tokens per process in one forward pass, padding counted; a longer sample goes alone. The
-    global batch is the same for every value."""
-    gradient_checkpointing: bool = speed_only(True)
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    global batch is the same for every value. None is 16,384 on a GPU whose memory is enough, else
+    8,192."""
+    gradient_checkpointing: bool | Literal["auto"] = speed_only("auto")
+    """Recompute activations in the backward pass: less memory, a third more time. `auto` tries a
+    micro-batch on a GPU, and recomputes only if memory is not enough. It always recomputes on the
+    CPU and with DeepSpeed."""
+    compile_layers: bool | Literal["auto"] = speed_only("auto")
+    """Compile the decoder's layers, the reference's too: a minute at first, then up to twice the
+    speed. `auto` compiles on a GPU from 2 million tokens per process. DeepSpeed never compiles."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
     """DeepSpeed's ZeRO, which splits the training among processes; DDP if its stage is off."""
     checkpoint_every_steps: int | None = speed_only(None, ge=1)
     """Steps between checkpoints from which a retry goes on."""
     checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
     """Seconds between such checkpoints."""
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a forward pass; where none are set, as many as every device takes."""
+        return self.micro_batch_tokens or FEWEST_TOKENS
 
     @property
     def in_shards(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
+from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
@@ -22,7 +25,17 @@ from stages.modeling.probe import (
     check_training_mode,
     share_prompts,
 )
-from stages.training.params import TrainingParams
+from stages.modeling.shared_prefix import SHARED_PREFIX, shared_prefix_attention
+from stages.training.params import FEWEST_TOKENS, TrainingParams
+
+MOST_TOKENS = 16384
+"""Tokens of a micro-batch that keep a GPU busy: more are not faster."""
+COMPILED_FROM_TOKENS = 2_000_000
+"""Tokens of a training from which compiled layers gain more time than compiling takes."""
+_SPARE = 0.1
+"""Share of a GPU's memory that is left for fragments and for larger micro-batches."""
+_BYTES_AFTER_TRIAL = 12
+"""Bytes of a trained weight that a first micro-batch does not need: gradient and two moments."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +148,57 @@ def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
     if not model.supports_gradient_checkpointing:
         raise UserError(f"{type(model).__name__} has no gradient checkpointing", remedy)
     model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def memory_choices(params: TrainingParams, *, tries: bool) -> list[tuple[bool, int]]:
+    """Pairs of gradient checkpointing and micro-batch tokens to choose from, the fastest first.
+
+    Without trials there is one, which needs the least memory.
+    """
+    recomputes = [False, True] if tries else [True]
+    if params.gradient_checkpointing != "auto":
+        recomputes = [params.gradient_checkpointing]
+    budgets = [MOST_TOKENS, FEWEST_TOKENS] if tries else [FEWEST_TOKENS]
+    if params.micro_batch_tokens is not None:
+        budgets = [params.micro_batch_tokens]
+    return list(itertools.product(recomputes, budgets))
+
+
+def leaves_room(peak: int, trained: int, available: int) -> bool:
+    """True if a training fits into memory after its first micro-batch took ``peak`` bytes.
+
+    ``trained`` is the number of trained weights.
+    """
+    return peak + _BYTES_AFTER_TRIAL * trained <= (1 - _SPARE) * available
+
+
+def pays_to_compile(params: TrainingParams, tokens: int, *, on_gpu: bool) -> bool:
+    """True if layers are compiled in a training of ``tokens`` per process."""
+    if params.deepspeed.zero_stage != "off":
+        return False
+    if params.compile_layers == "auto":
+        return on_gpu and tokens >= COMPILED_FROM_TOKENS
+    return params.compile_layers
+
+
+def compile_layers(policy: nn.Module) -> None:
+    """Compiles the decoder's layers once for rows of all lengths; attention is not compiled."""
+    model = causal_lm(policy)
+    if not model.get_input_embeddings().weight.requires_grad:
+        # Or the first layer, whose input has no gradient, would be compiled apart.
+        model.enable_input_require_grads()
+    apart = torch.compiler.disable(shared_prefix_attention)
+    AttentionInterface.register(SHARED_PREFIX, apart)
+    for layer in _decoder_layers(policy):
+        layer.compile(dynamic=True)
+
+
+def leave_layers_eager(policy: nn.Module) -> None:
+    """Undoes :func:`compile_layers`."""
+    for layer in _decoder_layers(policy):
+        layer._compiled_call_impl = None
+
+
+def _decoder_layers(policy: nn.Module) -> list[nn.Module]:
+    modules = causal_lm(policy).get_decoder().modules()
+    return [module for module in modules if isinstance(module, GradientCheckpointingLayer)]

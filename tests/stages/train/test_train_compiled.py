@@ -1,0 +1,69 @@
+"""Compiled decoder layers train to what eager ones do; a failure to compile is told."""
+
+import pytest
+import torch
+from torch import nn
+
+from stages.training import policy as training_policy
+from tests.stages.train.checkpoints import assert_same_training
+from tests.stages.train.train_helpers import train
+
+# The compiler reads the gradients of its inputs.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+LORA = {"rank": 4, "alpha": 8.0}
+
+
+@pytest.fixture
+def compiled_layers(monkeypatch):
+    """Number of layers that are compiled; the graphs are run as they are, by no compiler."""
+    layers = []
+    compiled = nn.Module.compile
+
+    def graphs_only(layer, **options):
+        layers.append(layer)
+        compiled(layer, **options, backend="aot_eager")
+
+    monkeypatch.setattr(nn.Module, "compile", graphs_only)
+    torch._dynamo.reset()
+    yield layers
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("change", [{}, {"lora": LORA}, {"gradient_checkpointing": True}], ids=str)
+def test_compiled_layers_train_as_eager_ones(tmp_path, policy, pairs, compiled_layers, change):
+    eager = train(tmp_path / "eager", policy, [pairs], **change)
+    assert not compiled_layers
+    found = train(tmp_path / "compiled", policy, [pairs], compile_layers=True, **change)
+    # The reference's and the policy's.
+    assert len(compiled_layers) == 4
+    assert found.artifact.manifest.key == eager.artifact.manifest.key
+    assert_same_training(found, eager)
+    assert found.losses[0] == pytest.approx(eager.losses[0], abs=1e-6)
+    assert not [warning for warning in found.warnings if "compiled" in warning]
+
+
+def test_rows_of_all_lengths_share_their_graphs(tmp_path, policy, pairs, compiled_layers):
+    torch._dynamo.utils.counters.clear()
+    train(tmp_path / "store", policy, [pairs], compile_layers=True, micro_batch_tokens=40)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 8
+
+
+def test_layers_that_cannot_be_compiled_stay_eager_with_a_caution(
+    tmp_path, monkeypatch, policy, pairs
+):
+    eager = train(tmp_path / "eager", policy, [pairs])
+
+    def without_compiler(model):
+        for layer in training_policy._decoder_layers(model):
+            layer._compiled_call_impl = fail
+
+    def fail(*_, **__):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr("stages.training.fit.compile_layers", without_compiler)
+    found = train(tmp_path / "store", policy, [pairs], compile_layers=True)
+    assert found.weights == eager.weights
+    [caution] = [warning for warning in found.warnings if "not compiled" in warning]
+    assert "no C++ compiler" in caution
+    assert caution in found.summary["cautions"]
