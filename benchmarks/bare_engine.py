@@ -45,7 +45,8 @@ def main() -> None:
         enable_prefix_caching=True,
         **(whole if current_platform.is_cpu() else {}),
     )
-    prompts, sampling = [], []
+    prompts = []
+    sampling = []
     for number, token_ids in enumerate(rendered):
         for sample in range(settings["num_samples"]):
             prompts.append(TokensPrompt(prompt_token_ids=token_ids))
@@ -58,9 +59,11 @@ def main() -> None:
                     **exact,
                 )
             )
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - cpu_started
     tokens = sum(len(each.outputs[0].token_ids) for each in outputs)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": tokens}))
 

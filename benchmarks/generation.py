@@ -62,14 +62,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
     },
 }
-STAGE, BARE, PLAIN, TRANSFORMERS = (
-    "generate stage, vllm",
-    "bare engine, same sampling parameters",
-    "bare engine, no seeds and log-probabilities",
-    "generate stage, transformers",
-)
+STAGE = "generate stage, vllm"
+BARE = "bare engine, same sampling parameters"
+PLAIN = "bare engine, no seeds and log-probabilities"
+TRANSFORMERS = "generate stage, transformers"
 # Log-normal lengths: prompts of about 150 tokens, some of 700.
-_PROMPT_MEDIAN, _PROMPT_SIGMA, _PROMPT_LONGEST = 150, 0.5, 700
+_PROMPT_MEDIAN = 150
+_PROMPT_SIGMA = 0.5
+_PROMPT_LONGEST = 700
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ def run_stage(
         resources: Those of the stage; one engine if unset.
     """
     store = Store.open(str(folder / f"store-{name}"), create=True)
-    model, prompts = options.model or folder / "model", folder / "prompts.parquet"
+    model = options.model or folder / "model"
+    prompts = folder / "prompts.parquet"
     params = GenerateParams.model_validate(
         {
             "backend": backend,

@@ -32,10 +32,13 @@ class Jobs:
     """Runs still to start, those of the first cells first."""
 
     def __init__(self, rows: Sequence[study.Row], overrides: dict[str, Any], kept: Path) -> None:
-        self._rows, self._overrides, self._kept = list(rows), overrides, kept
+        self._rows = list(rows)
+        self._overrides = overrides
+        self._kept = kept
         self._tuning = [study.tuning_runs([each], overrides) for each in rows]
         self._waiting: list[tuple[int, int, study.StudyRun]] = []
-        self._count, self._known = itertools.count(), set[str]()
+        self._count = itertools.count()
+        self._known = set[str]()
         self._rewards: dict[str, float] = {}
         self._ended = set[str]()
         every = [each for own in self._tuning for each in own]

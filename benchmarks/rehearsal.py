@@ -59,7 +59,8 @@ def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
     Yields:
         What makes the cells of some names, all if there are none.
     """
-    hub, before = folder / "hub", dict(os.environ)
+    hub = folder / "hub"
+    before = dict(os.environ)
     made = subprocess.run(
         [sys.executable, str(_MAKE), str(hub)], capture_output=True, text=True, check=False
     )

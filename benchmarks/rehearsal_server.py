@@ -101,10 +101,14 @@ class HubHandler(BaseHTTPRequestHandler):
             return
         content = path.read_bytes()
         headers = {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": self.commit}
-        first, last, status = 0, len(content) - 1, 200
+        first = 0
+        last = len(content) - 1
+        status = 200
         if asked := self.headers.get("Range"):
             start, _, end = asked.removeprefix("bytes=").partition("-")
-            first, last, status = int(start), min(int(end or last), last), 206
+            first = int(start)
+            last = min(int(end or last), last)
+            status = 206
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
         self._send(status, content[first : last + 1], headers)
 

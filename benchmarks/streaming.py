@@ -32,8 +32,10 @@ from stages.tables.schemas import PROMPTS, RESPONSES, SCORES, TableWriter, read_
 
 LIMIT_MIB = 1024
 _WORDS = [f"word{number}" for number in range(4000)]
-_PROMPT_WORDS, _RESPONSE_WORDS = 40, 55
-_PROMPT_TOKENS, _RESPONSE_TOKENS = 60, 100
+_PROMPT_WORDS = 40
+_RESPONSE_WORDS = 55
+_PROMPT_TOKENS = 60
+_RESPONSE_TOKENS = 100
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def measure(folder: Path, rows: int) -> list[Measurement]:
     _write_prompts(source, rows)
     params = PrepareParams(iterations=1, test_prompts=1)
     prepared, prepare = _run(store, folder, params, {"train": source}, rows)
-    responses, scores = folder / "responses.parquet", folder / "scores.parquet"
+    responses = folder / "responses.parquet"
+    scores = folder / "scores.parquet"
     num_responses = _write_responses(prepared / "iteration-1.parquet", responses, scores)
     inputs = {"responses": responses, "scores": scores}
     _, pair = _run(store, folder, PairParams(), inputs, num_responses)

@@ -36,7 +36,8 @@ _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")
 # Same objective, other order of summation: the curves may drift apart by this much.
 _LOSS_TOLERANCE = 2e-3
 # With --model.
-_PAIRS, _TOKENS_AT_ONCE = 64, 2048
+_PAIRS = 64
+_TOKENS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,16 @@ def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -
         folder = Path(place)
         table = folder / "pairs.parquet"
         if options.model:
-            model, tokens_at_once = options.model, options.tokens_at_once
+            model = options.model
+            tokens_at_once = options.tokens_at_once
             count = options.pairs or _PAIRS
             pairs = take_pairs(options.pairs_of, model, table, num_pairs=count)
         else:
-            shape, model = SHAPES[name], folder / "model"
+            shape = SHAPES[name]
+            model = folder / "model"
             make_model(shape, model)
-            tokens_at_once, count = shape.tokens_at_once, options.pairs or shape.pairs
+            tokens_at_once = shape.tokens_at_once
+            count = options.pairs or shape.pairs
             pairs = make_pairs(shape, table, num_pairs=count, scale=options.scale)
         trained: dict[str, list[Training]] = {each: [] for each in options.contestants}
         for round_ in range(options.rounds):

@@ -53,8 +53,17 @@ def main() -> int:
 def _audit(lock: Path, exceptions: list[str]) -> list[dict]:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes"),
-            *("--requirement", str(lock), "--format", "json", "--progress-spinner", "off"),
+            sys.executable,
+            "-m",
+            "pip_audit",
+            "--disable-pip",
+            "--require-hashes",
+            "--requirement",
+            str(lock),
+            "--format",
+            "json",
+            "--progress-spinner",
+            "off",
             *(part for each in exceptions for part in ("--ignore-vuln", each)),
         ],
         capture_output=True,

@@ -34,8 +34,14 @@ _NORM = "model.norm.weight"
 # them, too; a run costs more.
 _SEEN_BY_LOADING = ("one shape", "one missing", "not a number", "another vocabulary")
 _LEFT_TO_TESTS = (
-    *("infinite", "minus infinity", "more layers", "an unknown activation", "a width of text"),
-    *("an unknown model", "tokenizer.json hollow", "without words"),
+    "infinite",
+    "minus infinity",
+    "more layers",
+    "an unknown activation",
+    "a width of text",
+    "an unknown model",
+    "tokenizer.json hollow",
+    "without words",
 )
 
 
@@ -359,12 +365,27 @@ _OF_THE_REWARD_MODEL: dict[str, Bad] = {
 }
 # Damages that are tried on the reward model, too: those that another program looks for there.
 _OF_BOTH = (
-    *("weights truncated", "weights pickled", "no configuration", "config.json truncated"),
-    *("one missing", "not a number", "another vocabulary", "a missing shard", "a huge width"),
-    *("a shard outside of the folder", "negative layers", "an adapter alone", "no chat template"),
-    *("an adapter of another base", "tokenizer.json half"),
-    *("a template with a mistake", "a template that ignores its messages", "none"),
-    *("a template without end", "a context of nothing", "pickled weights beside"),
+    "weights truncated",
+    "weights pickled",
+    "no configuration",
+    "config.json truncated",
+    "one missing",
+    "not a number",
+    "another vocabulary",
+    "a missing shard",
+    "a huge width",
+    "a shard outside of the folder",
+    "negative layers",
+    "an adapter alone",
+    "no chat template",
+    "an adapter of another base",
+    "tokenizer.json half",
+    "a template with a mistake",
+    "a template that ignores its messages",
+    "none",
+    "a template without end",
+    "a context of nothing",
+    "pickled weights beside",
 )
 
 

@@ -70,7 +70,10 @@ class Outcome:
 
 def tried(case: Case) -> Outcome:
     """Tries a case; ``geb``, and the stages that it starts, are forks of loaded libraries."""
-    codes, faults, output, started = [], [], "", time.monotonic()
+    codes = []
+    faults = []
+    output = ""
+    started = time.monotonic()
     commands = [case.arguments]
     if case.by != "itself":
         commands.append(["run", *case.arguments[1:]])

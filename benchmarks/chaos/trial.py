@@ -87,8 +87,13 @@ class Trial:
         with self.services.prefect.undisturbed(), self.log.open("ab") as file:
             return subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "flows.commands.cli", "resume", RUN),
-                    *("--store", self.place.location),
+                    sys.executable,
+                    "-m",
+                    "flows.commands.cli",
+                    "resume",
+                    RUN,
+                    "--store",
+                    self.place.location,
                 ],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

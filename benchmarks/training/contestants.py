@@ -27,7 +27,8 @@ from stages.store.base import Store
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.params import TrainParams
 
-BETA, LEARNING_RATE = 0.1, 1e-4
+BETA = 0.1
+LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,8 @@ class _Taken:
 @contextmanager
 def _timed() -> Iterator[_Taken]:
     taken = _Taken()
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     yield taken
     taken.seconds = time.perf_counter() - started
     taken.cpu_seconds = time.process_time() - cpu_started

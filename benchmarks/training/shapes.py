@@ -16,8 +16,11 @@ from stages.tables.schemas import PAIRS, read_rows, write_table
 
 EOS = 0
 BATCH_PAIRS = 4
-MEDIAN_PROMPT, MEDIAN_RESPONSE, SPREAD = 135, 160, 0.5
-LONGEST_PROMPT, LONGEST_RESPONSE = 500, 700
+MEDIAN_PROMPT = 135
+MEDIAN_RESPONSE = 160
+SPREAD = 0.5
+LONGEST_PROMPT = 500
+LONGEST_RESPONSE = 700
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ def take_pairs(source: Path, model: Path, path: Path, *, num_pairs: int) -> list
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
 
     def same(row: dict[str, Any], side: str) -> bool:
-        prompt, response = row["prompt_token_ids"], row[f"{side}_token_ids"]
+        prompt = row["prompt_token_ids"]
+        response = row[f"{side}_token_ids"]
         written = tokenizer.decode(prompt) + tokenizer.decode(response[:-1])
         read = [*tokenizer(written)["input_ids"], tokenizer.eos_token_id]
         return bool(read == [*prompt, *response])

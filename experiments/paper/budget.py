@@ -62,14 +62,16 @@ def budget(
         configs_by_name.pop(each.name, None)
     configs = list(configs_by_name.values())
     different: dict[str, StepEstimate] = {}
-    hub_asked, num_steps = True, 0
+    hub_asked = True
+    num_steps = 0
     rates: Rates | None = None
     for config in configs:
         try:
             planned = plan(config) if hub_asked else []
         except HubUnreachableError:
             # That takes a while to find out: once is enough.
-            hub_asked, planned = False, []
+            hub_asked = False
+            planned = []
         steps = unread_steps(config)
         # All cells have one store.
         rates = measured_rates(open_store(config.store)) if rates is None else rates

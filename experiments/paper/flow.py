@@ -84,7 +84,8 @@ def compute(
     the others.
     """
     store = open_store(store_of(config), create=True)
-    asked, rows = cells(only), cells(_ALL)
+    asked = cells(only)
+    rows = cells(_ALL)
     with inputs_resolved_once():
         errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
         tuning = study.finished(study.tuning_runs(rows, config), kept)

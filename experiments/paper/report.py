@@ -97,7 +97,8 @@ def write_report(
             for each in (*found.tuning, *found.reported)
         ],
     }
-    page, markdown = "report.html", "report.md"
+    page = "report.html"
+    markdown = "report.md"
     content: dict[str, str | bytes] = {
         **images,
         **{f"{each.name}.tex": each.latex() for each in tables},

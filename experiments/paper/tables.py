@@ -152,7 +152,8 @@ class Findings:
             )
             for run in self.results(cell)
         ]
-        known, unit = [each for each in found if each is not None], figure.whole or 1.0
+        known = [each for each in found if each is not None]
+        unit = figure.whole or 1.0
         values = [unit * each.value for each in known]
         if len(known) == 1:
             return values, Estimate(*values, *(unit * end for end in known[0].interval or ()))
@@ -209,10 +210,12 @@ def _mean_of_all(estimates: Sequence[Estimate | None]) -> Estimate | None:
 
 def _spread(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     """Mean ± standard deviation over seeds; nothing of one seed."""
-    values, form = found.over_seeds(cell, figure)[0], figure.form
+    values = found.over_seeds(cell, figure)[0]
+    form = figure.form
     if len(values) < 2:
         return MISSING
-    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    mean = statistics.fmean(values)
+    deviation = statistics.stdev(values)
     return PaperFigure(f"{mean:{form}} ± {deviation:{form}} (n = {len(values)})")
 
 
@@ -269,7 +272,8 @@ PARTS = [Part.model_validate(each) for each in _WRITTEN]
 
 def paper_tables(found: Findings) -> list[PaperTable]:
     """All tables in the paper's order; settings that are not run have its figures alone."""
-    given, tables = published(), list[PaperTable]()
+    given = published()
+    tables = list[PaperTable]()
     for part in PARTS:
         settings = [each.setting for each in found.rows if each.experiment in part.experiments]
         settings += [setting for table, setting in given if table == part.name]
@@ -343,12 +347,15 @@ def coverage(found: Findings) -> tuple[str, list[list[str]]]:
 
     A cell without seeds, of the κ experiment, counts over its grid.
     """
-    rows, whole, some = [], 0, 0
+    rows = []
+    whole = 0
+    some = 0
     for row in (each for each in found.rows if each.experiment != BANDIT):
         tuned = sum(each.row == row for each in found.tuning)
         done = sum(each.row == row for each in found.reported) if row.seeds else tuned
         asked = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)
-        whole, some = whole + (done >= asked), some + (0 < done < asked)
+        whole = whole + (done >= asked)
+        some = some + (0 < done < asked)
         chosen = listed(found.chosen.get(row, {}))
         shown = f"{chosen} (of {tuned} runs)" if chosen else "–"
         configuration = ", ".join(filter(None, (row.configuration, listed(row.fields))))

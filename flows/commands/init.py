@@ -170,7 +170,8 @@ def _shuffled(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
 def _conversations(kind: Kind, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Sample conversations for the warm start."""
     for place, row in enumerate(rows):
-        opening, reference = _OPENINGS[place % len(_OPENINGS)], row["reference_answer"]
+        opening = _OPENINGS[place % len(_OPENINGS)]
+        reference = row["reference_answer"]
         answer = f"{opening}, {reference}."
         if kind is Kind.ANSWERS:
             # Every third is wrong: there is something to learn from its rewards.

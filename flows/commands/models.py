@@ -21,9 +21,11 @@ Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
 def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     """List registered models, their versions and aliases."""
     registry = ModelRegistry(open_store(store))
-    document, rows = {}, []
+    document = {}
+    rows = []
     for name in registry.names():
-        versions, aliases = registry.versions(name), registry.aliases(name)
+        versions = registry.versions(name)
+        aliases = registry.aliases(name)
         document[name] = {
             "versions": [each.model_dump(mode="json") for each in versions],
             "aliases": {each.alias: each.version for each in aliases},
@@ -47,7 +49,8 @@ def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) 
 
 def _win_rate(metrics: Mapping[str, Any]) -> str:
     """The rate with its 95 % interval, if the registered metrics tell of how many prompts."""
-    rate, prompts = metrics.get("win_rate"), metrics.get("compared_prompts")
+    rate = metrics.get("win_rate")
+    prompts = metrics.get("compared_prompts")
     if rate is None or not prompts:
         return formatted(rate, ".3f")
     from flows.report.statistics import proportion

@@ -130,6 +130,7 @@ def bandit(
         for name in artifact.manifest.files:
             shutil.copyfile(artifact.file(name), out / name)
     text = artifact.file("table.md").read_text()
-    place, metrics = artifact.address(), artifact.read_json("metrics.json")
+    place = artifact.address()
+    metrics = artifact.read_json("metrics.json")
     table = Markdown(text) if console.is_terminal else text
     answer(as_json, {"artifact": place, "table": text, **metrics}, table, f"figures  {place}")

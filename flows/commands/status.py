@@ -198,7 +198,8 @@ def _shown(
         return _one(store, found[0], rows)
     if not found:
         return Text(f"no runs in {store.location}")
-    steps, tries = Column("steps", justify="right"), Column("attempts", justify="right")
+    steps = Column("steps", justify="right")
+    tries = Column("attempts", justify="right")
     columns = ("run", "state", steps, "started", "took", "left", tries)
     table = Table(*columns, box=None, pad_edge=False)
     grouped = _sweeps(store, found)
@@ -235,7 +236,8 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
         f"started {clock(found.started)}, {duration(found.elapsed)}{left}{number}\n"
         f"store   {escape(store.location)}\n"
     )
-    took, tries = Column("took", justify="right"), Column("attempts", justify="right")
+    took = Column("took", justify="right")
+    tries = Column("attempts", justify="right")
     table = Table("step", "state", took, tries, "key", box=None, pad_edge=False)
     for each in found.steps[-rows:] if rows else found.steps:
         table.add_row(

@@ -146,7 +146,9 @@ def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
         # hold hundreds of runs: they are read again when a record has changed, whose state is
         # taken first, so that the next look sees what changes meanwhile.
         if (now := _records(store)) != seen:
-            seen, needed, present = now, _needed(store), set(store.artifacts())
+            seen = now
+            needed = _needed(store)
+            present = set(store.artifacts())
         if _why(store, each.held, needed, present):
             store.remove(each.held)
             removed.append(each)

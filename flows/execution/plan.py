@@ -62,7 +62,8 @@ class _Planner:
         if waiting_for:
             return "run", f"{waiting_for[0]} runs before it", None
         request = build_request(self._config, self._store, step, self._made)
-        artifact, damage = None, ""
+        artifact = None
+        damage = ""
         try:
             artifact = self._store.load(request.stage, request.key)
         except DamagedArtifactError as error:
@@ -94,7 +95,8 @@ class _Planner:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:
     """Yields a line for each difference between two nested mappings of JSON values."""
     for name in dict.fromkeys([*before, *now]):
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         place = f"{at}.{name}" if at else name
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, place)

@@ -23,7 +23,8 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     first = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
     assert first is not None
     base = Model(first)
-    evaluation, test_prompts = steps.for_evaluation(), prompts.at("test.parquet")
+    evaluation = steps.for_evaluation()
+    test_prompts = prompts.at("test.parquet")
     base_samples = sample_and_score(steps, do, "base", evaluation, base, test_prompts)
     suites = _base_of_suites(config, steps, do, base, test_prompts, base_samples)
     train_prompts = {
@@ -104,8 +105,10 @@ def _base_of_suites(
     """
     suites = {}
     for name, suite in config.suites.items():
-        own, place = steps.of_suite(name), suite_place("base", name)
-        prompts, sampled = held_out, base_samples if suite.prompts is None else None
+        own = steps.of_suite(name)
+        place = suite_place("base", name)
+        prompts = held_out
+        sampled = base_samples if suite.prompts is None else None
         if suite.prompts is not None:
             prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
         sampling = own.for_evaluation()
@@ -190,6 +193,7 @@ def _train_prompts(
     table = prompts.at(f"iteration-{iteration}.parquet")
     if config.screen.num_samples == 0:
         return table
-    place, sampling = f"screen/iteration-{iteration}", steps.for_screening(iteration)
+    place = f"screen/iteration-{iteration}"
+    sampling = steps.for_screening(iteration)
     samples = sample_and_score(steps, do, place, sampling, base, table)
     return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

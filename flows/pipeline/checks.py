@@ -181,7 +181,8 @@ def _check_judge(asked: _Asked) -> None:
 
 
 def _check_length_control(asked: _Asked) -> None:
-    wanted, judge = asked.evaluate.length_controlled, asked.score.judge
+    wanted = asked.evaluate.length_controlled
+    judge = asked.score.judge
     against = "reference" if wanted == "reference" else "samples"
     compares = asked.score.oracle == "judge" and judge.mode == "pairwise"
     if wanted != "off" and not (compares and judge.against == against):

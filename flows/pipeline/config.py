@@ -285,10 +285,12 @@ class RunConfig(StageSettings):
                 f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
             )
         suite = self.suites[name]
-        evaluation, seed = cast(Evaluation, suite), suite.seed
+        evaluation = cast(Evaluation, suite)
+        seed = suite.seed
         if suite.prompts is None:
             reports = {each: getattr(suite, each) for each in ("correct_from", "pass_at_k")}
-            evaluation, seed = self.evaluation.model_copy(update=reports), self.seed
+            evaluation = self.evaluation.model_copy(update=reports)
+            seed = self.seed
         return self.model_copy(
             update={
                 "seed": seed,

@@ -100,7 +100,8 @@ def _kind(field: FieldInfo) -> str:
 def _kinds(annotation: Any) -> list[str]:
     if annotation in _KINDS:
         return [_KINDS[annotation]]
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Literal:
         return [str(each) for each in arguments]
     if origin in (tuple, list):

@@ -65,7 +65,8 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
         if not isinstance(each, FileInput):
             continue
         sizes = read_settings(Path(each.location) / "config.json")
-        heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
+        heads = sizes.get("num_attention_heads")
+        layers = sizes.get("num_hidden_layers")
         if isinstance(heads, int) and heads % engine.tensor_parallel_size:
             raise UserError(
                 f"generate.vllm.tensor_parallel_size is {engine.tensor_parallel_size}, and the "

@@ -75,7 +75,8 @@ class Steps:
 
     def for_training(self, iteration: int, reference: Model) -> Sampling:
         """K responses to each prompt of D_t, some of a mixture with ``reference`` if asked for."""
-        params, seed = self._config.generate, self._seed("generate", iteration)
+        params = self._config.generate
+        seed = self._seed("generate", iteration)
         return Sampling(params, seed, reference=reference if params.mixture else None)
 
     def for_screening(self, iteration: int) -> Sampling:
@@ -84,7 +85,8 @@ class Steps:
 
     def for_evaluation(self) -> Sampling:
         """Responses to the held-out prompts; a judge that compares sets them against others."""
-        params, seed = self._config.evaluation_sampling(), self._seed("evaluate")
+        params = self._config.evaluation_sampling()
+        seed = self._seed("evaluate")
         return Sampling(params, seed, against_opponents=self._config.score.compares)
 
     def generate(

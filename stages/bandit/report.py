@@ -49,8 +49,10 @@ def summarise(every: list[Cell], outcome: Outcome, landscape: Landscape) -> list
     """
     records = []
     for index, cell in enumerate(every):
-        policy, mass = outcome.policy[index], outcome.best_mass[index]
-        rewards, last = outcome.reward[index].tolist(), mass[:, -1].tolist()
+        policy = outcome.policy[index]
+        mass = outcome.best_mass[index]
+        rewards = outcome.reward[index].tolist()
+        last = mass[:, -1].tolist()
         found = [_found_after(outcome.steps, seed.tolist()) for seed in mass]
         likeliest = policy.argmax(dim=-1).tolist()
         done = [steps for steps in found if steps is not None]
@@ -105,7 +107,8 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def _row(label: str, record: dict[str, Any]) -> str:
-    kappa, half_width = record["kappa"], record["expected_reward_half_width"]
+    kappa = record["kappa"]
+    half_width = record["expected_reward_half_width"]
     reward = f"{record['expected_reward']:.3f}"
     found = record["median_found_after"]
     cells = (

@@ -166,8 +166,10 @@ def _losses(
     tie: Tensor,
 ) -> Tensor:
     """Loss of every pair of cells that differ in κ alone, [C, S, P]; a tie has its bonus only."""
-    logps, ref_logps = _sides(logp, swapped), _sides(ref_logp, swapped)
-    divergence, method = group[0].divergence, group[0].method
+    logps = _sides(logp, swapped)
+    ref_logps = _sides(ref_logp, swapped)
+    divergence = group[0].divergence
+    method = group[0].method
     preference = preference_loss(
         *(logps - ref_logps).unbind(dim=2), beta=params.beta, divergence=divergence
     )
@@ -187,7 +189,8 @@ def _losses(
 
 def _sides(values: Tensor, swapped: Tensor) -> Tensor:
     """Chosen and rejected of each pair, [C, S, 2, P]; the second is chosen if `swapped`."""
-    first, second = values[..., 0::2], values[..., 1::2]
+    first = values[..., 0::2]
+    second = values[..., 1::2]
     sides = torch.where(swapped, second, first), torch.where(swapped, first, second)
     return torch.stack(sides, dim=2)
 

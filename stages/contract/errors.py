@@ -20,7 +20,8 @@ class GebError(Exception):
     def __init__(self, message: str = "") -> None:
         # It may quote a file: names of thousands of columns, a line of megabytes.
         if (beyond := len(message) - 2 * _END_CHARACTERS) > 0:
-            start, end = message[:_END_CHARACTERS], message[-_END_CHARACTERS:]
+            start = message[:_END_CHARACTERS]
+            end = message[-_END_CHARACTERS:]
             message = f"{start} … ({beyond:,} more characters) … {end}"
         super().__init__(message)
 

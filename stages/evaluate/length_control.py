@@ -22,7 +22,8 @@ from stages.harness.context import StageContext
 from stages.tables.join import read_scored
 
 NAME = "length_controlled_win_rate"
-GAMED, BASELINE = "df_gamed.csv", "alpaca_eval_gpt4_baseline.json"
+GAMED = "df_gamed.csv"
+BASELINE = "alpaca_eval_gpt4_baseline.json"
 """Files of the hub's data set `tatsu-lab/alpaca_eval` that the published regression needs."""
 # Folds of the library's cross-validation.
 _FEWEST = 5
@@ -48,7 +49,8 @@ def length_controlled(ctx: StageContext[EvaluateParams]) -> Metrics:
             are no comparisons.
     """
     regression = _Regression(ctx)
-    policy, base = _compared(ctx, ""), _compared(ctx, "base_")
+    policy = _compared(ctx, "")
+    base = _compared(ctx, "base_")
     if ctx.params.length_controlled == "base":
         opponents = {key: row["response"] for key, row in base.items()}
         return regression.metrics(policy, opponents, "")
@@ -69,7 +71,8 @@ def _compared(ctx: StageContext[EvaluateParams], prefix: str) -> dict[Key, dict[
     columns = ("messages", "response", "reference_answer")
     files = ctx.paths(f"{prefix}responses"), ctx.paths(f"{prefix}scores")
     for batch in read_scored(*files, columns=columns):
-        rows, scores = batch.responses.to_pylist(), batch.scores.to_pylist()
+        rows = batch.responses.to_pylist()
+        scores = batch.scores.to_pylist()
         unscored = {
             row["prompt_id"] for row, score in zip(rows, scores, strict=True) if score is None
         }
@@ -117,7 +120,8 @@ class _Regression:
         rows = json.loads((folder / BASELINE).read_text())
         # The first of equal instructions.
         self._places = {row["instruction"]: n for n, row in reversed(list(enumerate(rows)))}
-        self._name, self._gamed = "length_controlled_v1", folder / GAMED
+        self._name = "length_controlled_v1"
+        self._gamed = folder / GAMED
 
     def metrics(
         self, own: Mapping[Key, Mapping[str, Any]], others: Mapping[Key, str], prefix: str

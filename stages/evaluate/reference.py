@@ -47,7 +47,8 @@ class Reference:
         source = ctx.model(name)
         self._config = load_config(source)
         self._place = source.name_or_path
-        self._batch_tokens, self._dtype = ctx.params.batch_tokens, ctx.params.dtype
+        self._batch_tokens = ctx.params.batch_tokens
+        self._dtype = ctx.params.dtype
         self._remedy = remedy
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
             partial(_Model, source, ctx.params.dtype, remedy), ctx.request.resources

@@ -124,8 +124,10 @@ class SampleSummary:
         rewards = np.frombuffer(self._rewards) if self._rewards else np.zeros(0)
         log_pi_ref = np.frombuffer(self._log_pi_ref) if self._log_pi_ref else np.zeros(0)
         means = [each.total / each.samples for each in self.prompts.values() if each is not None]
-        distinct, counts = self._distinct, self._counts
-        responses, tokens = counts["responses"], counts["tokens"]
+        distinct = self._distinct
+        counts = self._counts
+        responses = counts["responses"]
+        tokens = counts["tokens"]
         return {
             "num_prompts": len(self.prompts),
             "num_samples": responses,

@@ -28,7 +28,8 @@ def grouped_attention(
     From query [B, H, queries, D], key and value [B, G, S, D] and a mask [B, 1, queries, S], or None
     if every key is seen, to [B, queries, H, D]. ``others`` is what else transformers hands over.
     """
-    heads, groups = query.shape[1], key.shape[1]
+    heads = query.shape[1]
+    groups = key.shape[1]
     # A mask or a bias may have a plane for each head.
     has_planes = attention_mask is not None and attention_mask.shape[1] > 1
     has_planes |= others.get("position_bias") is not None

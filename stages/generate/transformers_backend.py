@@ -108,7 +108,8 @@ class TransformersBackend:
             drawn = draw(logits, now, temperature=params.temperature, top_p=params.top_p)
             # The raw policy's: before mixture, temperature and top-p.
             chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
-            tokens[alive, step], logprobs[alive, step] = drawn, chosen
+            tokens[alive, step] = drawn
+            logprobs[alive, step] = chosen
             lengths[alive] += ~finished[alive]
             finished[alive] |= torch.isin(drawn, stop_ids)
             running = ~finished[alive]
@@ -118,7 +119,8 @@ class TransformersBackend:
             if num_running <= (1 - _COMPACT_SHARE) * len(alive):
                 for each in (decoder, *others):
                     each.keep(running)
-                alive, drawn = alive[running], drawn[running]
+                alive = alive[running]
+                drawn = drawn[running]
             for each in (decoder, *others):
                 each.advance(drawn)
         if logprobs.isnan().any() or not mixes_numbers:
@@ -160,7 +162,8 @@ class _Decoder:
         self._model = model
         distinct = list(dict.fromkeys(index for index, _ in rows))
         ids, self._mask = _left_pad([prompts[index].token_ids for index in distinct], pad_id)
-        ids, self._mask = ids.to(model.device), self._mask.to(model.device)
+        ids = ids.to(model.device)
+        self._mask = self._mask.to(model.device)
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
         self._cache: Any = None
         self._forward(ids)
@@ -180,7 +183,8 @@ class _Decoder:
 
     def _select(self, index: torch.Tensor) -> None:
         self._cache.reorder_cache(index)
-        self._mask, self._positions = self._mask[index], self._positions[index]
+        self._mask = self._mask[index]
+        self._positions = self._positions[index]
         self.logits = self.logits[index]
 
     def _forward(self, ids: torch.Tensor) -> None:

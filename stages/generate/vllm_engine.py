@@ -64,7 +64,8 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    own, extra = _own_arguments(policy, params), params.vllm.extra_engine_args
+    own = _own_arguments(policy, params)
+    extra = params.vllm.extra_engine_args
     for name in own.keys() & extra.keys():
         raise UserError(
             f"generate.vllm.extra_engine_args.{name} is set by the stage itself",
@@ -110,7 +111,8 @@ def _cache_gib(settings: VllmSettings) -> float | None:
 def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
-    settings, gib = params.vllm, _cache_gib(params.vllm)
+    settings = params.vllm
+    gib = _cache_gib(params.vllm)
     eager = settings.enforce_eager
     arguments = {
         "model": policy.source.name_or_path,

@@ -134,7 +134,8 @@ def defined_bonus(
         ValueError: the theory does not define the design under the divergence, or the published
             code has no form of it.
     """
-    row, resolved = DESIGNS[design], resolve_divergence(divergence)
+    row = DESIGNS[design]
+    resolved = resolve_divergence(divergence)
     reason = row.refuses(resolved)
     if reason is not None:
         raise ValueError(f"design {design!r} is not defined under {resolved.name}: {reason}")

@@ -53,7 +53,8 @@ class KappaController:
         """
         if not self.calibrating:
             return
-        loss_sum, bonus_sum = self._loss_sum + abs_loss_sum, self._bonus_sum + abs_bonus_sum
+        loss_sum = self._loss_sum + abs_loss_sum
+        bonus_sum = self._bonus_sum + abs_bonus_sum
         is_zero = bonus_sum == 0.0 and not self._may_vanish
         if not (math.isfinite(loss_sum) and math.isfinite(bonus_sum)) or is_zero:
             raise ValueError(
@@ -68,7 +69,8 @@ class KappaController:
                 f"{batches} batches |L| sums to 0, since all their pairs are "
                 "ties, and a bonus of any weight is more. Set kappa itself"
             )
-        self._loss_sum, self._bonus_sum = loss_sum, bonus_sum
+        self._loss_sum = loss_sum
+        self._bonus_sum = bonus_sum
         self._num_observed += 1
 
     def kappa(self, *, step: int, num_steps: int, iteration: int = 1) -> float:
@@ -102,7 +104,8 @@ def scheduled_kappa(params: KappaParams, *, step: int, num_steps: int, iteration
     """κ of a schedule before calibration; see `KappaController.kappa`."""
     if params.kappa_schedule == "per_iteration":
         return params.kappa_values[min(iteration, len(params.kappa_values)) - 1]
-    start, final = params.kappa_or_default(), params.kappa_final_fraction
+    start = params.kappa_or_default()
+    final = params.kappa_final_fraction
     if params.kappa_schedule == "constant":
         return start
     progress = step / max(1, num_steps - 1)

@@ -9,7 +9,8 @@ from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StagePara
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
-SCORE, RESPONSE_TOKENS = "score", "response_tokens"
+SCORE = "score"
+RESPONSE_TOKENS = "response_tokens"
 """Components that every response has: the oracle's whole score, and the number of its tokens."""
 
 

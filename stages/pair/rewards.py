@@ -65,7 +65,8 @@ class Rewards:
         if self.origin is None:
             # Squares of distances from a value keep the digits that a large offset would cost.
             self.origin = values[0]
-            self.total, self.products = np.zeros(values.shape[1]), np.zeros((values.shape[1],) * 2)
+            self.total = np.zeros(values.shape[1])
+            self.products = np.zeros((values.shape[1],) * 2)
         shifted = values - self.origin
         self.count += len(values)
         self.total += shifted.sum(axis=0)
@@ -88,7 +89,8 @@ class Rewards:
         """Moments of the components and their correlations, as JSON values."""
         if not self.count:
             return {}
-        names, covariance = list(self.params.rewards), self._covariance()
+        names = list(self.params.rewards)
+        covariance = self._covariance()
         deviations = np.sqrt(np.diag(covariance))
         moments = zip(names, self._mean().tolist(), deviations.tolist(), strict=True)
         return {

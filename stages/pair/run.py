@@ -42,10 +42,12 @@ def run(ctx: StageContext[PairParams]) -> None:
     Prompts of which a response has no score are left out: what could be compared would depend on
     what the oracle failed on.
     """
-    responses, scores = ctx.paths("responses"), ctx.paths("scores")
+    responses = ctx.paths("responses")
+    scores = ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
-    python, is_own = ctx.params.python, ctx.params.strategy == "python"
+    python = ctx.params.python
+    is_own = ctx.params.strategy == "python"
     own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
     rewards = Rewards(ctx.params) if ctx.params.rewards else None
     parts = ("components",) if own or rewards else ()
@@ -89,7 +91,9 @@ def pair_batch(
     if rewards:
         scores = rewards.totals(batch)
         batch = batch.with_scores(pa.array(scores, pa.float64(), from_pandas=True))
-    chosen, rejected, ties = [], [], []
+    chosen = []
+    rejected = []
+    ties = []
     token_ids = batch.responses["response_token_ids"]
     select = _selector(batch, scores.tolist(), params, own)
     for better, worse in _selections(batch, rated.tolist(), params, seed, tally, select):

@@ -63,7 +63,8 @@ def read_preference(
             f"{params.chosen_column} and {params.rejected_column} answer different prompts",
             "give both conversations the same turns before their last",
         )
-    better, worse = _score(row.get("score_chosen")), _score(row.get("score_rejected"))
+    better = _score(row.get("score_chosen"))
+    worse = _score(row.get("score_rejected"))
     scores = _UNSCORED if better is None or worse is None else (better, worse)
     return Preference(_with_system(prompt, params), chosen, rejected, scores)
 

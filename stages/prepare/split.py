@@ -73,7 +73,8 @@ def split(
     train = _shuffled(ids, train, seed)
     part = np.full(len(ids), DROPPED, dtype=np.int32)
     if len(test) and overlap_stays_in_train:
-        kept, asked = train, len(test)
+        kept = train
+        asked = len(test)
         test = test[~np.isin(ids[test], ids[train])]
         overlap = asked - len(test)
         if not len(test):
@@ -90,7 +91,8 @@ def split(
                 f"test_prompts is {test_prompts}, but there are only {len(train)} distinct prompts",
                 "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
             )
-        test, kept = train[:test_prompts], train[test_prompts:]
+        test = train[:test_prompts]
+        kept = train[test_prompts:]
         overlap = 0
     part[test] = TEST
     # By all rows: prompts of the other sources may all have come in the first one.

@@ -85,7 +85,8 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
     if rate is None or not prompts or ties is None:
         reason = f"{gate}: no prompt is compared; the gate wants more wins than losses"
         return GateResult(gate, "win_rate", None, _EVEN, False, reason)
-    wins, decided = round(rate * prompts), prompts - ties
+    wins = round(rate * prompts)
+    decided = prompts - ties
     bound = wilson_lower_bound(wins / decided, decided, confidence) if decided else 0.0
     reason = (
         f"{gate}: {wins:g} prompts won, {decided - wins:g} lost, {ties:g} tied; with confidence "

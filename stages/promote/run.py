@@ -34,7 +34,8 @@ def run(ctx: StageContext[PromoteParams]) -> None:
     paths = ctx.paths("suite_metrics") if names else []
     suites = {name: _read_metrics(path) for name, path in zip(names, paths, strict=True)}
     registry = ModelRegistry(ctx.store)
-    run, step = ctx.request.run, ctx.request.step
+    run = ctx.request.run
+    step = ctx.request.step
     own = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
     while True:
         known = {each.alias: each for each in registry.aliases(name)}

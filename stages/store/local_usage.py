@@ -62,7 +62,8 @@ def usage_below(path: Path) -> tuple[int, float]:
 
     What goes meanwhile does not count.
     """
-    total, written = 0, 0.0
+    total = 0
+    written = 0.0
     for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = each.lstat()

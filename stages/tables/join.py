@@ -108,7 +108,8 @@ def _read_shard(
                 "score these responses again, and give both in the same order of shards",
             )
         if held is not None:
-            rows, scored = pa.concat_tables([held[0], rows]), pa.concat_tables([held[1], scored])
+            rows = pa.concat_tables([held[0], rows])
+            scored = pa.concat_tables([held[1], scored])
         starts = _starts(rows["prompt_id"])
         # The last prompt may go on in the next batch.
         whole = starts[-2]

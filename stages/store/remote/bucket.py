@@ -240,7 +240,8 @@ class Bucket:
         """Makes a request, again and again if the bucket does not answer it."""
         from obstore.exceptions import BaseError
 
-        deadline, pause = time.monotonic() + self._patience, 0.1
+        deadline = time.monotonic() + self._patience
+        pause = 0.1
         while True:
             try:
                 return request()
@@ -261,7 +262,8 @@ class Bucket:
 
         text = str(error).partition("\n\nDebug source")[0]
         place = f"bucket {self.name!r} at {self.endpoint}"
-        variable, credentials = self._service.endpoint_variables[-1], self._service.credentials
+        variable = self._service.endpoint_variables[-1]
+        credentials = self._service.credentials
         if _NO_BUCKET.search(text):
             return UserError(
                 f"there is no {place}",

@@ -69,7 +69,9 @@ class RemoteArtifact(Artifact):
             DamagedArtifactError: The bucket does not have it as the manifest names it; it is set
                 aside, so that the next run makes it again.
         """
-        store, manifest, folder = self.store, self.manifest, _files_folder(self.manifest)
+        store = self.store
+        manifest = self.manifest
+        folder = _files_folder(self.manifest)
         files = manifest.files_at(path).items()
         wanted = [(f"{folder}/{name}", record, self.path / name) for name, record in files]
         # One process of this host at a time changes the local files of an artifact.

@@ -48,7 +48,8 @@ class Sync:
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
         """Holds the key; yields whether its artifact has to be computed."""
-        store, request = self.store, self.request
+        store = self.store
+        request = self.request
         lease = store.lease(request.stage, request.key)
         lease.acquire(
             waiting=lambda holder: self._say(
@@ -68,7 +69,8 @@ class Sync:
         ``run`` runs the stage on a request whose store is that folder. Its state (checkpoints,
         chunks) goes to the bucket every ``sync_seconds``.
         """
-        store, request = self.store, self.request
+        store = self.store
+        request = self.request
         with self.held() as is_wanted:
             if not is_wanted:
                 return
@@ -83,7 +85,8 @@ class Sync:
 
     def _made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact:
         """The artifact as the stage left it in the local folder."""
-        store, request = self.store, self.request
+        store = self.store
+        request = self.request
         local = with_inputs(request, self._fetched)
         local = local.model_copy(update={"store": str(store.local.root)})
         work = store.work(request.stage, request.key)
@@ -160,7 +163,8 @@ def with_inputs(request: Request, change: Callable[[Input], Input]) -> Request:
 
 def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
     """A file or folder from outside the store, uploaded unless the bucket has it."""
-    place, folder = Path(source.location), f"{_INPUTS}/{source.digest}"
+    place = Path(source.location)
+    folder = f"{_INPUTS}/{source.digest}"
     there = store.bucket.list(folder)
     files = [place] if place.is_file() else files_of(place)
     names = {each.relative_to(place.parent).as_posix(): each for each in files}
@@ -198,7 +202,8 @@ def signs_passed_on(store: RemoteStore, request: Request, home: Path) -> Iterato
 
     A bucket that does not answer says nothing about the orchestrator, which counts as alive.
     """
-    seen, sign = "", home / _sign_name(request)
+    seen = ""
+    sign = home / _sign_name(request)
     sign.parent.mkdir(parents=True, exist_ok=True)
 
     def look() -> None:

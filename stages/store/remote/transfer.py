@@ -159,7 +159,8 @@ def _in_parallel(
     act: Callable[..., None], wanted: Sequence[tuple[object, ...]], total: int, on: OnBytes | None
 ) -> None:
     """Does all of it or raises the first failure; what has not begun by then is left."""
-    done, lock = [0], threading.Lock()
+    done = [0]
+    lock = threading.Lock()
 
     def count(size: int) -> None:
         with lock:
