@@ -30,7 +30,7 @@ from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
 from flows.report.files import render
 from flows.report.prefect_artifacts import failed
-from flows.report.rows import Paired, adjusted, against_base, p_text, told
+from flows.report.rows import Paired, adjusted, against_base, difference_text, p_text
 from flows.report.summary import evaluated_row
 from flows.report.table import BASE, POLICY, SUITE_COLUMNS, Cell, FittedTable, SuiteFigures
 from stages.contract.errors import GebError, UserError
@@ -82,7 +82,7 @@ class ModelComparison:
         """The difference of the mean rewards, with its interval and test."""
         found = next((each for each in self.differences if each.figure == "mean_reward"), None)
         test = (found.estimate(), found.adjusted_p_value) if found else (None, None)
-        said = told(self.models.policy, *test)
+        said = difference_text(self.models.policy, *test)
         prompts = f", {found.prompts} prompts" if found else ""
         return f"By mean reward against {self.models.base or 'its base'}, {said}{prompts}."
 

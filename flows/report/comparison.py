@@ -29,11 +29,11 @@ from flows.report.rows import (
     Row,
     adjusted,
     compared,
+    difference_text,
     method_labels,
     method_rows,
     p_text,
     run_rows,
-    told,
 )
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import COLUMNS, DROPPED_FIRST, POLICY, Cell, Estimate, FittedTable, ordered
@@ -50,7 +50,7 @@ _DRAWN = {
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
-_COLUMNS = {each.name: each for each in COLUMNS}
+_COLUMNS = {column.name: column for column in COLUMNS}
 _CURVES = (*RESULTS, ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None))
 
 
@@ -81,154 +81,204 @@ class Comparison:
             "verdict": self.verdict(),
             "methods": self.methods,
             "settings": self.settings,
-            "figures": [asdict(each) for each in self.rows],
-            "paired_differences": [asdict(each) for each in self.paired],
-            "over_seeds": [each.to_json() for each in self.over_seeds],
+            "figures": [asdict(row) for row in self.rows],
+            "paired_differences": [asdict(pair) for pair in self.paired],
+            "over_seeds": [row.to_json() for row in self.over_seeds],
         }
 
     def verdict(self) -> str:
         """Which runs, or methods over seeds, are better than the first, and how far to trust it."""
-        methods, names = list(dict.fromkeys(self.methods.values())), list(self.methods)
+        methods = list(dict.fromkeys(self.methods.values()))
         # Repetitions of one method alone are compared as runs are.
-        own = self.over_seeds if len(methods) > 1 else []
-        first, *others = methods if own else names
+        by_method = bool(self.over_seeds) and len(methods) > 1
+        first, *others = methods if by_method else list(self.methods)
         if not others:
             return f"{first} is the only one: there is nothing to compare it with."
-        tested: dict[tuple[str, ...], tuple[Estimate | None, float | None]] = {}
+        tests = self._decisive_tests()
+        differences = [difference_text(name, *tests.get(name, (None, None))) for name in others]
+        sentences = [
+            f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(differences)}."
+        ]
+        if by_method:
+            sentences += self._too_few_seeds()
+        for run in self.runs:
+            done = last_iteration(run) or 0
+            if done != run.config.iterations:
+                sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
+        return " ".join(sentences)
+
+    def _decisive_tests(self) -> dict[str, tuple[Estimate | None, float | None]]:
+        """Difference of the mean reward from the first, and its p-value, by method and run."""
+        tests: dict[str, tuple[Estimate | None, float | None]] = {}
         for row in self.over_seeds:
-            tested[row.method, row.evaluation, row.figure] = row.difference, row.adjusted_p_value
-        for each in self.paired:
-            place = each.run, each.evaluation, each.figure
-            tested[place] = each.estimate(), each.adjusted_p_value
-        found = [told(each, *tested.get((each, *_DECISIVE), (None, None))) for each in others]
-        decisive = [each for each in own if (each.evaluation, each.figure) == _DECISIVE]
-        fewest = min((len(each.values) for each in decisive), default=_ENOUGH_SEEDS)
-        few = f" A method has {fewest} runs: too few." if fewest < _ENOUGH_SEEDS else ""
-        unfinished = "".join(
-            f" {each.run} has {last_iteration(each) or 0} of {each.config.iterations} iterations."
-            for each in self.runs
-            if last_iteration(each) != each.config.iterations
-        )
-        told_of = f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(found)}."
-        return f"{told_of}{few}{unfinished}"
+            if (row.evaluation, row.figure) == _DECISIVE:
+                tests[row.method] = (row.difference, row.adjusted_p_value)
+        for pair in self.paired:
+            if (pair.evaluation, pair.figure) == _DECISIVE:
+                tests[pair.run] = (pair.estimate(), pair.adjusted_p_value)
+        return tests
+
+    def _too_few_seeds(self) -> list[str]:
+        numbers = [
+            len(row.values) for row in self.over_seeds if (row.evaluation, row.figure) == _DECISIVE
+        ]
+        fewest = min(numbers, default=_ENOUGH_SEEDS)
+        return [f"A method has {fewest} runs: too few."] if fewest < _ENOUGH_SEEDS else []
 
     def tables(self) -> list[FittedTable]:
         """The tables: methods over seeds with their tests, runs, and differences by prompt."""
-        evaluations = list(dict.fromkeys(each.evaluation for each in self.rows))
-        found = [self._over_seeds(each) for each in evaluations] if self.over_seeds else []
-        found += [self._tests()] if any(each.difference for each in self.over_seeds) else []
-        found += [self._figures(each) for each in evaluations]
-        found += [self._differences()] if self.paired else []
-        changed = [[name, each] for name, changes in self.settings.items() for each in changes]
-        title = f"Settings that differ from those of {self.runs[0].run}"
-        table = FittedTable(title, ["method", "setting"], changed, left=2, name="settings")
-        return [*found, table] if changed else found
+        evaluations = list(dict.fromkeys(row.evaluation for row in self.rows))
+        tables = []
+        if self.over_seeds:
+            tables += [self._over_seeds(evaluation) for evaluation in evaluations]
+        if any(row.difference for row in self.over_seeds):
+            tables.append(self._tests())
+        tables += [self._figures(evaluation) for evaluation in evaluations]
+        if self.paired:
+            tables.append(self._differences())
+        if self.settings:
+            tables.append(self._changed_settings())
+        return tables
 
     def _over_seeds(self, evaluation: str) -> FittedTable:
-        found = [each for each in self.over_seeds if each.evaluation == evaluation]
-        cells = {(each.method, each.figure): each.shown(_form(each.figure)) for each in found}
-        counts = {each.method: [str(len(each.values))] for each in found}
-        note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
+        rows = [row for row in self.over_seeds if row.evaluation == evaluation]
         return _table(
-            evaluation, "Methods over seeds", "over-seeds", ["seeds"], counts, cells, note
+            evaluation,
+            title="Methods over seeds",
+            name="over-seeds",
+            header=["method", "seeds"],
+            labels={row.method: [str(len(row.values))] for row in rows},
+            cells={(row.method, row.figure): row.shown(_form(row.figure)) for row in rows},
+            note="Mean ± standard deviation over seeds; Student's 95 % intervals of the mean.",
         )
 
     def _figures(self, evaluation: str) -> FittedTable:
-        found = [each for each in self.rows if each.evaluation == evaluation]
-        cells = {
-            (each.run, each.figure): Cell.of(
-                Estimate(each.value, each.low, each.high), _form(each.figure)
-            )
-            for each in found
-        }
-        methods = {each.run: [self.methods[each.run]] for each in found}
-        note = "After the last iteration; 95 % intervals over prompts. Ties lose."
-        return _table(evaluation, "Runs", "figures", ["method"], methods, cells, note)
+        rows = [row for row in self.rows if row.evaluation == evaluation]
+        return _table(
+            evaluation,
+            title="Runs",
+            name="figures",
+            header=["run", "method"],
+            labels={row.run: [self.methods[row.run]] for row in rows},
+            cells={(row.run, row.figure): row.shown(_form(row.figure)) for row in rows},
+            note="After the last iteration; 95 % intervals over prompts. Ties lose.",
+        )
 
     def _differences(self) -> FittedTable:
+        header = [
+            "runs",
+            "evaluation",
+            "figure",
+            "iteration",
+            "difference",
+            "p",
+            "p by Holm",
+            "prompts",
+        ]
         rows: list[list[str | Cell]] = [
             [
-                *(f"{each.run} − {each.against}", each.evaluation, figure_title(each.figure)),
-                *(str(each.iteration), each.shown()),
-                *(p_text(each.p_value), p_text(each.adjusted_p_value), str(each.prompts)),
+                f"{pair.run} − {pair.against}",
+                pair.evaluation,
+                figure_title(pair.figure),
+                str(pair.iteration),
+                pair.shown(),
+                p_text(pair.p_value),
+                p_text(pair.adjusted_p_value),
+                str(pair.prompts),
             ]
-            for each in self.paired
+            for pair in self.paired
         ]
-        header = ["runs", "evaluation", "figure", "iteration", "difference", "p", "p by Holm"]
         note = (
             "Paired by prompt: bootstrap interval, permutation test. It says that checkpoints "
             "differ, not that methods do: for that, repeat with seeds. Holm's adjustment is over "
             "all rows."
         )
-        title = "Differences of runs"
-        return FittedTable(title, [*header, "prompts"], rows, left=1, note=note, name="differences")
+        return FittedTable(
+            "Differences of runs", header, rows, left=1, note=note, name="differences"
+        )
 
     def _tests(self) -> FittedTable:
+        header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
         rows: list[list[str | Cell]] = [
             [
-                *(each.method, each.evaluation, figure_title(each.figure)),
-                *(Cell.of(each.difference, "+.3f"), each.test),
-                *(p_text(each.difference.p_value), p_text(each.adjusted_p_value)),
+                row.method,
+                row.evaluation,
+                figure_title(row.figure),
+                Cell.of(row.difference, "+.3f"),
+                row.test,
+                p_text(row.difference.p_value),
+                p_text(row.adjusted_p_value),
             ]
-            for each in self.over_seeds
-            if each.difference and each.figure in _TESTED
+            for row in self.over_seeds
+            if row.difference and row.figure in _TESTED
         ]
-        first = self.over_seeds[0].method
-        header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
         note = (
             "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
             "runs with the same seed. Welch: Welch's t test, for methods with other seeds. Holm's "
             "adjustment is over the methods, figure by figure; other figures are in over-seeds.csv."
         )
-        title, first_out = f"Tests over seeds, minus {first}", ("test", "p", "evaluation")
         return FittedTable(
-            title, header, rows, dropped_first=first_out, left=3, note=note, name="tests"
+            f"Tests over seeds, minus {self.over_seeds[0].method}",
+            header,
+            rows,
+            dropped_first=("test", "p", "evaluation"),
+            left=3,
+            note=note,
+            name="tests",
         )
+
+    def _changed_settings(self) -> FittedTable:
+        rows = [[name, change] for name, changes in self.settings.items() for change in changes]
+        title = f"Settings that differ from those of {self.runs[0].run}"
+        return FittedTable(title, ["method", "setting"], rows, left=2, name="settings")
 
     def drawings(self) -> dict[str, Figure]:
         """Curves by iteration and distributions of log π_ref, by the names of their files."""
-        drawn: dict[str, Figure] = {}
+        drawings: dict[str, Figure] = {}
         evaluated = {run.run: run.rows[: (last_iteration(run) or 0) + 1] for run in self.runs}
-        for name, title, ylabel, bounds in _CURVES:
-            lines = {run: results_line(rows, name) for run, rows in evaluated.items()}
+        for figure, title, ylabel, bounds in _CURVES:
+            lines = {run: results_line(rows, figure) for run, rows in evaluated.items()}
             lines = {run: line for run, line in lines.items() if line.x}
-            if any(len(each.x) > 1 for each in lines.values()):
-                figure = course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
-                drawn[f"curve-{name.replace('_', '-')}"] = figure
-        last = {run.run: training_log_pi_ref(run) for run in self.runs}
-        if samples := {name: values for name, values in last.items() if values}:
+            if any(len(line.x) > 1 for line in lines.values()):
+                name = f"curve-{figure.replace('_', '-')}"
+                drawings[name] = course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
+        samples = {run.run: training_log_pi_ref(run) for run in self.runs}
+        samples = {run: values for run, values in samples.items() if values}
+        if samples:
             title = "log π_ref of the last iteration's training responses"
-            drawn["log-pi-ref-of-training"] = histogram_figure(title, samples, "log π_ref")
-        rows = [each for each in self.over_seeds if each.evaluation == HELD_OUT]
-        panels = {
-            label: [each for each in rows if each.figure == name] for name, label in _DRAWN.items()
-        }
-        if known := {label: found for label, found in panels.items() if found}:
-            drawn["over-seeds"] = spread_figure("95 % intervals over seeds", known)
-        return drawn
+            drawings["log-pi-ref-of-training"] = histogram_figure(title, samples, "log π_ref")
+        panels: dict[str, list[MethodRow]] = {}
+        for row in self.over_seeds:
+            if row.evaluation == HELD_OUT and row.figure in _DRAWN:
+                panels.setdefault(_DRAWN[row.figure], []).append(row)
+        if panels:
+            drawings["over-seeds"] = spread_figure("95 % intervals over seeds", panels)
+        return drawings
 
 
 def _table(
     evaluation: str,
+    *,
     title: str,
     name: str,
-    titles: Sequence[str],
-    known: Mapping[str, Sequence[str]],
+    header: Sequence[str],
+    labels: Mapping[str, Sequence[str]],
     cells: Mapping[tuple[str, str], Cell],
     note: str,
 ) -> FittedTable:
-    """A table of one evaluation: a row for each of ``known``, a column for each figure."""
+    """A table of one evaluation: a row for each of ``labels``, a column for each figure."""
     is_suite = evaluation != HELD_OUT
     figures = ordered(dict.fromkeys(figure for _, figure in cells))
+    rows: list[list[str | Cell]] = [
+        [label, *texts, *(cells.get((label, figure), Cell("-")) for figure in figures)]
+        for label, texts in labels.items()
+    ]
     return FittedTable(
         f"{title}, {'suite ' if is_suite else ''}{evaluation}",
-        [title.split()[0].lower().removesuffix("s"), *titles, *map(figure_title, figures)],
-        [
-            [label, *own, *(cells.get((label, each), Cell("-")) for each in figures)]
-            for label, own in known.items()
-        ],
+        [*header, *map(figure_title, figures)],
+        rows,
         dropped_first=DROPPED_FIRST,
-        left=1 + titles.count("method"),
+        left=1 + header[1:].count("method"),
         note=note,
         name=f"{name}-suite-{evaluation}" if is_suite else f"{name}-held-out",
     )
@@ -251,37 +301,42 @@ def compare_summaries(
     ``labels`` are the methods' by the runs' names; None tells methods by configurations. UserError
     if a run has no evaluation.
     """
-    last = {each.run: last_iteration(each) for each in runs}
-    for run in (run for run, iteration in last.items() if iteration is None):
-        raise UserError(f"run {run} has no evaluation", f"`geb resume {run}`, or leave it out")
+    for run in runs:
+        if last_iteration(run) is None:
+            raise UserError(
+                f"run {run.run} has no evaluation", f"`geb resume {run.run}`, or leave it out"
+            )
     methods = labels or method_labels(runs)
-    rows = [row for each in runs for row in run_rows(each, methods[each.run])]
+    rows = [row for run in runs for row in run_rows(run, methods[run.run])]
     over_seeds = method_rows(rows, list(methods.values()))
-    if all(len(each.values) < 2 for each in over_seeds):
+    if all(len(row.values) < 2 for row in over_seeds):
         over_seeds = []
+    paired: list[Paired] = []
+    # If methods are tested over seeds, what one run has over another says nothing of methods.
+    if not over_seeds or len(set(methods.values())) == 1:
+        paired = adjusted(_paired(runs))
+    return Comparison(runs, methods, rows, paired, over_seeds, _settings(runs, methods))
+
+
+def _paired(runs: Sequence[Summary]) -> list[Paired]:
+    """Differences of each run from the first, prompt by prompt."""
     first, *others = runs
-    if over_seeds and len(set(methods.values())) > 1:
-        # What one run has over another says nothing of methods.
-        others = []
-    paired = [
-        each
-        for run in others
-        for suite in (None, *first.config.suites)
+    pairs: list[Paired] = []
+    for run in others:
         # The last iteration of the shorter one.
-        for each in compared(
-            first, run, min(last[first.run] or 0, last[run.run] or 0), _TESTED, suite
-        )
-    ]
-    return Comparison(runs, methods, rows, adjusted(paired), over_seeds, _settings(runs, methods))
+        iteration = min(last_iteration(first) or 0, last_iteration(run) or 0)
+        for suite in (None, *first.config.suites):
+            pairs += compared(first, run, iteration, _TESTED, suite)
+    return pairs
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:
-    """Settings of each method that differ from the first run's, but for name and seed."""
-    found: dict[str, list[str]] = {}
-    first, *_ = values = [{**each.config.to_values(), "name": "", "seed": 0} for each in runs]
-    for run, own in zip(runs, values, strict=True):
-        found.setdefault(methods[run.run], list(differences(first, own)))
-    return {method: changes for method, changes in found.items() if changes}
+    """Settings of each method that differ from the first run's, except name and seed."""
+    settings: dict[str, list[str]] = {}
+    values = [run.config.to_values() | {"name": "", "seed": 0} for run in runs]
+    for run, own_values in zip(runs, values, strict=True):
+        settings.setdefault(methods[run.run], list(differences(values[0], own_values)))
+    return {method: changes for method, changes in settings.items() if changes}
 
 
 def training_log_pi_ref(run: Summary) -> list[float]:
@@ -293,8 +348,9 @@ def training_log_pi_ref(run: Summary) -> list[float]:
     if trained is None:
         return []
     table = pq.read_table(trained.file("reference_logprobs.parquet"))
-    sides = ("chosen_logprobs", "rejected_logprobs")
-    return [sum(each) for side in sides for each in table[side].to_pylist()]
+    chosen = table["chosen_logprobs"].to_pylist()
+    rejected = table["rejected_logprobs"].to_pylist()
+    return [sum(logprobs) for logprobs in (*chosen, *rejected)]
 
 
 def held_out_log_pi_ref(run: Summary) -> list[float]:
@@ -305,10 +361,8 @@ def held_out_log_pi_ref(run: Summary) -> list[float]:
     evaluated = run.last("evaluate")
     if evaluated is None:
         return []
-    columns = pq.read_table(
-        evaluated.file("distributions.parquet"), columns=["model", "log_pi_ref"]
-    )
-    known: list[float] = (
-        columns.filter(pc.equal(columns["model"], POLICY))["log_pi_ref"].drop_null().to_pylist()
-    )
-    return known
+    path = evaluated.file("distributions.parquet")
+    table = pq.read_table(path, columns=["model", "log_pi_ref"])
+    policy = table.filter(pc.equal(table["model"], POLICY))
+    values: list[float] = policy["log_pi_ref"].drop_null().to_pylist()
+    return values

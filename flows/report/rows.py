@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,22 @@ from flows.report.table import (
 from stages.store.base import Artifact
 
 HELD_OUT = "held-out prompts"
-"""Name of the evaluation that every run has, beside those of its suites."""
+"""Name of the evaluation that every run has, in addition to its suites."""
 # Settings in which repetitions of one method may differ.
-# A sweep's runs move no alias: what is promoted changes nothing that is learnt.
 _NOT_OF_THE_METHOD = (
-    *("name", "seed", "model", "store", "resources", "execution", "estimation", "tracking"),
+    "name",
+    "seed",
+    "model",
+    "store",
+    "resources",
+    "execution",
+    "estimation",
+    "tracking",
+    # A sweep's runs move no alias: what is promoted changes nothing that is learnt.
     "promote",
 )
 _SIGNIFICANT = 0.05
-_SHARES = {each.name for each in COLUMNS if each.share}
-_SHARES |= {ACCURACY, LENGTH_CONTROLLED}
+_SHARES = {column.name for column in COLUMNS if column.share} | {ACCURACY, LENGTH_CONTROLLED}
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,10 @@ class Row:
     value: float
     low: float | None
     high: float | None
+
+    def shown(self, form: str) -> Cell:
+        """The figure with its interval, for a person."""
+        return Cell.of(Estimate(self.value, self.low, self.high), form)
 
 
 @dataclass(frozen=True)
@@ -105,13 +115,13 @@ class MethodRow:
 
     def shown(self, form: str) -> Cell:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
-        # A mean of numbers of prompts is no whole number.
-        form, form_of_ends = (".1f", ".1f") if form == "d" else (form, ".3g")
-        mean = format(self.mean.value, form)
+        # A mean of whole numbers of prompts is a fraction.
+        is_count = form == "d"
+        mean = format(self.mean.value, ".1f" if is_count else form)
         if len(self.values) < 2:
             return Cell(mean)
-        interval = interval_text(self.mean.interval, form_of_ends)
-        return Cell(f"{mean} ± {format(stdev(self.values), '.2g')}", interval)
+        interval = interval_text(self.mean.interval, ".1f" if is_count else ".3g")
+        return Cell(f"{mean} ± {stdev(self.values):.2g}", interval)
 
 
 def run_rows(run: Summary, method: str) -> Iterator[Row]:
@@ -129,46 +139,60 @@ def _rows(
     evaluation: str = HELD_OUT,
 ) -> Iterator[Row]:
     """Figures of one iteration, as :attr:`Summary.rows` has it, that are known."""
-    components = [f"components.{name}" for name in row["components"]]
-    place = evaluation, run.run, method, run.config.seed, row["iteration"]
-    for name in (*(each.name for each in columns), *row["solved"], *components):
-        found = figure_of(row, name)
-        if found is not None:
-            yield Row(*place, name, found.value, found.low, found.high)
+    names = [column.name for column in columns]
+    names += row["solved"]
+    names += [f"components.{name}" for name in row["components"]]
+    for name in names:
+        estimate = figure_of(row, name)
+        if estimate is not None:
+            yield Row(
+                evaluation=evaluation,
+                run=run.run,
+                method=method,
+                seed=run.config.seed,
+                iteration=row["iteration"],
+                figure=name,
+                value=estimate.value,
+                low=estimate.low,
+                high=estimate.high,
+            )
 
 
 def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     """The method of each run by the run's name; repetitions have the same label."""
     labels: dict[str, str] = {}
-    known: dict[str, str] = {}
+    label_by_method: dict[str, str] = {}
     for run in runs:
-        method, train = method_of(run.config), run.config.train
-        if method not in known:
-            parts = train.method, str(train.divergence), kappa_label(train)
+        method = method_of(run.config)
+        if method not in label_by_method:
+            train = run.config.train
+            parts = (train.method, str(train.divergence), kappa_label(train))
             label = ", ".join(filter(None, parts))
-            known[method] = f"{label} ({run.run})" if label in known.values() else label
-        labels[run.run] = known[method]
+            if label in label_by_method.values():
+                label = f"{label} ({run.run})"
+            label_by_method[method] = label
+        labels[run.run] = label_by_method[method]
     return labels
 
 
 def method_of(config: RunConfig) -> str:
     """Everything in a configuration that its repetitions share."""
-    whole = config.to_values()
-    own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
-    return json.dumps(own, sort_keys=True)
+    values = config.to_values()
+    for name in _NOT_OF_THE_METHOD:
+        values.pop(name, None)
+    return json.dumps(values, sort_keys=True)
 
 
 def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
     """Every figure of every method over its seeds, tested against the first of ``methods``."""
     groups: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
-    for each in rows:
-        group = groups.setdefault((each.evaluation, each.figure), {})
-        group.setdefault(each.method, []).append((each.seed, each.value))
-    return [
-        row
-        for (evaluation, figure), group in groups.items()
-        for row in _methods(evaluation, figure, group, methods[0])
-    ]
+    for row in rows:
+        group = groups.setdefault((row.evaluation, row.figure), {})
+        group.setdefault(row.method, []).append((row.seed, row.value))
+    method_figures: list[MethodRow] = []
+    for (evaluation, figure), group in groups.items():
+        method_figures += _methods(evaluation, figure, group, methods[0])
+    return method_figures
 
 
 def _methods(
@@ -176,30 +200,40 @@ def _methods(
 ) -> Iterator[MethodRow]:
     whole = 1.0 if figure in _SHARES or figure.startswith("pass@") else None
     # The first method may lack a suite that others have.
-    own = group.get(first)
-    tests = {
-        method: difference_of_methods(own, values, whole)
-        for method, values in group.items()
-        if own and method != first
-    }
-    adjusted = dict(zip(tests, holm([each.p_value for each, _ in tests.values()]), strict=True))
+    first_runs = group.get(first)
+    tests: dict[str, tuple[Estimate, str]] = {}
+    if first_runs:
+        for method, runs in group.items():
+            if method != first:
+                tests[method] = difference_of_methods(first_runs, runs, whole)
+    p_values = holm([difference.p_value for difference, _ in tests.values()])
+    adjusted_by_method = dict(zip(tests, p_values, strict=True))
     for method, runs in group.items():
         values = [value for _, value in runs]
-        tested = *tests.get(method, (None, "")), adjusted.get(method)
-        yield MethodRow(evaluation, method, figure, values, over_seeds(values, whole), *tested)
+        difference, test = tests.get(method, (None, ""))
+        yield MethodRow(
+            evaluation=evaluation,
+            method=method,
+            figure=figure,
+            values=values,
+            mean=over_seeds(values, whole),
+            difference=difference,
+            test=test,
+            adjusted_p_value=adjusted_by_method.get(method),
+        )
 
 
-def told(name: str, difference: Estimate | None, p_value: float | None) -> str:
+def difference_text(name: str, difference: Estimate | None, p_value: float | None) -> str:
     """A model, run or method in a verdict, by its difference from the first.
 
     A difference can be told if its p-value, by Holm, is below 0.05.
     """
     if difference is None:
         return f"{name}: no difference can be told, shared prompts have equal rewards"
-    found = f"{Cell.of(difference, '+.3f')}, {p_text(p_value)}"
+    figures = f"{Cell.of(difference, '+.3f')}, {p_text(p_value)}"
     if p_value is None or p_value >= _SIGNIFICANT:
-        return f"{name}: no difference can be told, {found}"
-    return f"{name} is {'better' if difference.value > 0 else 'worse'}, {found}"
+        return f"{name}: no difference can be told, {figures}"
+    return f"{name} is {'better' if difference.value > 0 else 'worse'}, {figures}"
 
 
 def p_text(p_value: float | None) -> str:
@@ -261,28 +295,47 @@ def compared(
     What either run does not have, and figures that are the same for every prompt, are left out.
     Without a suite, the evaluations on held-out prompts are compared.
     """
-    before, now = (_figures(each, iteration, suite) for each in (first, second))
-    place = suite or HELD_OUT, second.run, first.run, iteration
-    return _every_paired(place, before, now, names)
+    before = _figures(first, iteration, suite)
+    now = _figures(second, iteration, suite)
+    pairing = _Pairing(suite or HELD_OUT, second.run, first.run, iteration)
+    return pairing.compare(before, now, names)
 
 
-def _every_paired(
-    place: tuple[str, str, str, int], before: Figures, now: Figures, names: Iterable[str]
-) -> Iterator[Paired]:
-    for name in names:
-        if name in before and name in now:
-            yield from _paired((*place, name), means(before[name]), means(now[name]))
+class _Pairing(NamedTuple):
+    """Place of a comparison by prompt: fields as in :class:`Paired`."""
 
+    evaluation: str
+    run: str
+    against: str
+    iteration: int
 
-def _paired(
-    place: tuple[str, str, str, int, str], old: dict[str, float], new: dict[str, float]
-) -> Iterator[Paired]:
-    shared = sorted(old.keys() & new.keys())
-    if any(old[prompt] != new[prompt] for prompt in shared):
-        first, second = (np.array([values[each] for each in shared]) for values in (old, new))
-        found = paired_difference(first, second)
-        at = len(shared), float(first.mean()), float(second.mean())
-        yield Paired(*place, *at, found.value, found.low, found.high, found.p_value)
+    def compare(self, before: Figures, now: Figures, names: Iterable[str]) -> Iterator[Paired]:
+        """Differences of the figures that differ for some prompt that both have."""
+        for name in names:
+            if name not in before or name not in now:
+                continue
+            old = means(before[name])
+            new = means(now[name])
+            prompts = sorted(old.keys() & new.keys())
+            if all(old[prompt] == new[prompt] for prompt in prompts):
+                continue
+            first = np.array([old[prompt] for prompt in prompts])
+            second = np.array([new[prompt] for prompt in prompts])
+            difference = paired_difference(first, second)
+            yield Paired(
+                evaluation=self.evaluation,
+                run=self.run,
+                against=self.against,
+                iteration=self.iteration,
+                figure=name,
+                prompts=len(prompts),
+                first=float(first.mean()),
+                second=float(second.mean()),
+                difference=difference.value,
+                low=difference.low,
+                high=difference.high,
+                p_value=difference.p_value,
+            )
 
 
 def against_base(
@@ -293,14 +346,15 @@ def against_base(
     """Compares the figures that an evaluation's policy and base both have; equal ones left out."""
     base = Samples.of(artifacts, evaluation, step, "base", BASE).figures()
     policy = Samples.of(artifacts, evaluation, step, "policy", POLICY).figures()
-    return list(_every_paired((step, POLICY, BASE, 0), base, policy, base))
+    return list(_Pairing(step, POLICY, BASE, 0).compare(base, policy, base))
 
 
-def adjusted(found: Sequence[Paired]) -> list[Paired]:
+def adjusted(pairs: Sequence[Paired]) -> list[Paired]:
     """The same with p-values by Holm over all of them."""
-    values = holm([each.p_value for each in found])
+    p_values = holm([pair.p_value for pair in pairs])
     return [
-        replace(each, adjusted_p_value=value) for each, value in zip(found, values, strict=True)
+        replace(pair, adjusted_p_value=p_value)
+        for pair, p_value in zip(pairs, p_values, strict=True)
     ]
 
 
@@ -311,40 +365,42 @@ def parted(summary: Summary, suite: str) -> Paired | None:
     one; None if nothing is shown to have fallen (Gao et al. 2022, arXiv 2210.10760, on gold rewards
     that fall while the trained reward rises).
     """
-    scores = {
-        row["iteration"]: row["mean_reward"]
-        for each in summary.suites
-        if each.name == suite
-        for row in each.rows
-        if row["mean_reward"] is not None
-    }
+    rows = [row for figures in summary.suites if figures.name == suite for row in figures.rows]
+    scores = {row["iteration"]: row["mean_reward"] for row in rows}
+    scores = {iteration: score for iteration, score in scores.items() if score is not None}
     if not scores:
         return None
-    last, best = max(scores), max(scores, key=lambda iteration: scores[iteration])
-    trained_for = [summary.rows[each]["mean_reward"] for each in (best, last)]
-    if None in trained_for or trained_for[1] <= trained_for[0]:
+    last = max(scores)
+    best = max(scores, key=lambda iteration: scores[iteration])
+    reward_at_best = summary.rows[best]["mean_reward"]
+    reward_at_last = summary.rows[last]["mean_reward"]
+    if reward_at_best is None or reward_at_last is None or reward_at_last <= reward_at_best:
         return None
-    before, now = (
-        means(_figures(summary, each, suite).get("mean_reward", {})) for each in (best, last)
-    )
-    place = suite, f"iteration {last}", f"iteration {best}" if best else "the base", last
-    found = next(_paired((*place, "mean_reward"), before, now), None)
-    return found if found and found.high is not None and found.high < 0 else None
+    before = _figures(summary, best, suite)
+    now = _figures(summary, last, suite)
+    against = f"iteration {best}" if best else "the base"
+    pairing = _Pairing(suite, f"iteration {last}", against, last)
+    difference = next(pairing.compare(before, now, ["mean_reward"]), None)
+    if difference is None or difference.high is None or difference.high >= 0:
+        return None
+    return difference
 
 
 def _figures(summary: Summary, iteration: int, suite: str | None) -> Figures:
     """Figures of a run's policy after an iteration, prompt by prompt; none before it is there.
 
-    Those of iteration 0 are the base's.
+    Iteration 0 has the base's figures, which every evaluation repeats.
     """
     config = summary.config if suite is None else summary.config.for_suite(suite)
-    numbers = [iteration] if iteration else range(1, summary.config.iterations + 1)
-    places = [f"iteration-{each}/evaluate" for each in numbers]
-    places = [suite_place(each, suite) if suite else each for each in places]
-    place = next((each for each in places if each in summary.artifacts), None)
-    if place is None:
-        return {}
-    if iteration:
-        return Samples.of(summary.artifacts, config.evaluation, place, place, POLICY).figures()
-    prefix = suite_place("base", suite) if suite else "base"
-    return Samples.of(summary.artifacts, config.evaluation, place, prefix, BASE).figures()
+    iterations = [iteration] if iteration else range(1, summary.config.iterations + 1)
+    for number in iterations:
+        place = f"iteration-{number}/evaluate"
+        prefix = place if iteration else "base"
+        if suite is not None:
+            place = suite_place(place, suite)
+            prefix = suite_place(prefix, suite)
+        if place in summary.artifacts:
+            model = POLICY if iteration else BASE
+            samples = Samples.of(summary.artifacts, config.evaluation, place, prefix, model)
+            return samples.figures()
+    return {}

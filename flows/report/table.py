@@ -53,7 +53,10 @@ class Column:
 
 
 ANSWER_COLUMNS = (
-    *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
+    Column("distinct-1", "evaluate", "distinct_1", share=True),
+    Column("distinct-2", "evaluate", "distinct_2", share=True),
+    Column("distinct-3", "evaluate", "distinct_3", share=True),
+    Column("distinct-4", "evaluate", "distinct_4", share=True),
     Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
     Column("cut off", "evaluate", "truncated_share", share=True),
     Column("repetition", "evaluate", "repetition", share=True),
@@ -74,12 +77,24 @@ COLUMNS = (
     *ANSWER_COLUMNS,
 )
 
-SUITE_COLUMNS = tuple(each for each in COLUMNS if each.stage == "evaluate")
+SUITE_COLUMNS = tuple(column for column in COLUMNS if column.stage == "evaluate")
 
 DROPPED_FIRST = (
-    *("distinct-2", "distinct-3", "distinct-4", "refusals", "repetition", "cut off", "tokens"),
-    *("loss", "distinct-1"),
-    *("pairs", "ties", "log π_ref", "KL", "bonus ratio", "tied"),
+    "distinct-2",
+    "distinct-3",
+    "distinct-4",
+    "refusals",
+    "repetition",
+    "cut off",
+    "tokens",
+    "loss",
+    "distinct-1",
+    "pairs",
+    "ties",
+    "log π_ref",
+    "KL",
+    "bonus ratio",
+    "tied",
 )
 """Titles of columns that a narrow terminal does without first; components of the oracle stay."""
 
@@ -111,22 +126,24 @@ class Figures:
 
     def table(self, title: str = "") -> FittedTable:
         """The figures with their intervals."""
-        solved = dict.fromkeys(name for row in self.rows for name in row.get("solved", {}))
-        known = {each.name: (each.title, each.name, each.form) for each in self.columns}
-        known |= {name: (name, name, ".3f") for name in solved}
+        columns = {column.name: column for column in self.columns}
+        for row in self.rows:
+            for name in row.get("solved", {}):
+                columns[name] = Column(name, "evaluate", name)
         for name in self.components():
-            known[f"components.{name}"] = (name, f"components.{name}", ".3f")
-        columns = [known[name] for name in ordered(known)]
-        rows: list[list[str | Cell]] = [
-            [
-                str(row.get("iteration") or "base"),
-                *(Cell.of(figure_of(row, name), form) for _, name, form in columns),
-            ]
-            for row in self.rows
-        ]
-        header = ["iteration", *(title for title, *_ in columns)]
-        elsewhere = "the report and --json"
-        return FittedTable(title, header, rows, dropped_first=DROPPED_FIRST, elsewhere=elsewhere)
+            columns[f"components.{name}"] = Column(name, "evaluate", f"components.{name}")
+        names = ordered(columns)
+        rows: list[list[str | Cell]] = []
+        for row in self.rows:
+            cells = [Cell.of(figure_of(row, name), columns[name].form) for name in names]
+            rows.append([str(row.get("iteration") or "base"), *cells])
+        return FittedTable(
+            title,
+            ["iteration", *(columns[name].title for name in names)],
+            rows,
+            dropped_first=DROPPED_FIRST,
+            elsewhere="the report and --json",
+        )
 
     def components(self) -> list[str]:
         """Names of the oracle's components, in which it explains its scores."""
@@ -154,9 +171,10 @@ def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
 
 def ordered(names: Iterable[str]) -> list[str]:
     """Figures in a table's order: mean reward and win rate, what explains them, all others."""
-    first = [each.name for each in COLUMNS[:2]]
-    others = {each.name for each in COLUMNS[2:]}
-    return sorted(names, key=lambda name: 0 if name in first else 2 if name in others else 1)
+    first = {column.name for column in COLUMNS[:2]}
+    last = {column.name for column in COLUMNS[2:]}
+    # False sorts before True, and the order of the names is kept otherwise.
+    return sorted(names, key=lambda name: (name not in first, name in last))
 
 
 def interval_text(interval: Sequence[float] | None, form: str) -> str:
@@ -172,7 +190,7 @@ def formatted(value: Any, form: str) -> str:
 _UNLIMITED = 10_000
 _LATEX = str.maketrans(
     {
-        **{each: f"\\{each}" for each in "&%$#_{}"},
+        **{character: f"\\{character}" for character in "&%$#_{}"},
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
@@ -213,66 +231,76 @@ class FittedTable:
 
     def records(self) -> list[dict[str, str]]:
         """A record for each row, from the titles of the columns to text on one line."""
-        rows = ([str(each).replace("\n", ", ") for each in row] for row in self.rows)
+        rows = ([str(cell).replace("\n", ", ") for cell in row] for row in self.rows)
         return [dict(zip(self.header, row, strict=True)) for row in rows]
 
     def part(self, titles: Collection[str]) -> FittedTable:
         """The same with these columns alone, after those that are always shown."""
-        places = [n for n, each in enumerate(self.header) if n < self.kept or each in titles]
-        header, *rows = ([row[n] for n in places] for row in (self.header, *self.rows))
-        return replace(self, header=[str(each) for each in header], rows=rows)
+        places = [n for n, title in enumerate(self.header) if n < self.kept or title in titles]
+        header = [self.header[n] for n in places]
+        rows = [[row[n] for n in places] for row in self.rows]
+        return replace(self, header=header, rows=rows)
 
     def markdown(self) -> str:
         """The table in Markdown, without its title and note; bars in its cells are escaped."""
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return "\n".join(
-            f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
-        )
+        lines = []
+        for row in (self.header, ["---"] * len(self.header), *self.rows):
+            cells = [str(cell).replace("|", "&#124;") for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
 
     def latex(self) -> str:
         """The table for LaTeX, with the rules of the package ``booktabs``."""
         caption = f"{self.title}. {self.note}".translate(_LATEX)
-        body = [
+        header, *rows = [
             " & ".join(str(cell).translate(_LATEX) for cell in row) + " \\\\"
             for row in (self.header, *self.rows)
         ]
         lines = [
-            *("% needs \\usepackage{booktabs}", "\\begin{table}[t]", "\\centering"),
+            "% needs \\usepackage{booktabs}",
+            "\\begin{table}[t]",
+            "\\centering",
             f"\\caption{{{caption}}}",
             f"\\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
-            *("\\toprule", body[0], "\\midrule", *body[1:], "\\bottomrule"),
-            *("\\end{tabular}", "\\end{table}"),
+            "\\toprule",
+            header,
+            "\\midrule",
+            *rows,
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{table}",
         ]
         return "\n".join(lines) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the widest table that fits, and a line with the columns left out."""
         shown = list(range(len(self.header)))
-        removable = [self.header.index(each) for each in self.dropped_first if each in self.header]
-        removable += [each for each in reversed(shown) if each not in removable]
-        removable = [each for each in removable if each >= self.kept]
+        removable = [
+            self.header.index(title) for title in self.dropped_first if title in self.header
+        ]
+        removable += [column for column in reversed(shown) if column not in removable]
+        removable = [column for column in removable if column >= self.kept]
         table = self._table(shown)
         hidden: list[int] = []
         unlimited = options.update(max_width=_UNLIMITED)
         while removable and Measurement.get(console, unlimited, table).maximum > options.max_width:
-            hidden.append(removable.pop(0))
-            shown.remove(hidden[-1])
+            column = removable.pop(0)
+            hidden.append(column)
+            shown.remove(column)
             table = self._table(shown)
         yield table
         if hidden:
-            names = ", ".join(self.header[each] for each in sorted(hidden))
-            yield Text(f"no room for: {names} (all are in {self.elsewhere})", style="dim")
+            titles = ", ".join(self.header[column] for column in sorted(hidden))
+            yield Text(f"no room for: {titles} (all are in {self.elsewhere})", style="dim")
 
     def _table(self, shown: Sequence[int]) -> Table:
         table = Table(title=self.title or None, title_justify="left", box=None, pad_edge=False)
-        for position, each in enumerate(shown):
-            right = position >= self.left
+        for position, column in enumerate(shown):
+            justify: Literal["left", "right"] = "left" if position < self.left else "right"
             # A column that cannot be left out is folded, not cut.
-            table.add_column(
-                self.header[each], justify="right" if right else "left", overflow="fold"
-            )
+            table.add_column(self.header[column], justify=justify, overflow="fold")
         for row in self.rows:
-            table.add_row(*(_cell(row[each]) for each in shown))
+            table.add_row(*(_cell(row[column]) for column in shown))
         return table
 
 
@@ -281,4 +309,4 @@ def _cell(cell: str | Cell) -> Text:
     # Below the figure, an interval does not make the table wider than a terminal.
     text = f"{cell.text}\n{cell.interval}".rstrip() if isinstance(cell, Cell) else cell
     first, *others = text.split("\n")
-    return Text("\n").join([Text(first), *(Text(each, style="dim") for each in others)])
+    return Text("\n").join([Text(first), *(Text(line, style="dim") for line in others)])
