@@ -36,7 +36,7 @@ setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build
 setup-eval: ## Make .venv-eval: AlpacaEval's, lm-eval's and reasoning-gym's own code, in an environment of its own
 	PYTHON=$(PYTHON) scripts/setup-eval.sh
 
-setup-trackers: ## Make .venv-trackers: mlflow, tensorboard, trackio and wandb, in an environment of its own
+setup-trackers: ## Make .venv-trackers: mlflow, trackio and wandb for their tests
 	PYTHON=$(PYTHON) scripts/setup-trackers.sh
 
 lock: setup ## Write constraints/*.lock, the hashes of what constraints/*.txt pins

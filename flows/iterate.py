@@ -32,7 +32,7 @@ from flows.report.prefect_artifacts import (
     publish_table,
 )
 from flows.report.summary import Summary, kappa_label, summarise
-from flows.tracking.sessions import tracked
+from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
@@ -144,7 +144,7 @@ def _put_on_record(config: RunConfig, record: RunRecord) -> None:
 
 def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
     record = executor.record
-    with tracked(config, record, _warn(config.name)) as trackers:
+    with tracked(config, record, _warn(config.name)) as track:
 
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.
@@ -156,7 +156,7 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
                     # whose own end shows the table.
                     return
                 publish_table(summary, step.iteration)
-                trackers.update(summary)
+                track(summary)
 
         with step_tasks(executor, show_iteration) as tasks:
             for step in all_steps(config):
@@ -166,7 +166,7 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
         plots = draw(summary)
         report = html.write(record, summary, plots)
         publish(summary, report, plots)
-        trackers.update(summary, report)
+        track(summary)
     return RunResult(summary, report)
 
 

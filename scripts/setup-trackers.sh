@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv-trackers: the packages of the trackers, apart from .venv so that their dependencies bind
-# neither Prefect nor training. Run again, it does nothing unless what it installs changed.
+# Makes .venv-trackers: the packages of the trackers, for their tests. Run again, it does nothing unless
+# what it installs changed.
 #
 #   PYTHON         interpreter to make the environment with (default: python3)
 #   TRACKERS_VENV  where to make it (default: .venv-trackers)

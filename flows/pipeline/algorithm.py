@@ -8,7 +8,7 @@ from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
 from flows.pipeline.preflight import check_checkpoints, check_environment, check_parallelism
 from flows.pipeline.step import Model, Output, Source, Step
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
-from flows.pipeline.tracking import TRACKERS, check_trackers
+from flows.pipeline.tracking import check_trackers
 
 Do = Callable[[Step], Output]
 
@@ -149,7 +149,7 @@ def walk(config: RunConfig, do: Do) -> None:
     check_checkpoints(config, external)
     check_parallelism(config, external)
     check_environment(config)
-    check_trackers(config.tracking, config.execution.interpreters.get(TRACKERS))
+    check_trackers(config.tracking)
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)
 

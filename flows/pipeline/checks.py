@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from flows.pipeline.config import SAMPLING, SET_BY_THE_RUN, RunConfig, Suite
 from flows.pipeline.placement import EVAL, ON_THIS_MACHINE
-from flows.pipeline.tracking import TRACKERS
 from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.score.params import ScoreParams
@@ -279,7 +278,7 @@ def _check_stage_names(config: RunConfig) -> None:
     }
     for name, table in tables.items():
         for stage in table.keys() - stages:
-            if name == "interpreters" and stage in (EVAL, TRACKERS):
+            if name == "interpreters" and stage == EVAL:
                 continue
             near = difflib.get_close_matches(stage, stages, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"stages are {', '.join(stages)}"

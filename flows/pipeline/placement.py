@@ -281,8 +281,7 @@ class Execution(Settings):
     so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
     """Python interpreter of a stage if it is not the orchestrator's, by stage name; under `eval`
-    the one with AlpacaEval's code, for a length-controlled win rate; under `trackers` the one with
-    the packages of `tracking.report_to`."""
+    the one with AlpacaEval's code, for a length-controlled win rate."""
     docker: DockerSettings = DockerSettings()
     """Containers of the docker runner."""
     kubernetes: KubernetesSettings = KubernetesSettings()

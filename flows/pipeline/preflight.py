@@ -11,7 +11,6 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
-from flows.pipeline.tracking import TRACKERS
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
@@ -98,9 +97,7 @@ def check_environment(config: RunConfig) -> None:
             ".venv-eval/bin/python",
         )
     for stage, interpreter in execution.interpreters.items():
-        # The trackers' is looked at with their packages, whatever the runner.
-        if stage != TRACKERS:
-            require_interpreter(stage, interpreter)
+        require_interpreter(stage, interpreter)
     for asked in evaluations(config):
         for part in asked.score.parts:
             name = getattr(getattr(asked.score, ORACLES[part].section), "key_env", None)

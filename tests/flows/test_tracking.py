@@ -6,48 +6,46 @@ import os
 import sqlite3
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows import tracking
+from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
-from flows.pipeline.placement import Execution
+from flows.pipeline.loading import load_config
 from flows.report.summary import Summary
 from flows.report.table import SuiteFigures
-from flows.tracking import sessions
-from flows.tracking.sessions import tracked
-from flows.tracking.updates import updates
+from flows.tracking import news_of, tracked
+from stages.contract.errors import UserError
 from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in
-from tests.flows.loop import ROOT, geb_refused, write_config, write_program
+from tests.flows.loop import ROOT, write_config
 from tests.lacking import lacking
+from tests.programs import run_program
 
 # As `make setup-trackers` makes it.
-PYTHON = Path(os.environ.get("GEB_TRACKERS_PYTHON", ROOT / ".venv-trackers/bin/python"))
+PACKAGES = ROOT / ".venv-trackers"
 
 
 def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
     """A run after some iterations: the reward is 0.5 and grows by 0.1 in each."""
     artifacts: dict[str, Artifact] = {}
-    rows = [{"iteration": 0}]
+    rows: list[dict[str, Any]] = [{"iteration": 0, "mean_reward": 0.5}]
     for t in range(1, config.iterations + 1):
-        rows.append(
-            {"iteration": t, "intervals": {"mean_reward": (t / 10, t)}, "solved": {"accuracy": 0.5}}
-        )
-        evaluated = {"mean_reward": 0.5 + t / 10, "base_mean_reward": 0.5, "reward_components": {}}
+        reward = 0.5 + t / 10
+        rows.append({"iteration": t, "mean_reward": reward, "solved": {"accuracy": 0.5}})
         sampled = {"mean_reward": 0.4, "mean_response_tokens": 9.0, "pairs": 8, "std_reward": None}
-        files = {
-            "evaluate/metrics.json": evaluated,
-            "pair/metrics.json": sampled,
-            "train/summary.json": {"metrics": {"loss": 0.25}},
-            "promote/decision.json": {"promoted": True, "aliases": ["best"], "gates": []},
-            "promote/registry.json": {"version": t, "aliases": {"best": t}},
-        }
-        texts = {place: json.dumps(each) for place, each in files.items()}
         steps = [{"step": step, "loss": 1 / step} for step in (1, 2)]
-        texts["train/metrics.jsonl"] = "\n".join(map(json.dumps, steps))
+        texts = {
+            "pair/metrics.json": json.dumps(sampled),
+            "promote/decision.json": "{}",
+            "train/metrics.jsonl": "\n".join(map(json.dumps, steps)),
+        }
         for place, text in texts.items() if t <= done else ():
             path = folder / f"{t}" / place
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,79 +54,57 @@ def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
     return Summary("tracked", config, str(folder), artifacts=artifacts, rows=rows)
 
 
-class Run:
-    """A run of two iterations with one tracker."""
-
-    def __init__(self, folder: Path, tracker: str, interpreter: Path) -> None:
-        self.folder = folder
-        self.config = RunConfig.model_validate(
-            {
-                "name": "tracked",
-                "iterations": 2,
-                "tracking": {"report_to": [tracker]},
-                "execution": {"interpreters": {"trackers": str(interpreter)}},
-            }
-        )
-        store = Store.open(str(folder / "store"), create=True)
-        self.record = RunRecord(store, "tracked")
-        self.warnings: list[str] = []
-
-    def attempt(self, done: int, *, fails: bool) -> None:
-        """Goes on to some iteration, and fails there or finishes."""
-        found = summary_of(self.config, self.folder / "artifacts", done)
-        try:
-            with tracked(self.config, self.record, self.warnings.append) as trackers:
-                trackers.update(found)
-                if fails:
-                    raise InterruptedError
-                trackers.update(found, "report.html")
-        except InterruptedError:
-            assert fails
+# Goes on to an iteration, and fails there or finishes; the packages come last on the path.
+ATTEMPT = """
+import sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from tests.flows.test_tracking import attempt
+attempt(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), fails=sys.argv[5] == "fails")
+"""
 
 
-def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> None:
+def attempt(folder: Path, tracker: str, done: int, *, fails: bool) -> list[str]:
+    """One attempt at a run of two iterations with one tracker; returns the warnings."""
+    settings = {"name": "tracked", "iterations": 2, "tracking": {"report_to": [tracker]}}
+    config = RunConfig.model_validate(settings)
+    record = RunRecord(Store.open(str(folder / "store"), create=True), "tracked")
+    record.path.mkdir(parents=True, exist_ok=True)
+    summary = summary_of(config, folder / "artifacts", done)
+    warnings: list[str] = []
+    with contextlib.suppress(InterruptedError), tracked(config, record, warnings.append) as track:
+        track(summary)
+        if fails:
+            raise InterruptedError
+        track(summary)
+    return warnings
+
+
+def test_news_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> None:
     config = RunConfig(name="tracked", iterations=2)
-    [(_, _, base), (_, _, trained), (_, _, first)] = updates(summary_of(config, tmp_path, done=1))
-    assert base == [(0, {"evaluation/mean_reward": 0.5})]
-    assert [(step, each["train/loss"]) for step, each in trained] == [(1, 1.0), (2, 0.5)]
-    assert first == [
-        (
-            1,
-            {
-                "generation/mean_response_tokens": 9.0,
-                "reward/mean_reward": 0.4,
-                "pairs/pairs": 8.0,
-                "evaluation/mean_reward": 0.6,
-                "evaluation/mean_reward/low": 0.1,
-                "evaluation/mean_reward/high": 1.0,
-                "evaluation/accuracy": 0.5,
-                "training/loss": 0.25,
-                "promotion/promoted": 1.0,
-            },
-        )
-    ]
-    found = summary_of(config, tmp_path, done=2)
-    row = {
-        "iteration": 2,
-        "mean_reward": 0.3,
-        "components": {"style": 0.7},
-        "solved": {"accuracy": 0.5},
-        "intervals": {"mean_reward": (0.2, 0.4), "components.style": (0.6, 0.8)},
+    news = news_of(summary_of(config, tmp_path, done=1))
+    assert list(news) == ["iteration-0", "iteration-1/train", "iteration-1"]
+    _, steps = news["iteration-1/train"]
+    assert [(step, each["train/loss"]) for step, each in steps] == [(1, 1.0), (2, 0.5)]
+    values = {
+        "evaluation/iteration": 1.0,
+        "evaluation/mean_reward": 0.6,
+        "evaluation/solved/accuracy": 0.5,
+        "samples/mean_reward": 0.4,
+        "samples/mean_response_tokens": 9.0,
+        "samples/pairs": 8.0,
     }
-    found.suites = [SuiteFigures("math", [row])]
-    *_, (_, _, trained), (_, axis, [(_, values)]) = updates(found)
-    assert axis == "iteration"
-    assert {name: value for name, value in values.items() if name.startswith("suites/")} == {
-        "suites/math/mean_reward": 0.3,
-        "suites/math/mean_reward/low": 0.2,
-        "suites/math/mean_reward/high": 0.4,
-        "suites/math/accuracy": 0.5,
-        "suites/math/reward_components/style": 0.7,
-        "suites/math/reward_components/style/low": 0.6,
-        "suites/math/reward_components/style/high": 0.8,
-    }
+    assert news["iteration-1"] == ("iteration", [(1, values)])
+    summary = summary_of(config, tmp_path, done=2)
+    row = {"iteration": 2, "mean_reward": 0.3, "components": {"style": 0.7}}
+    summary.suites = [SuiteFigures("math", [row])]
+    news = news_of(summary)
+    [(step, values)] = news["iteration-2"][1]
+    assert step == 2
+    assert values["suites/math/mean_reward"] == 0.3
+    assert values["suites/math/components/style"] == 0.7
     # Counted on from the iteration before.
-    assert [step for step, _ in trained] == [3, 4]
+    assert [step for step, _ in news["iteration-2/train"][1]] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -139,24 +115,17 @@ def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> No
     ],
 )
 def test_a_run_that_goes_on_continues_its_session_and_sends_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+    tmp_path: Path, tracker: str
 ) -> None:
-    # As long as a busy machine needs.
-    monkeypatch.setattr(sessions, "_LAST_SECONDS", 600.0)
-    for name in ("WANDB_MODE", "WANDB_DIR", "MLFLOW_TRACKING_URI", "TRACKIO_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    interpreter = Path(sys.executable) if tracker == "tensorboard" else PYTHON
-    if not interpreter.exists():
-        lacking(f"no interpreter at {interpreter}: run `make setup-trackers`")
-    run = Run(tmp_path, tracker, interpreter)
-    run.attempt(1, fails=True)
-    run.attempt(2, fails=False)
-    # Everything is there: no process is started for it.
-    run.config = run.config.model_copy(
-        update={"execution": Execution(interpreters={"trackers": "/nowhere"})}
-    )
-    run.attempt(2, fails=False)
-    assert run.warnings == []
+    packages = next(PACKAGES.glob("lib/python3*/site-packages"), None)
+    if packages is None and tracker != "tensorboard":
+        lacking(f"no packages at {PACKAGES}: run `make setup-trackers`")
+    names = ("WANDB_MODE", "WANDB_DIR", "MLFLOW_TRACKING_URI", "TRACKIO_DIR")
+    environment = {name: text for name, text in os.environ.items() if name not in names}
+    for done, end in ((1, "fails"), (2, "ends"), (2, "ends")):
+        command = (sys.executable, "-c", ATTEMPT, packages, tmp_path, tracker, str(done), end)
+        finished = run_program(*command, env=environment, cwd=ROOT)
+        assert finished.returncode == 0, finished.stderr
     place = tmp_path / "store/trackers"
     if tracker == "wandb":
         # The rest is in wandb's own format.
@@ -165,14 +134,12 @@ def test_a_run_that_goes_on_continues_its_session_and_sends_nothing_twice(
         return
     points, texts, count = READERS[tracker](place)
     assert count == 1
+    assert "tracked" in texts
     curves: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in points:
         curves.setdefault(name, []).append((step, value))
     assert curves["evaluation/mean_reward"] == [(0, 0.5), (1, 0.6), (2, 0.7)]
-    assert curves["reward/mean_reward"] == [(1, 0.4), (2, 0.4)]
     assert curves["train/loss"] == [(1, 1.0), (2, 0.5), (3, 1.0), (4, 0.5)]
-    for each in ("tracked:2", "tracked@best", "report.html"):
-        assert each in texts
 
 
 # Points by name and step, texts, and the number of sessions.
@@ -197,9 +164,9 @@ def read_tensorboard(place: Path) -> Found:
 
 
 def read_mlflow(place: Path) -> Found:
-    with contextlib.closing(sqlite3.connect(place / "mlflow/mlflow.db")) as database:
+    with contextlib.closing(sqlite3.connect(place / "mlflow.db")) as database:
         points = database.execute("select key, step, value from metrics order by step").fetchall()
-        texts = str(database.execute("select value from tags").fetchall())
+        texts = str(database.execute("select value from params").fetchall())
         states = database.execute("select status from runs").fetchall()
     assert states == [("FINISHED",)]
     return points, texts, len(states)
@@ -208,11 +175,12 @@ def read_mlflow(place: Path) -> Found:
 def read_trackio(place: Path) -> Found:
     with contextlib.closing(sqlite3.connect(place / "trackio/geb.db")) as database:
         rows = database.execute("select step, metrics from metrics order by id").fetchall()
+        configurations = database.execute("select config from configs").fetchall()
         [(sessions,)] = database.execute("select count(distinct run_id) from metrics").fetchall()
     points = [
         (name, step, value) for step, text in rows for name, value in json.loads(text).items()
     ]
-    return points, str(rows), sessions
+    return points, str(configurations), sessions
 
 
 READERS: dict[str, Callable[[Path], Found]] = {
@@ -222,31 +190,37 @@ READERS: dict[str, Callable[[Path], Found]] = {
 }
 
 
+class Refusing:
+    def __init__(self, *_: object) -> None:
+        raise ConnectionError("no login")
+
+
+class Hanging:
+    def __init__(self, *_: object) -> None:
+        threading.Event().wait()
+
+
 @pytest.mark.parametrize(
-    ("program", "says"),
+    ("session", "message"),
     [
-        ("exec sleep 600", "it has not taken everything 0.1 s after the run"),
-        ("cat > /dev/null", "its process has ended and has not taken everything"),
-        ("echo no login >&2; exit 3", "its process has ended with exit code 3: no login"),
+        (Refusing, "tracker tensorboard: ConnectionError: no login; `geb resume` sends the rest"),
+        (Hanging, "tracker tensorboard: not everything is sent 0.1 s after the run"),
     ],
-    ids=["hangs", "ends", "crashes"],
 )
 def test_a_tracker_that_fails_costs_one_warning_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: type, message: str
 ) -> None:
-    monkeypatch.setattr(sessions, "_LAST_SECONDS", 0.1 if "sleep" in program else 60.0)
-    run = Run(tmp_path, "wandb", write_program(tmp_path / "python", program))
-    run.attempt(2, fails=False)
-    [warning] = run.warnings
-    assert warning.startswith(f"tracker wandb: {says}")
+    monkeypatch.setattr(tracking, "_SESSIONS", {"tensorboard": session})
+    monkeypatch.setattr(tracking, "_LAST_SECONDS", 0.1 if session is Hanging else 60.0)
+    [warning] = attempt(tmp_path, "tensorboard", 2, fails=False)
+    assert warning.startswith(message)
 
 
-def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(tmp_path: Path) -> None:
-    # A Python without any package.
-    bare = write_program(tmp_path / "python", f'exec {sys.executable} -I -S "$@"')
-    said = geb_refused(
-        *("plan", write_config(tmp_path), "--set", "tracking.report_to=[wandb, mlflow]"),
-        *("--set", f"execution.interpreters.trackers={bare}"),
-    )
-    assert f"tracking.report_to: no wandb, mlflow in the environment of {bare}" in said
-    assert "make setup-trackers" in said
+def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.pipeline.tracking.find_spec", lambda package: None)
+    config = load_config(write_config(tmp_path), ["tracking.report_to=[wandb, tensorboard]"])
+    with pytest.raises(UserError, match="wandb, tensorboardX is not installed") as caught:
+        plan(config)
+    assert "pip install wandb tensorboardX" in caught.value.remedy

@@ -1,1 +1,0 @@
-"""Trackers of a run: one session for each, with the run's figures by iteration."""
