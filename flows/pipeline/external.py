@@ -193,7 +193,7 @@ def run_helper(
         UserError: It told a mistake, or there is no such interpreter.
         StoreError: It ended otherwise.
     """
-    command = [interpreter, "-m", *arguments]
+    command = [interpreter, "-P", "-m", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     except OSError as error:

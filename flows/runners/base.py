@@ -136,13 +136,22 @@ def program_of(request: Request, path: str) -> list[str]:
     return [f"stages.{request.stage}", path]
 
 
+def module_command(python: str, *program: str) -> list[str]:
+    """Command line of a module and its arguments.
+
+    -P: a folder `stages` where the user stands is no part of this project.
+    """
+    return [python, "-P", "-m", *program]
+
+
 def supervised(python: str, grace_seconds: float, *options: str, program: list[str]) -> list[str]:
     """Command line of a program, module and arguments, under its supervisor.
 
     Both run in ``python``, by its path or name at their place. ``options`` are the supervisor's.
     """
-    supervisor = [python, "-m", "stages.harness.supervisor", "--grace", str(grace_seconds)]
-    return [*supervisor, *options, "--", python, "-m", *program]
+    grace = ["--grace", str(grace_seconds)]
+    supervisor = module_command(python, "stages.harness.supervisor", *grace, *options)
+    return [*supervisor, "--", *module_command(python, *program)]
 
 
 class FailureTail:

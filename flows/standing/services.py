@@ -80,8 +80,13 @@ class Services:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                # Between two polls for flow runs to start.
-                env={**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "2"},
+                env={
+                    **os.environ,
+                    # Between two polls for flow runs to start.
+                    "PREFECT_WORKER_QUERY_SECONDS": "2",
+                    # For the flow runs that it starts.
+                    "PYTHONSAFEPATH": "1",
+                },
             )
 
     def wait(self) -> NoReturn:

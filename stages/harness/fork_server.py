@@ -45,11 +45,13 @@ def main() -> None:
         os.dup2(streams[2], 1)
         os.dup2(streams[2], 2)
         command = json.loads(packet)
-        options = parse_options(command[3:])
-        _load(f"{options.command[2]}.run")
+        _, options = _module(command)
+        supervisor = parse_options(options)
+        stage, _ = _module(supervisor.command)
+        _load(f"{stage}.run")
         if os.fork() == 0:
             _name_process(command)
-            _supervise(options, streams)
+            _supervise(supervisor, streams)
         for each in streams:
             os.close(each)
 
@@ -91,13 +93,20 @@ def _tell(number: int) -> None:
 def _run(command: list[str]) -> NoReturn:
     """Does what ``python -m`` does with a stage, in the second fork."""
     _name_process(command)
-    sys.argv = command[2:]
+    stage, arguments = _module(command)
+    sys.argv = [stage, *arguments]
     try:
-        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        runpy.run_module(stage, run_name="__main__", alter_sys=True)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     # A stage's program ends its process by itself.
     os._exit(1)
+
+
+def _module(command: list[str]) -> tuple[str, list[str]]:
+    """Name of the module that a command line runs, and its arguments."""
+    place = command.index("-m") + 1
+    return command[place], command[place + 1 :]
 
 
 def _name_process(command: list[str]) -> None:

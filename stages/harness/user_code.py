@@ -11,6 +11,11 @@ from typing import Any
 from stages.contract.errors import GebError, UserError
 
 _MODULE_PREFIX = "geb_file_"
+# Results are found again by the digest of this file alone.
+_ALONE = (
+    "put the code of other files into this one, or install it as a package in the stage's "
+    "environment"
+)
 
 
 def load_function(path: Path, name: str, *, setting: str, signature: str) -> Callable[..., Any]:
@@ -38,8 +43,14 @@ def _execute(path: Path) -> dict[str, Any]:
     # Where `dataclasses`, pydantic and pickle look a class's or a function's module up. Under a
     # name that hides no module that the file imports.
     sys.modules[module.__name__] = module
-    with user_code(str(path), "the file must be importable on its own in the stage's environment"):
+    before = set(sys.modules)
+    with user_code(str(path), _ALONE):
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    imported = {name: sys.modules[name] for name in sys.modules.keys() - before}
+    files = {name: getattr(other, "__file__", None) or "/" for name, other in imported.items()}
+    helpers = sorted(name for name, file in files.items() if Path(file).parent == path.parent)
+    if helpers:
+        raise UserError(f"{path} imports {', '.join(helpers)} from its own folder", _ALONE)
     return module.__dict__
 
 

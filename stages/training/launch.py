@@ -42,7 +42,7 @@ def train(ctx: StageContext[P]) -> None:
         if resources.nodes > 1:
             ctx.events.info(
                 f"waiting for {resources.nodes - 1} times "
-                f"`python -m stages.training.node {ctx.work}`"
+                f"`python -P -m stages.training.node {ctx.work}`"
             )
         node.train(ctx.events)
 

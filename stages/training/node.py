@@ -223,7 +223,7 @@ class _Worker:
         self._failure: tuple[float, Failure] | None = None
         self.connection, other = Pipe(duplex=False)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stages.training.worker", str(os.getpid())],
+            [sys.executable, "-P", "-m", "stages.training.worker", str(os.getpid())],
             env=os.environ | self._environment,
             stdout=other.fileno(),
             start_new_session=True,

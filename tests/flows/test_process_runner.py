@@ -14,11 +14,13 @@ from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.request import Request, Resources
+from stages.pair.params import PairParams
 from stages.store.base import Store
 from tests.at_work import at_work
 from tests.flows.probes import alive, gone, wait_until
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
+from tests.stage_calls import request_for, response, write_scored
 
 pytestmark = pytest.mark.usefixtures("probe_stage")
 
@@ -56,6 +58,36 @@ def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
         monkeypatch.setenv(each, wanted)
     heard = run(store, probe_request(store, behaviour="tell_environment", message=name))
     assert f"{name} is {value}" in [each.message for each in heard if isinstance(each, Log)]
+
+
+def test_packages_where_the_user_stands_are_not_executed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stages", "flows", "pyarrow", "json"):
+        package = tmp_path / "mine" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    request = probe_request(store)
+    run(store, request)
+    assert store.load("probe", request.key) is not None
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("helper", ["def pick(): return 0, 1", "def pick(): return 1, 0"])
+def test_own_code_that_imports_a_file_beside_it_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.py").write_text(helper)
+    code = tmp_path / "strategy.py"
+    code.write_text("from order import pick\ndef select(responses, seed):\n    return pick()\n")
+    responses, scores = write_scored(tmp_path, [(response("q", n, "red"), n) for n in range(2)])
+    inputs = {"responses": responses, "scores": scores, "code": code}
+    request = request_for(PairParams(strategy="python"), inputs, Path(store.location))
+    with pytest.raises(UserError, match="No module named 'order'") as caught:
+        run(store, request)
+    assert "install it as a package" in caught.value.remedy
 
 
 def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:

@@ -30,15 +30,17 @@ def forked_python() -> str:
     servers = [_start_server(socket) for socket in sockets.values()]
     wrapper = folder / "python"
     real, client = shlex.quote(sys.executable), shlex.quote(str(_HERE / "client.py"))
-    ask = f"exec {real} -I -S {client} {sockets['stages']}"
+    ask = f'exec {real} -I -S {client} {sockets["stages"]} "$safe"'
     wrapper.write_text(
         "#!/bin/sh\n"
+        "safe=\n"
+        'if [ "$1" = -P ]; then safe=-P; shift; fi\n'
         'case "$1 $2" in\n'
         f'"-m stages.harness.fork_server") {ask} "$@" ;;\n'
-        f'"-m stages.harness."*) exec {real} "$@" ;;\n'
+        f'"-m stages.harness."*) exec {real} $safe "$@" ;;\n'
         f'"-m stages."*) {ask} "$@" ;;\n'
-        f'"-m flows."*) exec {real} -I -S {client} {sockets["flows"]} "$@" ;;\n'
-        f'*) exec {real} "$@" ;;\n'
+        f'"-m flows."*) exec {real} -I -S {client} {sockets["flows"]} "$safe" "$@" ;;\n'
+        f'*) exec {real} $safe "$@" ;;\n'
         "esac\n"
     )
     wrapper.chmod(0o755)

@@ -1,6 +1,7 @@
 """Asks the server for a fork, and stands for it: signals go to the fork, its end is this one's.
 
-``python -I -S client.py SOCKET -m MODULE ARGUMENTS…``: it loads few modules, to be quick.
+``python -I -S client.py SOCKET SAFE -m MODULE ARGUMENTS…``: it loads few modules, to be quick. SAFE
+is ``-P`` or empty.
 """
 
 import json
@@ -15,8 +16,9 @@ def main() -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(sys.argv[1])
     request = {
-        "module": sys.argv[3],
-        "arguments": sys.argv[4:],
+        "is_safe": bool(sys.argv[2]),
+        "module": sys.argv[4],
+        "arguments": sys.argv[5:],
         "folder": os.getcwd(),  # noqa: PTH109 - pathlib loads slowly
         "environment": dict(os.environ),
         "parent": os.getppid(),

@@ -145,7 +145,10 @@ class Server:
         os.environ.update(self.settings | request["environment"])
         # As `python -m` does.
         sys.argv = [request["module"], *request["arguments"]]
-        sys.path[0] = request["folder"]
+        if request["is_safe"]:
+            del sys.path[0]
+        else:
+            sys.path[0] = request["folder"]
         # A worker of a training looks whether the stage that started it is still there.
         os.getppid = lambda: request["parent"]
         # Programs that this one starts are forked as well.

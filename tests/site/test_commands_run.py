@@ -60,7 +60,7 @@ ELSEWHERE = {
     "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_from_the_form_to_the_report",
     "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
     "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
-    "python -m stages.training.node": "tests/stages/train/test_train_nodes.py::"
+    "python -P -m stages.training.node": "tests/stages/train/test_train_nodes.py::"
     "stages.training.node",
 }
 # Words of the pages, and what they are here.

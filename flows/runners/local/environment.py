@@ -33,5 +33,7 @@ _BUCKET = (
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:
     """This process's variables without its secrets, also those of buckets if ``in_bucket``."""
     # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
-    left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), "VIRTUAL_ENV"}
+    # PYTHONSAFEPATH: stages get -P; programs that code of the user starts are as without it.
+    own = {"VIRTUAL_ENV", "PYTHONSAFEPATH"}
+    left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), *own}
     return {name: value for name, value in os.environ.items() if name not in left_out}

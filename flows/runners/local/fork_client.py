@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
+from flows.runners.base import module_command
 from stages.contract.errors import EXIT_FAILED
 
 _servers: dict[tuple[object, ...], _Server] = {}
@@ -54,7 +55,7 @@ class _Server:
         self._requests, its_stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_stdin:
             self._process = subprocess.Popen(
-                [interpreter, "-m", "stages.harness.fork_server"],
+                module_command(interpreter, "stages.harness.fork_server"),
                 stdin=its_stdin.fileno(),
                 stdout=log,
                 stderr=log,

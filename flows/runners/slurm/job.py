@@ -9,7 +9,7 @@ from pathlib import Path
 
 import stages.contract
 from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings, interpreter_of
-from flows.runners.base import thread_variables
+from flows.runners.base import module_command, thread_variables
 from flows.runners.place import KEY_CHARACTERS, fetching_variables, node_commands
 from flows.runners.slurm.folder import JobFolder
 from stages.contract.request import FileInput, Request
@@ -84,7 +84,7 @@ def job_values(
     variables = thread_variables(request.resources)
     if folder.address:
         variables |= fetching_variables(execution, cache)
-        sender = [*container, interpreter, "-m", "stages.harness.job_files"]
+        sender = [*container, *module_command(interpreter, "stages.harness.job_files")]
         sender += [folder.address, str(place)]
         if srun_options:
             # A step alone gets into a container of srun's.

@@ -1,6 +1,7 @@
 """Several processes, and DeepSpeed: the same loss curve as one process without either."""
 
 import json
+import sys
 
 import psutil
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from stages.contract.errors import StageFailedError, UserError
 from tests.stages.train.checkpoints import assert_same_logprobs, assert_same_training
 from tests.stages.train.train_helpers import (
+    PYTHON,
     at_step,
     make_pairs,
     request_for,
@@ -132,6 +134,16 @@ def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
     resumed = train(tmp_path / "store", policy, [pairs], **settings)
     assert resumed.steps[0] > 3
     assert resumed.weights == whole.weights
+
+
+@pytest.mark.slow
+def test_workers_execute_no_package_where_the_user_stands(tmp_path, policy, pairs, monkeypatch):
+    monkeypatch.setattr(sys, "executable", PYTHON)
+    package = tmp_path / "mine" / "stages"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('executed')\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    train(tmp_path / "store", policy, [pairs], processes=2, epochs=1)
 
 
 def test_a_worker_s_complaint_is_the_stage_s(tmp_path, policy, pairs):
