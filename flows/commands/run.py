@@ -212,7 +212,7 @@ def _how_to_go_on(config: RunConfig, error: BaseException) -> str:
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
-    from flows.report.html import verdict
+    from flows.report.verdict import verdict
 
     found = verdict(summary)
     answer(

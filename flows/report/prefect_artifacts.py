@@ -16,10 +16,10 @@ from prefect.states import Failed, State
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
-from flows.report.html import verdict
 from flows.report.pages import page_address
 from flows.report.plots import Plot, png
 from flows.report.summary import Summary
+from flows.report.verdict import verdict
 from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.

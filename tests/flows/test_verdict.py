@@ -13,10 +13,11 @@ import pytest
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
-from flows.report.html import facts, verdict, write
+from flows.report.html import facts, write
 from flows.report.plots import draw
 from flows.report.summary import Summary, summarise
 from flows.report.table import SuiteFigures
+from flows.report.verdict import verdict
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in, write_evaluation

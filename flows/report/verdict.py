@@ -1,0 +1,193 @@
+"""The verdict on a run: one sentence, what stands in the way, and how far to trust it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from flows.execution.run_record import resume_command
+from flows.report.rows import parted
+from flows.report.status import RunStatus
+from flows.report.summary import Summary, last_iteration
+from flows.report.table import Cell, figure_of, interval_text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence on a run.
+
+    Attributes:
+        tone: `good` if the last model was promoted; `bad` if the run did not come to its end, an
+            artifact is damaged, or a gate held the model back; `open` if no gate has decided yet.
+        sentence: The result, with its interval.
+        reasons: What stands in the way: failed steps, damaged artifacts, gates, pairs that tie.
+        cautions: How far to trust it: seeds and prompts, and what became worse.
+    """
+
+    tone: Literal["good", "bad", "open"]
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
+_ENDS = {
+    "failed": "failed",
+    "stopped": "was stopped",
+    "cancelled": "was cancelled",
+    "crashed": "was killed",
+}
+"""End of a sentence on a run in that state."""
+
+
+def verdict(summary: Summary) -> Verdict:
+    """Verdict after the last iteration that has been evaluated.
+
+    A run that failed, was stopped or lacks steps gets no other verdict than this.
+    """
+    result = _of_models(summary)
+    result = replace(
+        result,
+        reasons=(*result.reasons, *_ties(summary)),
+        cautions=tuple(_cautions(summary)),
+    )
+    resume = resume_command(summary.run, summary.store)
+    status = summary.status
+    if status is not None and (status.num_done < status.num_steps or status.state in _ENDS):
+        done = f"{status.num_done} of {status.num_steps} steps are done"
+        if status.state == "running":
+            sentence = f"The run is at work: {done}. {result.sentence}"
+            return replace(result, tone="open", sentence=sentence)
+        ended = _ENDS.get(status.state, "is not complete")
+        return replace(
+            result,
+            tone="bad",
+            sentence=f"The run {ended}: {done}. Go on with `{resume}`. So far: {result.sentence}",
+            reasons=(*_unfinished(status), *result.reasons),
+        )
+    if summary.damaged:
+        number = len(summary.damaged)
+        damaged = f"{number} {'artifact is' if number == 1 else 'artifacts are'} damaged"
+        return replace(
+            result,
+            tone="bad",
+            sentence=f"{damaged}, and figures are missing here. `{resume}` computes them again. "
+            f"{result.sentence}",
+            reasons=(*summary.damaged, *result.reasons),
+        )
+    return result
+
+
+def _unfinished(status: RunStatus) -> Iterator[str]:
+    """Steps that failed or were stopped, with the cause, and the number of those to come."""
+    for step in status.steps:
+        if step.state not in ("done", "reused"):
+            record = step.record
+            # The first line of a message has the cause behind the step's name.
+            line = record.message.strip().partition("\n")[0]
+            cause = line.rpartition(f" {record.key[:12]}): ")[2]
+            yield f"{record.step} {step.state}: {cause}"
+    number = len(status.waiting)
+    if number:
+        yield f"{number} {'step has' if number == 1 else 'steps have'} not begun"
+
+
+def _of_models(summary: Summary) -> Verdict:
+    """Sentences of the evaluations and the gates."""
+    base, *iterations = summary.rows or [{}]
+    evaluated = [row for row in iterations if row.get("win_rate") is not None]
+    if not evaluated:
+        return Verdict("open", "No iteration has been evaluated yet.")
+    row = evaluated[-1]
+    sentence = _sentence(row, base)
+    decision = summary.read_json(f"iteration-{row['iteration']}/promote", "decision.json")
+    if not decision:
+        return Verdict("open", f"{sentence}.")
+    if decision["promoted"]:
+        aliases = ", ".join(decision["aliases"])
+        promoted = f" and was promoted to {aliases}" if aliases else ""
+        return Verdict("good", f"{sentence}. It passed every gate{promoted}.")
+    reasons = tuple(gate["reason"] for gate in decision["gates"] if not gate["passed"])
+    return Verdict("bad", f"{sentence}. It was not promoted.", reasons)
+
+
+def _sentence(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """Win rate and mean reward after an iteration, without a full stop."""
+    intervals: Mapping[str, Any] = row.get("intervals", {})
+    number = f"{row['iteration']} iteration{'s' if row['iteration'] > 1 else ''}"
+    share = _percent(row["win_rate"], intervals.get("win_rate"))
+    sentence = f"After {number} the model scores above its base on {share} of the held-out prompts"
+    if row.get("tied_prompts"):
+        sentence += f" ({row['tied_prompts']} tie)"
+    if row.get("mean_reward") is None or base.get("mean_reward") is None:
+        return sentence
+    interval = interval_text(intervals.get("mean_reward"), ".3f")
+    reward = f"{row['mean_reward']:.3f} {interval}".rstrip()
+    return f"{sentence}; its mean reward is {reward}, the base's {base['mean_reward']:.3f}"
+
+
+def _ties(summary: Summary) -> Iterator[str]:
+    """Iterations of which nearly all pairs tie."""
+    for row in summary.rows[1:]:
+        pairs = row.get("pairs") or 0
+        ties = row.get("ties") or 0
+        warning = summary.config.pair.tie_warning(pairs, ties)
+        if warning:
+            yield f"iteration {row['iteration']}: {warning}"
+
+
+def _cautions(summary: Summary) -> Iterator[str]:
+    """Limits of the verdict on the last model: doubts of trainings, few prompts, lower figures."""
+    for iteration, trained in summary.made("train"):
+        for sentence in trained.read_json("summary.json").get("cautions", ()):
+            yield f"training of iteration {iteration}: {sentence}"
+    iteration = last_iteration(summary) or 0
+    metrics = summary.read_json(f"iteration-{iteration}/evaluate", "metrics.json")
+    if not metrics:
+        return
+    prompts = metrics["compared_prompts"]
+    yield f"one training seed, {prompts} held-out prompts; `geb sweep --seeds` tries other seeds"
+    base = summary.rows[0]
+    last = summary.rows[iteration]
+    for name in last["components"]:
+        yield from _fall(name, f"components.{name}", [base, last])
+    for suite in summary.suites:
+        for name in ("mean_reward", *suite.rows[-1]["solved"]):
+            yield from _fall(f"suite {suite.name}, {name.replace('_', ' ')}", name, suite.rows)
+    for name in summary.second_opinions():
+        fall = parted(summary, name)
+        if fall is not None:
+            yield (
+                f"the reward rises and {name} falls from {fall.against} to {fall.run}: "
+                f"{fall.first:.3f} to {fall.second:.3f}, {fall.shown()}"
+            )
+    if "perplexity" in metrics:
+        yield (
+            "the perplexity of unrelated text went from "
+            f"{metrics['base_perplexity']:.2f} to {metrics['perplexity']:.2f}"
+        )
+    cut_off = metrics["truncated_share"]
+    base_cut_off = metrics["base_truncated_share"]
+    if cut_off > base_cut_off:
+        yield (
+            f"{_percent(cut_off, None)} of the answers are cut off, of the base's "
+            f"{_percent(base_cut_off, None)}"
+        )
+    before = base["mean_log_pi_ref"]
+    now = last["mean_log_pi_ref"]
+    if before is not None and now is not None:
+        yield f"log π_ref of the answers moved from {before:.2f} to {now:.2f} nats"
+
+
+def _fall(words: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A sentence if a figure is lower in the last row than in the first."""
+    first = figure_of(rows[0], name)
+    last = figure_of(rows[-1], name)
+    if first is not None and last is not None and last.value < first.value:
+        yield f"{words} fell from {first.value:.3f} to {Cell.of(last, '.3f')}"
+
+
+def _percent(value: float, interval: tuple[float, float] | None) -> str:
+    share = f"{100 * value:.1f} %"
+    if interval is None:
+        return share
+    low, high = interval
+    return f"{share} (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
