@@ -200,11 +200,6 @@ def test_features_are_hashed_counts_of_ngrams():
     np.testing.assert_allclose(found, row / np.linalg.norm(row), rtol=1e-12)
 
 
-def test_a_weight_without_a_bonus_is_refused_and_counts_are_not_in_old_keys():
+def test_a_weight_without_a_bonus_is_refused():
     with pytest.raises(ValueError, match="there is no bonus to weigh"):
         params(design="none", bonus_weight="count")
-    assert not {"bonus_weight", "count_ridge"} & params(count_ridge=0.5).result_fields().keys()
-    assert (
-        params(design="feb", bonus_weight="count", count_ridge=0.5).result_fields()["count_ridge"]
-        == 0.5
-    )
