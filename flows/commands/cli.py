@@ -134,7 +134,7 @@ def _tell(error: BaseException) -> int:
         case StageFailedError():
             for line in error.last_lines[-_SHOWN_LINES:]:
                 messages().print(f"[dim]│[/] {escape(line)}")
-            remedy = "fix the cause, then run the command again: what is done stays done"
+            remedy = "fix the cause, then run the command again: finished steps are kept"
             return _say(EXIT_FAILED, str(error), remedy)
         case RunCancelledError():
             messages().print(escape(str(error)))
@@ -167,7 +167,7 @@ def _tell(error: BaseException) -> int:
     httpx = sys.modules.get("httpx")
     if httpx is not None and any(isinstance(each, httpx.TransportError) for each in causes):
         said = f"the Prefect server does not answer: {error or type(error).__name__}"
-        remedy = "start it, or correct PREFECT_API_URL; then resume: what is done stays done"
+        remedy = "start it, or correct PREFECT_API_URL; then resume: finished steps are kept"
         return _say(EXIT_FAILED, said, remedy)
     raise error
 

@@ -48,7 +48,7 @@ def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) 
 
 
 def _win_rate(metrics: Mapping[str, Any]) -> str:
-    """The rate with its 95 % interval, if the registered metrics tell of how many prompts."""
+    """The rate with its 95 % interval, if the registered metrics have the number of prompts."""
     rate = metrics.get("win_rate")
     prompts = metrics.get("compared_prompts")
     if rate is None or not prompts:

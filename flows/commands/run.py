@@ -188,7 +188,7 @@ def _execute(
                 result = iterate_resolved(config)
         except BaseException as error:
             if _is_on_record(config):
-                shown.print(f"what is done stays done; {_how_to_go_on(config, error)}")
+                shown.print(f"finished steps are kept; {_how_to_go_on(config, error)}")
             raise
     _show_summary(result.summary, result.report, as_json)
 

@@ -13,14 +13,16 @@ from flows.planning import sizes
 _FEW_STEPS = 10
 # AdamW moves a weight by about the learning rate in a step; the paper's runs move by 8e-5.
 _SMALL_MOVE = 1e-5
-# With fewer prompts a win rate of 60 % cannot be told from one of 50 %.
+# With fewer prompts a win rate of 60 % does not differ significantly from one of 50 %.
 _FEW_PROMPTS = 64
 
 
 def cautions(config: RunConfig) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
-    places, own = config.inputs.prompts, config.inputs.test_prompts
-    data = sizes.rows_of([resolve_input(config, None, "prompts", each) for each in places])
+    own = config.inputs.test_prompts
+    data = sizes.rows_of(
+        [resolve_input(config, None, "prompts", place) for place in config.inputs.prompts]
+    )
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
     yield from _lacking_modules(config)

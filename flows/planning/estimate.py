@@ -83,7 +83,7 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a run: its steps, and the wall time of those that the store lacks."""
+    """Cost of a run: its steps, and the wall time of the steps that the store lacks."""
 
     steps: Sequence[StepEstimate]
     seconds: float

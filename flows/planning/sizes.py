@@ -142,5 +142,5 @@ def prompt_tokens(config: RunConfig, data: Rows | None) -> float:
 
 
 def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
-    """Held-out prompts: the rows of their own file, else as many as `prepare` holds out."""
+    """Held-out prompts: the rows of a file of tests, else as many as `prepare` holds out."""
     return config.prepare.test_prompts if data is None else data.number

@@ -229,7 +229,7 @@ class Comparison:
 
     def _changed_settings(self) -> FittedTable:
         rows = [[name, change] for name, changes in self.settings.items() for change in changes]
-        title = f"Settings that differ from those of {self.runs[0].run}"
+        title = f"Settings that differ from {self.runs[0].run}"
         return FittedTable(title, ["method", "setting"], rows, left=2, name="settings")
 
     def drawings(self) -> dict[str, Figure]:

@@ -21,7 +21,7 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
     A run may be named by a model of its last iteration. An empty name is made of the runs' names.
 
     Raises:
-        UserError: There is no such run, nothing to compare, or the name is that of a run.
+        UserError: A run does not exist, there is nothing to compare, or a run has the name.
     """
     summaries = [_summary(store, each) for each in runs]
     names = [each.run for each in summaries]
@@ -31,7 +31,7 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
             "name two or more runs, each once; `geb status` lists them",
         )
     chosen = name or _name(names)
-    # It becomes the name of a folder beside those of runs.
+    # It becomes the name of a folder next to the folders of runs.
     require_name(chosen, "comparison")
     if chosen in recorded(store):
         raise UserError(f"{chosen!r} is a run of the store", "give the comparison another name")
@@ -71,7 +71,9 @@ def write_files(comparison: Comparison, folder: Path) -> list[Path]:
 
     Files of an earlier comparison of the same name are replaced.
     """
-    drawn, tables, document = comparison.drawings(), comparison.tables(), comparison.to_json()
+    drawn = comparison.drawings()
+    tables = comparison.tables()
+    document = comparison.to_json()
     page = render(
         "comparison.html.jinja",
         title=comparison.name,

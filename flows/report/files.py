@@ -26,7 +26,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
     """Writes a file, and its folder, and returns its path.
 
     A reader sees the file before or the file after. A link stays, and what it leads to is written.
-    What is no file and no place for one, such as `/dev/stdout`, takes the content as it comes.
+    Special files such as `/dev/stdout` are written directly.
 
     Raises:
         UserError: The disk is full, or the place cannot be written.

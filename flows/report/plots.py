@@ -21,7 +21,9 @@ from flows.report.table import figure_of
 from stages.contract.data_files import read_data_file
 from stages.store.base import Artifact
 
-POLICY, BASE, ACCENT = "#3b6fb6", "#9a9a9a", "#c2571a"
+POLICY = "#3b6fb6"
+BASE = "#9a9a9a"
+ACCENT = "#c2571a"
 PALETTE = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6", BASE, "#b8860b", "#2a9d9d", "#c23b78")
 _OF_MODELS = {"policy": POLICY, "base": BASE}
 _DOTS_PER_INCH = 200
@@ -137,7 +139,7 @@ def _intervals(axes: Axes, line: Line, colour: str, *, as_bars: bool) -> None:
 def _smoothed(values: Sequence[float]) -> npt.NDArray[np.float64]:
     """Mean over a window around each value, a fifteenth of the line wide, narrower at its ends.
 
-    A value that is no finite number leaves a gap: the windows that it is in have no mean.
+    A value that is not finite leaves a gap: the windows that it is in have no mean.
     """
     half = max(1, len(values) // 30)
     numbers = np.asarray(values, dtype=np.float64)
@@ -150,8 +152,8 @@ def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel:
     figure, axes = _new(title, xlabel)
     thinned = {label: group[:: len(group) // _MAX_PLOTTED + 1] for label, group in samples.items()}
     values = np.concatenate([*thinned.values()])
-    low, high = values.min(), values.max()
-    bins = low + ((high - low) / 40 or 1.0) * np.arange(42)
+    width = (values.max() - values.min()) / 40
+    bins = values.min() + (width or 1.0) * np.arange(42)
     for (label, group), colour in zip(thinned.items(), cycle(PALETTE)):
         axes.hist(
             group,
@@ -188,12 +190,21 @@ def spread_figure(title: str, panels: Mapping[str, Sequence[MethodRow]]) -> Figu
         drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (xlabel, rows) in zip(drawn, panels.items(), strict=True):
         for row in rows:
-            place, mean = labels.index(row.method), row.mean.value
+            place = labels.index(row.method)
+            mean = row.mean.value
             low, high = row.mean.interval or (mean, mean)
-            runs, ends = [place] * len(row.values), [[mean - low], [high - mean]]
-            axes.scatter(row.values, runs, s=14, color=BASE, alpha=0.7, zorder=2)
-            style = {"fmt": "o", "color": POLICY, "markersize": 5, "capsize": 3, "zorder": 3}
-            axes.errorbar([mean], [place], xerr=ends, **style)
+            places = [place] * len(row.values)
+            axes.scatter(row.values, places, s=14, color=BASE, alpha=0.7, zorder=2)
+            axes.errorbar(
+                [mean],
+                [place],
+                xerr=[[mean - low], [high - mean]],
+                fmt="o",
+                color=POLICY,
+                markersize=5,
+                capsize=3,
+                zorder=3,
+            )
         axes.set_xlabel(xlabel)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -286,8 +297,14 @@ def _training(summary: Summary, group: str) -> Iterator[tuple[str, Figure]]:
     for name, title, ylabel, bounds in _OF_STEPS[group]:
         known = {step: each[name] for step, each in enumerate(steps, 1) if name in each}
         if len(known) > 1:
-            lines, axis = {name: Line([*known], [*known.values()])}, "step, all iterations"
-            figure = course_figure(title, lines, axis, ylabel, marks=marks[1:], bounds=bounds)
+            figure = course_figure(
+                title,
+                {name: Line([*known], [*known.values()])},
+                "step, all iterations",
+                ylabel,
+                marks=marks[1:],
+                bounds=bounds,
+            )
             yield title, figure
 
 

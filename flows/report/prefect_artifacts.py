@@ -143,14 +143,14 @@ def failed(error: GebError, name: str, command: str | None = None) -> State[Any]
     how = _remedy(error, is_deployed, command)
     shown = [f"**{error}**", how.rstrip(":")]
     shown += [f"```\n{command}\n```"] if command else []
-    shown += ["What is done stays done."]
+    shown += ["Finished steps are kept."]
     shown += ["The stage's last lines:", "```\n" + "\n".join(lines) + "\n```"] if lines else []
     create_markdown_artifact(
         "\n\n".join(shown),
         key=artifact_key(name, "failure"),
         description=f"Why {name} failed, and how to go on.",
     )
-    message = f"{error}\n{how}{f' {command}' if command else ''}. What is done stays done."
+    message = f"{error}\n{how}{f' {command}' if command else ''}. Finished steps are kept."
     get_run_logger().error("%s", message)
     return Failed(message=message, data=error)
 

@@ -100,8 +100,8 @@ def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
 def welch(first: Sequence[float], second: Sequence[float], whole: float | None = None) -> Estimate:
     """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
 
-    Interval and p-value are those of Welch's t test (Welch 1947). Runs whose values do not vary,
-    but for rounding, have neither. ``whole`` is as in :func:`over_seeds`. ValueError if one of them
+    Interval and p-value are by Welch's t test (Welch 1947). Runs whose values do not vary, except
+    by rounding, have neither. ``whole`` is as in :func:`over_seeds`. ValueError if one of them
     is empty.
     """
     difference = over_seeds(second).value - over_seeds(first).value
@@ -123,7 +123,8 @@ def difference_of_methods(
     tested by Student's t test of the differences, unless these do not vary. Others are tested by
     :func:`welch`. ``whole`` is as in :func:`over_seeds`.
     """
-    old, new = dict(first), dict(second)
+    old = dict(first)
+    new = dict(second)
     if old.keys() != new.keys() or not len(old) == len(first) == len(second):
         return welch([value for _, value in first], [value for _, value in second], whole), "Welch"
     differences = np.array([new[seed] - old[seed] for seed in old])
@@ -134,7 +135,7 @@ def difference_of_methods(
 
 
 def _constant(values: Floats | Sequence[float]) -> bool:
-    """True if values are equal but for rounding."""
+    """True if values are equal except for rounding."""
     return np.allclose(values, values[0], rtol=1e-9, atol=1e-12)
 
 

@@ -164,7 +164,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """State of a sweep, and of those of its runs that have begun."""
+    """State of a sweep, and of its runs that have begun."""
 
     name: str
     record: SweepRecord
@@ -244,7 +244,8 @@ def step_logs(store: Store, record: StepRecord) -> list[Path]:
 
     def began(log: Path) -> tuple[float, float]:
         # Output that a dead orchestrator's stage left was kept before the next attempt began.
-        begun, last = started(log), log.stat().st_mtime
+        begun = started(log)
+        last = log.stat().st_mtime
         return (last if begun is None else begun), last
 
     return sorted(attempt_logs(store.root / "logs" / record.stage / record.key), key=began)

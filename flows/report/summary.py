@@ -1,4 +1,4 @@
-"""A run's results, iteration by iteration, read from the artifacts that its steps stand for."""
+"""A run's results, iteration by iteration, read from the artifacts of its steps."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Summary(Figures):
         registered: What the registry knows of the run's model, line by line.
         suites: Figures of the suites that have results.
         status: How far the run is, and which of its steps failed.
-        damaged: What is wrong with each damaged artifact, whose figures are missing.
+        damaged: The damage of each damaged artifact, whose figures are missing.
     """
 
     run: str
@@ -167,7 +167,7 @@ def _registered(store: Store, model: str) -> list[str]:
 
 def iteration_row(found: Summary, iteration: int) -> dict[str, Any]:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
-    # Every evaluation repeats the base's figures beside the policy's own.
+    # Every evaluation repeats the base's figures next to the policy's.
     place = f"iteration-{iteration or 1}/evaluate"
     sampled = [each for each in COLUMNS if each.stage == "evaluate"]
     row: dict[str, Any] = dict.fromkeys([each.name for each in COLUMNS])

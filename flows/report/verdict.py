@@ -1,4 +1,4 @@
-"""The verdict on a run: one sentence, what stands in the way, and how far to trust it."""
+"""The verdict on a run: one sentence, its reasons, and how far to trust it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class Verdict:
         tone: `good` if the last model was promoted; `bad` if the run did not come to its end, an
             artifact is damaged, or a gate held the model back; `open` if no gate has decided yet.
         sentence: The result, with its interval.
-        reasons: What stands in the way: failed steps, damaged artifacts, gates, pairs that tie.
+        reasons: Obstacles: failed steps, damaged artifacts, gates, pairs that tie.
         cautions: How far to trust it: seeds and prompts, and what became worse.
     """
 
