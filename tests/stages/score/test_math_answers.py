@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 
 from stages.contract.errors import UserError
-from stages.score.answer_pool import AnswerPool
-from stages.score.math_answers import load_grader
+from stages.score.math_answers import MathVerify
 from stages.score.params import AnswerSettings
 from stages.tables.schemas import RESPONSES, write_table
 from tests.stage_calls import request_for, response, score_params
@@ -71,7 +70,7 @@ ENDLESS = r"\boxed{9^{9^{9^{9}}}+1}"
 def graded(rows, processes, timeout_seconds):
     """Verdicts on pairs of reference and response, in order."""
     settings = AnswerSettings(processes=processes, timeout_seconds=timeout_seconds)
-    with closing(AnswerPool("math_verify", "math-verify", "", load_grader, settings)) as oracle:
+    with closing(MathVerify(settings)) as oracle:
         pairs = [{"reference_answer": right, "response": said} for right, said in rows]
         found = dict(oracle.score(pairs))
     return [found[place] for place in range(len(rows))]
