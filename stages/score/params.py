@@ -192,7 +192,7 @@ class ScoreParams(StageParams):
     """Scores every response with one oracle, or with several that are summed."""
 
     stage: ClassVar[str] = "score"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "responses": InputSpec("responses"),
         "opponents": InputSpec("responses", optional=True),

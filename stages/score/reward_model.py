@@ -52,16 +52,19 @@ class Classifier:
         return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
 
     def _pad_id(self, conversations: Conversations) -> int:
-        """The model's padding id, or, if it has none, one that ends no conversation.
+        """The model's padding id, or one that ends no conversation.
 
-        Decoder classifiers read the reward at the last token that is not padding. Without a padding
-        id transformers reads it at the last position and takes one conversation at a time.
+        Decoder classifiers read the reward at the last token that is not padding: a conversation
+        that ends with the padding id would be read too early. Without a padding id transformers
+        reads it at the last position and takes one conversation at a time.
         """
-        if self.pad_id is not None:
-            return self.pad_id
         config = self.model.config.get_text_config()
-        used = {each[-1] for each in conversations}
-        config.pad_token_id = next(each for each in range(config.vocab_size) if each not in used)
+        used = {token_ids[-1] for token_ids in conversations}
+        named = range(0) if self.pad_id is None else [self.pad_id]
+        free = (
+            token_id for token_id in (*named, *range(config.vocab_size)) if token_id not in used
+        )
+        config.pad_token_id = next(free)
         return config.pad_token_id
 
 
@@ -187,7 +190,17 @@ def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
             "use a classifier with num_labels=1 (a URM checkpoint: the oracle urm_gated or "
             "urm_helpfulness); the checkpoint does not say which output is the reward",
         )
+    _widen_head(model)
     return Classifier(model, model.config.get_text_config().pad_token_id, _read_first_logit)
+
+
+def _widen_head(model: Any) -> None:
+    """Has the head compute in float32: in 16 bits unlike answers get equal rewards."""
+    for name, head in model.named_children():
+        if name != model.base_model_prefix:
+            head.float().register_forward_pre_hook(
+                lambda module, states: tuple(state.float() for state in states)
+            )
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from tests.stages.score.responses import response_rows
-from tests.tiny_models import CHAT_TEMPLATE, make_tiny_llama, make_tiny_reward_model
+from tests.tiny_models import CHAT_TEMPLATE, EOS_ID, make_tiny_llama, make_tiny_reward_model
 
 # Float32 sums in another order.
 ROUNDING = 1e-5
@@ -31,6 +31,21 @@ def one_by_one(path, rows):
         ids = tokenizer.apply_chat_template(messages, return_dict=False)
         with torch.inference_mode():
             scores.append(model(torch.tensor([ids])).logits[0, 0].item())
+    return scores
+
+
+@torch.inference_mode()
+def by_hand(path, rows, dtype):
+    """Scores by the trunk's last state of each conversation, and the head's product in float64."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype).eval()
+    scores = []
+    for row in rows:
+        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        assert ids[-1] == EOS_ID
+        last = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
+        scores.append((model.score.weight[0].double() @ last.double()).item())
     return scores
 
 
@@ -57,6 +72,18 @@ class TestRewardModel:
         )
         scores, _, _ = score(model=model, dtype="float32")
         expected = one_by_one(model, response_rows())
+        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+
+    def test_last_token_is_read_though_it_pads(self, score, tmp_path):
+        # The template ends a turn with the end token, by which the model pads.
+        path = make_tiny_reward_model(tmp_path / "padded", pad_token_id=EOS_ID)
+        scores, _, _ = score(model=path, dtype="float32")
+        expected = by_hand(path, response_rows(), torch.float32)
+        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+
+    def test_head_of_a_bfloat16_model_computes_in_float32(self, score, reward_model):
+        scores, _, _ = score(model=reward_model, dtype="bfloat16", tokens_per_batch=1)
+        expected = by_hand(reward_model, response_rows(), torch.bfloat16)
         assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_bfloat16_is_near(self, score, reward_model):
