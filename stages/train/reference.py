@@ -34,6 +34,7 @@ FORWARD_FACTOR = 4
 """A pass without gradients holds few activations: it takes so many times the tokens at once."""
 
 FILE = "reference_logprobs.parquet"
+Gap = dict[str, float | None]
 
 REFERENCE_LOGPROBS = pa.schema(
     [
@@ -154,7 +155,7 @@ def write_reference(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -
             )
 
 
-def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> dict[str, float | None]:
+def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Gap:
     """Mean and maximum of |log π_ref − the sampler's log-probability| per response token, in nats.
 
     Large values mean different numerics. Both are None if the sampler's are not known.

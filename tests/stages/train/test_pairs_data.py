@@ -20,7 +20,7 @@ def params(**changes: Any) -> TrainParams:
 
 def write_changed(tmp_path, **changes: Any):
     """A table of one ordinary pair and one with other values."""
-    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 2), PAIRS))
+    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 2, logprob=-3.0), PAIRS))
     rows[0] |= {"prompt_token_ids": [3, 4], "chosen_token_ids": [7], "chosen_logprobs": [-1.0]}
     rows[0] |= {"rejected_token_ids": [8, 9], "rejected_logprobs": [-1.0, -2.0]}
     rows[1] = rows[0] | changes
@@ -31,8 +31,8 @@ def write_changed(tmp_path, **changes: Any):
 
 def test_token_ids_and_logprobs_are_those_of_the_table(tmp_path):
     first, second = (
-        make_pairs(tmp_path / "a.parquet", 5),
-        make_pairs(tmp_path / "b.parquet", 3, seed=1),
+        make_pairs(tmp_path / "a.parquet", 5, logprob=-3.0),
+        make_pairs(tmp_path / "b.parquet", 3, seed=1, logprob=-3.0),
     )
     pairs, counts = load_pairs([first, second], params(max_length_tokens=99))
     rows = [*read_rows([first, second], PAIRS)]
@@ -139,7 +139,7 @@ class TestUnknownLogprobs:
 
 def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
     # Tokens that share no feature: 3 times [7], 1 time [8, 9], 2 times [5], 2 times [6].
-    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4), PAIRS))
+    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4, logprob=-3.0), PAIRS))
     sides = [([7], [8, 9]), ([7], [5]), ([7], [6]), ([5], [6])]
     for row, own in zip(rows, sides, strict=True):
         for side, tokens in zip(("chosen", "rejected"), own, strict=True):
@@ -160,7 +160,7 @@ def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
 def test_the_bonus_of_a_mixture_is_that_of_the_responses_it_drew(tmp_path):
     # Numbers of both responses among their prompt's samples: the mixture draws every second one.
     numbers = [(0, 1), (3, 2), (1, 3), (2, 0)]
-    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4), PAIRS))
+    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4, logprob=-3.0), PAIRS))
     for row, own in zip(rows, numbers, strict=True):
         row |= dict(zip(("chosen_sample_index", "rejected_sample_index"), own, strict=True))
     path = tmp_path / "pairs.parquet"

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from stages.contract.errors import UserError
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
 from tests.stages.train.checkpoints import assert_same_training, first_logprob
-from tests.stages.train.train_helpers import make_pairs, train
+from tests.stages.train.train_helpers import make_pairs, train, with_sampler
 
 
 def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
@@ -71,11 +72,41 @@ def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, p
     assert abs(found.records[0]["chosen_logratio"]) > 0.1
 
 
-def test_the_sampler_s_logprobs_can_stand_in(tmp_path, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], reference_logprobs="sampler")
-    stored = list(read_rows(found.artifact.path / "reference_logprobs.parquet", REFERENCE_LOGPROBS))
-    assert all(value == -3.0 for row in stored for value in row["chosen_logprobs"])
-    assert found.summary["reference_minus_sampler"] == {"mean": 0.0, "max": 0.0}
+KINDS = pytest.mark.parametrize("kind", ["model", "sampler"])
+
+
+@KINDS
+def test_a_sampler_with_the_policy_s_numbers_is_trusted(tmp_path, policy, pairs, trained, kind):
+    sampled = with_sampler(tmp_path / "pairs.parquet", pairs, policy)
+    found = train(tmp_path / "store", policy, [sampled], reference_logprobs=kind)
+    assert found.losses == pytest.approx(trained.losses, rel=1e-4, abs=1e-5)
+    assert found.summary["reference_minus_sampler"]["mean"] < 1e-5
+    assert found.summary["cautions"] == found.warnings == []
+
+
+@KINDS
+def test_a_sampler_that_differs_is_told(tmp_path, policy, pairs, kind):
+    sampled = with_sampler(tmp_path / "pairs.parquet", pairs, policy, apart=0.3)
+    found = train(tmp_path / "store", policy, [sampled], reference_logprobs=kind, epochs=1)
+    assert found.summary["reference_minus_sampler"]["mean"] == pytest.approx(0.3, abs=1e-5)
+    assert found.summary["cautions"] == found.warnings
+    assert "differ by 0.3 nats a token" in found.warnings[0]
+
+
+@KINDS
+def test_a_sampler_of_other_weights_is_refused(tmp_path, policy, other, pairs, kind):
+    sampled = with_sampler(tmp_path / "pairs.parquet", pairs, other)
+    with pytest.raises(UserError, match=r"differ by \S+ nats a token.*other weights") as caught:
+        train(tmp_path / "store", policy, [sampled], reference_logprobs=kind)
+    assert "generate.backend=transformers" in caught.value.remedy
+
+
+def test_a_reference_that_did_not_sample_may_differ(tmp_path, policy, other, pairs):
+    sampled = with_sampler(tmp_path / "pairs.parquet", pairs, policy)
+    settings = {"reference": other, "reference_kind": "initial", "epochs": 1}
+    found = train(tmp_path / "store", policy, [sampled], **settings)
+    assert found.summary["reference_minus_sampler"]["mean"] > 1.0
+    assert found.warnings == []
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(

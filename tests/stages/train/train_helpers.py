@@ -1,6 +1,7 @@
 """Pairs, requests and runs of the train stage for its tests."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
+from transformers import AutoModelForCausalLM
 
 from stages.contract.digests import digest_of, prompt_id
 from stages.contract.events import Event, Metric, parse_event
 from stages.contract.request import Request, Resources, make_request
 from stages.harness.program import execute
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import PAIRS, write_table
+from stages.tables.schemas import PAIRS, read_rows, write_table
 from stages.train.params import TrainParams
 from stages.train.run import STAGE
 from tests.stage_calls import EventLog, file_input
@@ -41,9 +44,18 @@ PARAMS: dict[str, Any] = {
 
 
 def make_pairs(
-    path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), seed: int = 0, longer_by: int = 0
+    path: Path,
+    num_pairs: int = 32,
+    *,
+    ties: Sequence[int] = (),
+    seed: int = 0,
+    longer_by: int = 0,
+    logprob: float = math.nan,
 ) -> Path:
-    """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8."""
+    """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8.
+
+    The sampler's log-probabilities are all ``logprob``, unknown by default.
+    """
     random = np.random.default_rng(seed)
 
     def row(index: int) -> dict[str, Any]:
@@ -60,7 +72,7 @@ def make_pairs(
             fields |= {
                 f"{side}_sample_index": int(side == "rejected"),
                 f"{side}_token_ids": ids,
-                f"{side}_logprobs": [-3.0] * len(ids),
+                f"{side}_logprobs": [logprob] * len(ids),
                 side: [{"role": "assistant", "content": ""}],
                 f"{side}_finish_reason": "stop",
                 f"{side}_score": score if index not in ties else 0.5,
@@ -68,6 +80,23 @@ def make_pairs(
         return fields
 
     write_table(path, PAIRS, (row(index) for index in range(num_pairs)))
+    return path
+
+
+def with_sampler(path: Path, pairs: Path, policy: Path, *, apart: float = 0.0) -> Path:
+    """The pairs with log-probabilities of a policy, by transformers, ``apart`` nats too low."""
+    model = AutoModelForCausalLM.from_pretrained(policy).eval()
+    rows = list(read_rows([pairs], PAIRS))
+    for row in rows:
+        prompt = row["prompt_token_ids"]
+        for side in ("chosen", "rejected"):
+            response = row[f"{side}_token_ids"]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
+            logp = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
+            found = logp.gather(1, torch.tensor(response)[:, None])[:, 0]
+            row[f"{side}_logprobs"] = (found - apart).tolist()
+    write_table(path, PAIRS, rows)
     return path
 
 
