@@ -15,7 +15,17 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("flows", "stages", "experiments", "tests", "configs", "data", "docs", "benchmarks")
+PARTS = (
+    "flows",
+    "stages",
+    "experiments",
+    "examples",
+    "tests",
+    "configs",
+    "data",
+    "docs",
+    "benchmarks",
+)
 FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")
 
 

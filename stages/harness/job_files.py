@@ -97,7 +97,8 @@ def main() -> None:
     # Slurm ends the stage; what it says then has to be sent.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     address, folder = sys.argv[1:]
-    files, status = JobFiles(address, Path(folder)), Path(folder) / STATUS_FILE
+    files = JobFiles(address, Path(folder))
+    status = Path(folder) / STATUS_FILE
     has_ended = False
     while not has_ended:
         time.sleep(_SECONDS)

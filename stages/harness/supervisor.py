@@ -61,13 +61,15 @@ def _wait_for_end_or_wish(ended: int, wake: int, sign: Path | None, sign_seconds
     watched.register(wake, select.POLLIN)
     # No read event: only the end of a pipe or socket counts, never a terminal or /dev/null.
     watched.register(0, select.POLLRDHUP)
-    seen, seen_at = None, time.monotonic()
+    seen = None
+    seen_at = time.monotonic()
     while not watched.poll(None if sign is None else _SIGN_POLL_SECONDS * 1000):
         assert sign is not None
         with contextlib.suppress(OSError):
             found = sign.stat()
             if seen != (found.st_ino, found.st_mtime_ns):
-                seen, seen_at = (found.st_ino, found.st_mtime_ns), time.monotonic()
+                seen = (found.st_ino, found.st_mtime_ns)
+                seen_at = time.monotonic()
         if time.monotonic() - seen_at > sign_seconds:
             sys.stderr.write("no sign of the orchestrator: the stage ends\n")
             return

@@ -194,7 +194,8 @@ class _TokenLogprobs(torch.autograd.Function):
         frozen = wants_hidden and not (wants_weight or wants_bias)
         # The slope of a cap needs the logits themselves.
         keep = keep and (wants_weight or wants_bias) and mapped.cap is None
-        kind, dtype = hidden.device.type, hidden.dtype
+        kind = hidden.device.type
+        dtype = hidden.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
@@ -202,7 +203,8 @@ class _TokenLogprobs(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if frozen else None
         kept = []
         with torch.autocast(hidden.device.type, enabled=False):
-            cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+            cast_weight = weight.to(dtype)
+            cast_bias = None if bias is None else bias.to(dtype)
             for rows in _chunks(hidden.shape[0], chunk):
                 scores = functional.linear(hidden[rows].to(dtype), cast_weight, cast_bias).float()
                 mapped.apply_(scores)
@@ -227,7 +229,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 if keep:
                     kept.append(scores)
         ctx.save_for_backward(hidden, weight, bias, targets, log_normalizers, d_hidden)
-        ctx.mapped, ctx.chunk, ctx.dtype, ctx.kept = mapped, chunk, dtype, kept
+        ctx.mapped = mapped
+        ctx.chunk = chunk
+        ctx.dtype = dtype
+        ctx.kept = kept
         return logprobs
 
     @staticmethod
@@ -240,17 +245,21 @@ class _TokenLogprobs(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dtype = ctx.dtype
         # Used up here; a second backward pass would compute them again.
-        kept, ctx.kept = ctx.kept, []
+        kept = ctx.kept
+        ctx.kept = []
         with torch.autocast(hidden.device.type, enabled=False):
-            cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+            cast_weight = weight.to(dtype)
+            cast_bias = None if bias is None else bias.to(dtype)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
             # Summed over chunks in float32, whatever the dtype of the products.
             d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
             d_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
             for place, rows in enumerate(_chunks(hidden.shape[0], ctx.chunk)):
-                inputs, curve = hidden[rows].to(dtype), None
+                inputs = hidden[rows].to(dtype)
+                curve = None
                 if kept:
-                    d_logits, kept[place] = kept[place], None
+                    d_logits = kept[place]
+                    kept[place] = None
                 else:
                     d_logits = functional.linear(inputs, cast_weight, cast_bias).float()
                     curve = ctx.mapped.curve(ctx.mapped.apply_(d_logits))

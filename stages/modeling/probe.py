@@ -143,7 +143,8 @@ def _gap(found: Tensor, expected: Tensor) -> Tensor:
     Its median over tokens stands for a row: in 16 bits a router may send a token elsewhere for the
     last digit of a score.
     """
-    found, expected = found.float(), expected.float()
+    found = found.float()
+    expected = expected.float()
     return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
 
 

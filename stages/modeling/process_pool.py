@@ -29,7 +29,8 @@ Result = TypeVar("Result")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Both: MKL, if it is told its own number, takes that, and torch follows it.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-TIMEOUT, CRASH = "timeout", "crash"
+TIMEOUT = "timeout"
+CRASH = "crash"
 """Results of items under a time limit that have none of their own."""
 # Imports take seconds on a busy machine; more than this means that a process hangs.
 _START_SECONDS = 300.0
@@ -139,7 +140,8 @@ class ProcessPool(Generic[Item, Result]):
         return _Worker(process, own, environment, deadline=deadline)
 
     def _give(self, worker: _Worker, task: tuple[int, Item]) -> None:
-        worker.task, worker.is_idle = task, False
+        worker.task = task
+        worker.is_idle = False
         if self._timeout_seconds is not None:
             worker.deadline = time.monotonic() + self._timeout_seconds
         # If the process has ended, reading from it tells.
@@ -154,8 +156,10 @@ class ProcessPool(Generic[Item, Result]):
             return
         if error is not None:
             raise error
-        task, worker.task = worker.task, None
-        worker.is_idle, worker.deadline = True, math.inf
+        task = worker.task
+        worker.task = None
+        worker.is_idle = True
+        worker.deadline = math.inf
         if task is not None:
             yield task[0], result
 

@@ -87,7 +87,8 @@ class RowLayout:
         return self._varlen
 
     def _varlen_places(self, device: torch.device) -> VarlenPlaces:
-        places, starts = [], [0]
+        places = []
+        starts = [0]
         prompt_start = start = 0
         for tokens, prefix in self.pieces:
             own = np.arange(start, start + tokens)
@@ -169,7 +170,8 @@ def shared_prefix_attention(
         return attend_varlen(*cast, scaling, sliding_window, layout), None
     pieces = [tokens for tokens, _ in layout.pieces]
     attended = []
-    prompt_key, prompt_value = key, value
+    prompt_key = key
+    prompt_value = value
     for (_, prefix), own_query, own_key, own_value in zip(
         layout.pieces, *(each.split(pieces, dim=2) for each in (query, key, value)), strict=True
     ):
@@ -177,8 +179,10 @@ def shared_prefix_attention(
             own_key = torch.cat([prompt_key[:, :, :prefix], own_key], dim=2)
             own_value = torch.cat([prompt_value[:, :, :prefix], own_value], dim=2)
         else:
-            prompt_key, prompt_value = own_key, own_value
-        queries, keys = own_query.shape[2], own_key.shape[2]
+            prompt_key = own_key
+            prompt_value = own_value
+        queries = own_query.shape[2]
+        keys = own_key.shape[2]
         window = sliding_window if sliding_window is not None and sliding_window < keys else None
         is_causal = queries == keys and window is None
         found = functional.scaled_dot_product_attention(

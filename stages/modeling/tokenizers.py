@@ -47,7 +47,8 @@ def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None
 
 def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
     """Checks that two models read token ids alike."""
-    ours, theirs = load_tokenizer(policy), load_tokenizer(reference)
+    ours = load_tokenizer(policy)
+    theirs = load_tokenizer(reference)
     remedy = "use a reference with the policy's tokenizer: both read the same token ids"
     if ours.get_vocab() != theirs.get_vocab():
         differ = dict(ours.get_vocab().items() ^ theirs.get_vocab().items())

@@ -37,7 +37,8 @@ def read_conversations(
             message names it.
     """
     for each in inputs:
-        source, place = open_source(each, "conversations", subset=None, split="train"), ""
+        source = open_source(each, "conversations", subset=None, split="train")
+        place = ""
         for place, row in source.read():
             try:
                 conversation = _conversation(row, params, unread)
@@ -79,7 +80,10 @@ def _conversation(row: dict[str, Any], params: SftParams, unread: set[str]) -> M
     return conversation
 
 
-PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+PAD = "<pad>"
+BOS = "<s>"
+EOS = "</s>"
+UNKNOWN = "<unk>"
 # Words and marks keep the space before them, so that decoding gives the text back as it was.
 _PIECES = r" ?\w+| ?[^\w\s]|\s"
 

@@ -146,7 +146,8 @@ class ConversationFit(Fit[SftParams]):
 
     def _max_length(self) -> int:
         """The model's context or the smaller limit asked for; some models have no context."""
-        params, source = self.ctx.params, self._source
+        params = self.ctx.params
+        source = self._source
         config = params.architecture if source is None else load_config(source).get_text_config()
         context = getattr(config, "max_position_embeddings", None)
         return min(limit or sys.maxsize for limit in (params.max_length_tokens, context))

@@ -19,7 +19,8 @@ NUM_FEATURES = 512
 LONGEST_NGRAM = 3
 _CHUNK = 4096
 # Odd constants that spread the bits of a product: those of SplitMix64.
-_MIX, _FINAL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_FINAL = np.uint64(0xBF58476D1CE4E5B9)
 
 
 def novelty(responses: Sequence[IntArray], ridge: float) -> NDArray[np.float64]:

@@ -24,7 +24,9 @@ from stages.training.batches import Batch, IntArray, Sample
 
 _SIDE_COLUMNS = ("sample_index", "token_ids", "logprobs", "score")
 _COLUMNS = (
-    *("prompt_id", "prompt_token_ids", "tie"),
+    "prompt_id",
+    "prompt_token_ids",
+    "tie",
     *(f"{side}_{name}" for side in ("chosen", "rejected") for name in _SIDE_COLUMNS),
 )
 
@@ -108,7 +110,8 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
         else:
             counts.truncated += 1
             pairs.append(truncate(pair, params))
-    counts.used, counts.ties = len(pairs), sum(pair.tie for pair in pairs)
+    counts.used = len(pairs)
+    counts.ties = sum(pair.tie for pair in pairs)
     _check_trainable(counts, params)
     return _with_factors(pairs, params), counts
 
@@ -192,7 +195,8 @@ def _pair(index: int, row: dict[str, Any]) -> Pair:
 
 
 def _response(index: int, row: dict[str, Any], side: str) -> Response:
-    token_ids, logprobs = row[f"{side}_token_ids"], row[f"{side}_logprobs"]
+    token_ids = row[f"{side}_token_ids"]
+    logprobs = row[f"{side}_logprobs"]
     if len(token_ids) != len(logprobs):
         raise UserError(
             f"pair {index} (prompt {row['prompt_id']}): its {side} response has {len(token_ids)} "

@@ -53,7 +53,8 @@ class PairFit(Fit[TrainParams]):
         )
         self.tokenizer = load_tokenizer(self._models["policy"])
         self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
-        models, is_read = self._models, ctx.params.reference_logprobs == "model"
+        models = self._models
+        is_read = ctx.params.reference_logprobs == "model"
         if is_read and models["policy"] != models["reference"]:
             require_same_tokenizer(models["policy"], models["reference"])
         self.plan = self.plan_of(self._pairs, global_batch=ctx.params.global_batch_pairs)
@@ -80,7 +81,8 @@ class PairFit(Fit[TrainParams]):
 
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
-        params, num_steps = self.ctx.params, self.plan.num_steps
+        params = self.ctx.params
+        num_steps = self.plan.num_steps
         return PairObjective(engine, self.process, params, self._kappa, num_steps, self._own)
 
     def state(self) -> dict[str, Any]:
@@ -93,7 +95,8 @@ class PairFit(Fit[TrainParams]):
 
     def write_records(self, log: StepLog) -> None:
         """Writes log π_ref, the summary, and the moved average if the reference is one."""
-        params, out = self.ctx.params, self.ctx.out
+        params = self.ctx.params
+        out = self.ctx.out
         if params.reference == "ema":
             self.process.events.info("writing the moved average of reference and policy")
             reference.save_average(
@@ -125,7 +128,8 @@ class PairFit(Fit[TrainParams]):
         Its adapter is worn, not merged: training goes on with it, and a reference of the same
         adapter computes the very same numbers.
         """
-        params, source = self.ctx.params, self._models[name]
+        params = self.ctx.params
+        source = self._models[name]
         base = replace(source, adapter=None)
         model = load_logprob_model(base, params, self.numerics)
         if source.adapter is None:
@@ -134,7 +138,8 @@ class PairFit(Fit[TrainParams]):
 
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:
-        params, models = self.ctx.params, self._models
+        params = self.ctx.params
+        models = self._models
         if params.in_shards:
             from stages.training.zero import sharded_logprob_model
 
@@ -198,7 +203,8 @@ class PairFit(Fit[TrainParams]):
         return gap
 
     def _tell_counts(self) -> None:
-        counts, longest = self._counts, self.ctx.params.max_length_tokens
+        counts = self._counts
+        longest = self.ctx.params.max_length_tokens
         self.process.events.info(
             f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"

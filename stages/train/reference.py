@@ -81,7 +81,8 @@ class ReferencePass:
         missing = []
         if self.process.is_first:
             # The first process's view: on a shared file system others may see less.
-            warn, parts = self.process.events.warning, range(0, num_pairs, PART_PAIRS)
+            warn = self.process.events.warning
+            parts = range(0, num_pairs, PART_PAIRS)
             missing = [each for each in parts if not find_whole(_part(self.folder, each), warn)]
         missing = self.process.agreed(missing)
         world = self.process.world_size
@@ -160,7 +161,9 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Gap:
 
     Large values mean different numerics. Both are None if the sampler's are not known.
     """
-    total, largest, tokens = 0.0, 0.0, 0
+    total = 0.0
+    largest = 0.0
+    tokens = 0
     for pair in pairs:
         for response, logprobs in zip(pair.sides, reference[pair.index], strict=True):
             gaps = np.abs(response.logprobs.astype(np.float64) - logprobs)

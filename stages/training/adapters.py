@@ -88,7 +88,8 @@ def wear_adapters(model: Any, params: LoraParams, folder: Path) -> Any:
     adapted = add_adapters(model, params)
     own = adapted.peft_config[_ADAPTER]
     for name in _OF_THE_RESULT:
-        ours, theirs = getattr(own, name), getattr(saved, name, None)
+        ours = getattr(own, name)
+        theirs = getattr(saved, name, None)
         if ours != theirs:
             raise refused(f"has {name} = {theirs!r}, and train.lora asks for {ours!r}")
     expected = get_peft_model_state_dict(

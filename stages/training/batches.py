@@ -146,7 +146,8 @@ def padded_rows(samples: Sequence[Sample]) -> Rows:
     input_ids = np.zeros((len(sides), width), dtype=np.int64)
     sources = []
     for row, (prompt, response) in enumerate(sides):
-        start, end = len(prompt), len(prompt) + len(response)
+        start = len(prompt)
+        end = len(prompt) + len(response)
         input_ids[row, :start] = prompt
         input_ids[row, start:end] = response
         sources.append(row * width + np.arange(start - 1, end - 1))

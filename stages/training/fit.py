@@ -330,7 +330,8 @@ class Fit(ABC, Generic[P]):
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""
-        out, kept = self.ctx.out, self.ctx.params.lora.save
+        out = self.ctx.out
+        kept = self.ctx.params.lora.save
         if kept == "adapter":
             save_adapters(policy, weights, self.ctx.model("policy"), out / "checkpoint")
             save_tokenizer(self.tokenizer, out / "checkpoint")
@@ -368,7 +369,8 @@ def run_fit(ctx: StageContext[Any], process: Process) -> None:
 
 def _out_of_memory(plan: Plan[Any], said: str) -> UserError:
     """The error for a training that does not fit into memory, with the settings to lower."""
-    budget, stage = plan.params.token_budget, plan.params.stage
+    budget = plan.params.token_budget
+    stage = plan.params.stage
     longest = max(sample.num_tokens_shared for sample in plan.samples)
     return UserError(
         f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "

@@ -95,7 +95,8 @@ class TrainingLoop(Generic[B]):
 
     def _step(self, step: int) -> dict[str, float]:
         """Updates the weights by one global batch and returns the step's record."""
-        engine, objective = self.engine, self.objective
+        engine = self.engine
+        objective = self.objective
         batches = list(islice(self._micro_batches, self._plan.accumulation))
         # Passes that calibrate κ have dropout at each step, a resumed training's first one too.
         engine.train()
@@ -160,7 +161,8 @@ class TrainingLoop(Generic[B]):
     def _agree(self, done: int) -> tuple[bool, bool]:
         """Answers of all processes: whether one shall stop, and whether a checkpoint is due."""
         params = self._plan.params
-        every_steps, seconds = params.checkpoint_every_steps, params.checkpoint_every_seconds
+        every_steps = params.checkpoint_every_steps
+        seconds = params.checkpoint_every_seconds
         late = seconds is not None and time.monotonic() - self._saved_at >= seconds
         flags = [self.process.stop_requested(), late and self.process.is_first]
         stop, due = self.process.any(flags, self.engine.device)

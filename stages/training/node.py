@@ -109,7 +109,8 @@ class Node:
 
     def meet(self) -> None:
         """Waits until all nodes are there; they may not come in time, or the first one be gone."""
-        num_nodes, deadline = self.resources.nodes, time.monotonic() + TIMEOUT_SECONDS
+        num_nodes = self.resources.nodes
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         try:
             while self.store.add("tickets", 0) < num_nodes - 1:
                 if time.monotonic() > deadline:

@@ -22,8 +22,16 @@ _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _AWAY = "down,drain,fail,maint,no_respond,reboot,unknown"
 # COMPLETING is not among them.
 _ENDED = {
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
-    *("OUT_OF_MEMORY", "DEADLINE", "REVOKED"),
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "PREEMPTED",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "OUT_OF_MEMORY",
+    "DEADLINE",
+    "REVOKED",
 }
 
 
