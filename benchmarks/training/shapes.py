@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def make_pairs(shape: Shape, path: Path, *, num_pairs: int, scale: float) -> lis
             fields |= {
                 f"{side}_sample_index": int(side == "rejected"),
                 f"{side}_token_ids": ids,
-                f"{side}_logprobs": [0.0] * len(ids),
+                f"{side}_logprobs": [math.nan] * len(ids),
                 side: [{"role": "assistant", "content": ""}],
                 f"{side}_finish_reason": "stop",
                 f"{side}_score": score,

@@ -72,6 +72,18 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
 
 
+def test_doubts_of_a_training_are_in_verdict_and_facts(tmp_path: Path) -> None:
+    run = summary(tmp_path, promoted=None)
+    trained = {"cautions": ["rounding left 0.21 of the update"], "update_kept": 0.21}
+    (tmp_path / "summary.json").write_text(json.dumps(trained))
+    fields = {"key": "0" * 64, "seconds": 1.0, "software": {}, "host": "here", "accelerator": "cpu"}
+    fields |= {"ended": "2026-01-01T00:00:00+00:00"}
+    manifest = cast(Manifest, SimpleNamespace(**fields))
+    run.artifacts["iteration-1/train"] = Artifact(tmp_path, manifest)
+    assert verdict(run).cautions == ("training of iteration 1: rounding left 0.21 of the update",)
+    assert ("update kept in the saved weights", "0.21") in facts(run)
+
+
 def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
     metrics = {"compared_prompts": 64, "truncated_share": 0.125, "base_truncated_share": 0.0}
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))

@@ -7,6 +7,7 @@ import torch
 
 from stages.training.loop import TrainingLoop
 from tests.gpu.programs import run_stage
+from tests.stages.train.test_train_masters import ONE_STEP, RATE, changes
 from tests.stages.train.train_helpers import request_for, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -45,6 +46,15 @@ def test_a_curve_in_bfloat16_is_the_cpu_s(losses, name):
     cpu = losses(0, **settings)
     assert len(set(cpu)) > 1
     assert losses(1, **settings) == pytest.approx(cpu, abs=BFLOAT16)
+
+
+@pytest.mark.parametrize("name", ["off", "zero-2", "zero-3", "zero-3, offload"])
+def test_a_step_in_bfloat16_is_saved_whole(tmp_path, policy, pairs, name):
+    settings = ONE_STEP | SETTINGS[name]
+    request = request_for(tmp_path / "store", policy, [pairs], gpus=1, **settings)
+    folder = run_stage(request, tmp_path / "request.json")
+    moved = changes(folder / "checkpoint", policy)
+    assert moved.abs().median() == pytest.approx(RATE, rel=0.05)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
