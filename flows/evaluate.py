@@ -14,10 +14,11 @@ from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.execution.prefect_tasks import StepTasks, step_tasks
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
-from flows.iterate import NOTHING, Overrides, Preset
+from flows.iterate import NOTHING, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
+from flows.pipeline.form import RunOverrides
 from flows.pipeline.inputs import (
     input_places,
     require_oracle_inputs,
@@ -119,7 +120,7 @@ def evaluate(
     base: str = "",
     suite: str = "",
     preset: Preset = DEFAULT_PRESET,
-    config: Overrides = NOTHING,
+    config: RunOverrides = NOTHING,
 ) -> ModelComparison | State[Any]:
     """Compares a model with a base: both answer the same prompts, and the oracle scores them.
 

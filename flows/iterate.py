@@ -19,7 +19,7 @@ from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
-from flows.pipeline.form import COMMON_FIELDS, RUN_FIELDS, FormOf, OneOf
+from flows.pipeline.form import OneOf, RunOverrides
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
@@ -36,9 +36,6 @@ from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
-Overrides = Annotated[dict[str, Any], FormOf(RunConfig, RUN_FIELDS + COMMON_FIELDS)]
-Shared = Annotated[dict[str, Any], FormOf(RunConfig, COMMON_FIELDS)]
-"""Overrides of all runs of a sweep or of the paper."""
 NOTHING: dict[str, Any] = {}
 
 
@@ -70,7 +67,7 @@ def _flow_run_name() -> str:
 @stage_flow("iterate", _flow_run_name)
 def iterate(
     preset: Preset = DEFAULT_PRESET,
-    config: Overrides = NOTHING,
+    config: RunOverrides = NOTHING,
     fresh: bool = False,
 ) -> RunResult | State[Any]:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.

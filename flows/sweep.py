@@ -12,8 +12,9 @@ from prefect.states import State
 from flows.execution.cancellation import interruptible_together, stage_flow
 from flows.execution.observer import OBSERVERS
 from flows.execution.run_record import SweepRecord, save_sweep
-from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
+from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
+from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
@@ -34,7 +35,7 @@ def sweep(
     seeds: list[int] = _ONE_SEED,
     parallel_runs: int = 1,
     preset: Preset = DEFAULT_PRESET,
-    config: Shared = NOTHING,
+    config: SharedOverrides = NOTHING,
 ) -> Comparison | State[Any]:
     """Runs every combination of the grid under every seed, and compares them with the first.
 

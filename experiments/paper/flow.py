@@ -15,8 +15,9 @@ from experiments.paper.report import WrittenReport, write_report
 from experiments.paper.tables import BANDIT, Findings, Judge, Kappa, Scale, paper_rows
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
-from flows.iterate import NOTHING, Shared
+from flows.iterate import NOTHING
 from flows.pipeline.external import inputs_resolved_once
+from flows.pipeline.form import SharedOverrides
 from flows.pipeline.loading import load_settings
 from flows.pipeline.presets import configs_folder, store_of
 from flows.report.prefect_artifacts import failed
@@ -38,7 +39,7 @@ def paper(
     parallel_runs: int = 1,
     kappa: Kappa = "grid",
     judge: Judge | None = None,
-    config: Shared = NOTHING,
+    config: SharedOverrides = NOTHING,
     kept: Path | None = None,
 ) -> WrittenReport | State[Any]:
     """Computes the paper's cells and writes its tables and figures.

@@ -21,7 +21,7 @@ from flows.commands import (
     models,
     paper,
     run,
-    schedules,
+    schedule,
     status,
     store,
     up,
@@ -59,7 +59,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     run.resume,
     run.plan,
     run.report,
-    schedules.schedule,
+    schedule.schedule,
     status.status,
     status.logs,
     evaluate.evaluate,
@@ -76,11 +76,9 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     paper.paper,
     up.up,
     up.down,
-    up.automations,
 )
 for command in _COMMANDS:
     app.command()(command)
-app.add_typer(schedules.schedules, name="schedules")
 
 
 def _version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands ``geb up``, ``down``, ``automations``: what serves the Prefect UI on this machine."""
+"""Commands ``geb up`` and ``geb down``: what serves the Prefect UI on this machine."""
 
 import os
 import signal
@@ -51,22 +51,6 @@ def down(home: HomePath = DEFAULT_HOME) -> None:
     console.print("ended" if ended else f"nothing of {home} is running", markup=False)
 
 
-def automations() -> None:
-    """Install the automations on the Prefect server in use; `geb up` does it by itself.
-
-    With GEB_NOTIFY_URL set, a message goes to that webhook when a run has ended.
-    """
-    quiet_prefect()
-    from prefect.settings import get_current_settings
-
-    from flows.standing.deployments import install_automations
-
-    if get_current_settings().api.url is None:
-        raise UserError("no Prefect server is named", "set PREFECT_API_URL")
-    for name in install_automations():
-        console.print(name)
-
-
 def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -84,7 +68,7 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
             require_access()
             ui = get_current_settings().ui_url or configured.removesuffix("/api")
         else:
-            ui = services.start_server(port, password, store.root / "runs")
+            ui = services.start_server(port, password)
         deployments = register_deployments(store.location, Path.cwd(), limit)
         services.start_worker()
         standing = Standing(

@@ -1,51 +1,37 @@
-"""The schema of the form that the Prefect UI shows for a configuration: the fields in common use.
+"""The form that the Prefect UI shows for a configuration: the fields in common use.
 
-Every field of the form starts empty, and an empty field is not sent: what the person fills in is
-laid over the preset, and nothing else. So the schema is the configuration's own without its
-defaults, which move into the help texts. All other fields of the configuration are set by lines
-like those that ``--set`` takes, or by parameters given as JSON.
+Every field starts empty, and an empty field is not sent. What a person fills in is laid over the
+preset, and nothing else. All other fields of the configuration are lines under `settings`, or
+parameters given as JSON.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 
-Schema = dict[str, Any]
+from flows.pipeline.placement import runner_names
+from stages.score.params import ORACLES
+from stages.train.params import TrainParams
 
-RUN_FIELDS = ("name", "seed")
-"""Fields that tell runs of one configuration apart."""
-COMMON_FIELDS = (
-    "iterations",
-    "train.kappa",
-    "train.design",
-    "train.divergence",
-    "train.learning_rate",
-    "generate.num_samples",
-    "inputs.prompts",
-    "inputs.policy",
-    "inputs.oracle_code",
-    "score.oracle",
-    "execution.runner",
-    "execution.parallel",
-    "store",
-)
-"""In the order of the form: what differs between runs of one task stands first."""
 SETTINGS = "settings"
-"""Entry beside the configuration's own sections, with fields that the form does not show."""
-_SETTINGS_SCHEMA = {
-    "type": "array",
-    "items": {"type": "string"},
-    "title": SETTINGS,
-    "description": "Any other fields, a line each: `train.beta=0.05`, `resources.train.gpus=1`. "
-    "`geb fields` and the documentation list them.",
+"""Entry with lines that set fields which the form does not show."""
+PLACES: Mapping[str, str] = {
+    "kappa": "train.kappa",
+    "design": "train.design",
+    "divergence": "train.divergence",
+    "learning_rate": "train.learning_rate",
+    "num_samples": "generate.num_samples",
+    "prompts": "inputs.prompts",
+    "policy": "inputs.policy",
+    "oracle_code": "inputs.oracle_code",
+    "oracle": "score.oracle",
+    "runner": "execution.runner",
+    "parallel": "execution.parallel",
 }
-
-# Titles of the tabs of a field that takes several kinds of values.
-_TAB_NAMES = {"string": "text", "integer": "number", "number": "number", "null": "unset"}
+"""Places in the configuration of fields that have another name there."""
 
 
 @dataclass(frozen=True)
@@ -56,79 +42,67 @@ class OneOf:
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> Schema:
+    ) -> dict[str, Any]:
         """Adds the values to the schema of a plain ``str``."""
         return {"type": "string", "enum": list(self.values())}
 
 
-@dataclass(frozen=True)
-class FormOf:
-    """Annotates a ``dict`` of overrides with the form of the configuration that they belong to.
-
-    The form shows the fields of these full names, in this order.
-    """
-
-    model: type[BaseModel]
-    shown: tuple[str, ...]
-
-    def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> Schema:
-        """Replaces the schema of a plain ``dict``."""
-        whole = self.model.model_json_schema()
-        section = _section(whole, whole.get("$defs", {}), self.shown)
-        section["properties"][SETTINGS] = _SETTINGS_SCHEMA | {"position": len(self.shown)}
-        return section
+def _show_empty(schema: dict[str, Any]) -> None:
+    """No field is needed. The UI sorts them by position and shows them by title."""
+    del schema["required"]
+    fields = schema["properties"]
+    # They differ from run to run.
+    first = [name for name in ("name", "seed") if name in fields]
+    for position, name in enumerate(dict.fromkeys([*first, *fields])):
+        fields[name] |= {"title": name, "position": position}
 
 
-def _section(
-    schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str], place: str = ""
-) -> Schema:
-    properties: dict[str, Schema] = {}
-    for name, each in schema["properties"].items():
-        inside = f"{place}{name}."
-        at = [at for at, other in enumerate(shown) if f"{other}.".startswith(inside)]
-        if not at:
-            continue
-        whole = {**_target(each, definitions), **each}
-        is_field = place + name in shown
-        properties[name] = (
-            _field(whole, definitions) if is_field else _section(whole, definitions, shown, inside)
-        )
-        properties[name] |= {"title": name, "position": at[0]}
-    description = " ".join(schema.get("description", "").split())
-    return {"type": "object", "properties": properties, "description": description}
+class SharedForm(BaseModel):
+    """What is to differ from the preset in all runs."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_show_empty)
+
+    iterations: int = Field(ge=1)
+    """Number of iterations."""
+    kappa: float = Field(ge=0)
+    """Weight κ of the exploratory bonus."""
+    design: Annotated[str, OneOf(lambda: get_args(TrainParams.model_fields["design"].annotation))]
+    """The exploratory bonus; `none` is plain f-DPO."""
+    divergence: str
+    """`reverse_kl`, `hellinger`, `forward_kl`, `js`, or α of an α-divergence from 0 to 1."""
+    learning_rate: float = Field(gt=0)
+    """Peak learning rate of the training."""
+    num_samples: int = Field(ge=1)
+    """Responses sampled for each prompt."""
+    prompts: str
+    """Prompts to train on: a file, a folder, or a data set of the hub."""
+    policy: str
+    """Model to start from: a folder or a hub id."""
+    oracle_code: str
+    """File of the oracle's function or template."""
+    oracle: Annotated[str, OneOf(lambda: tuple(ORACLES))]
+    """What scores the responses."""
+    runner: Annotated[str, OneOf(runner_names)]
+    """Place of the stages: the worker's machine, or a cluster."""
+    parallel: int = Field(ge=1)
+    """Stages that may run at the same time."""
+    store: str
+    """The store: a folder, or s3://, gs:// or az://."""
+    settings: list[str]
+    """Any other fields, a line each: `train.beta=0.05`, `resources.train.gpus=1`. `geb fields` and
+    the documentation list them."""
 
 
-def _target(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """The definition that a schema refers to; nothing if it refers to none."""
-    return definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
+class RunForm(SharedForm):
+    """What is to differ from the preset. An empty field takes the preset's value."""
+
+    name: str
+    """Name of the run."""
+    seed: int = Field(ge=0)
+    """Seed of everything random."""
 
 
-def _field(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    left_out = ("$ref", "default", "affects_result")
-    shown = {
-        key: _inlined(value, definitions) for key, value in schema.items() if key not in left_out
-    }
-    if "anyOf" in shown:
-        shown["anyOf"] = [
-            {"title": _TAB_NAMES.get(each.get("type", ""), "JSON"), **each}
-            for each in shown["anyOf"]
-        ]
-    help_text = " ".join(schema.get("description", "").split())
-    if "default" in schema:
-        default = schema["default"]
-        said = "unset" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
-        help_text = f"{help_text} Default: {said}."
-    return shown | {"description": help_text}
-
-
-def _inlined(value: Any, definitions: Mapping[str, Schema]) -> Any:
-    """A part of a schema with definitions in place of references: the form has none of its own."""
-    if isinstance(value, list):
-        return [_inlined(each, definitions) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if "$ref" in value:
-        return _inlined(_target(value, definitions), definitions)
-    return {key: _inlined(each, definitions) for key, each in value.items()}
+RunOverrides = Annotated[dict[str, Any], WithJsonSchema(RunForm.model_json_schema())]
+"""Overrides of one run, by the fields of its form or of a configuration."""
+SharedOverrides = Annotated[dict[str, Any], WithJsonSchema(SharedForm.model_json_schema())]
+"""Overrides of all runs of a sweep or of the paper."""

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model
 
-from flows.pipeline.form import OneOf
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 from stages.store.opening import local_folder
@@ -253,7 +252,7 @@ def _installed(name: str) -> str:
 class Execution(Settings):
     """Start of the stages. Changes speed and place only."""
 
-    runner: Annotated[str, OneOf(runner_names), AfterValidator(_installed)] = "process"
+    runner: Annotated[str, AfterValidator(_installed)] = "process"
     """Place of the stages: subprocesses of this machine (process), containers of its Docker engine
     (docker), pods of a Kubernetes cluster, jobs of a Slurm cluster, or a place for which another
     package brings the runner."""

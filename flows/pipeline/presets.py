@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.form import SETTINGS
+from flows.pipeline.form import PLACES, SETTINGS
 from flows.pipeline.loading import check_config, load_overridden, merged, overrides_of
 from flows.pipeline.strict_yaml import read_yaml
 from stages.contract.errors import UserError
@@ -53,11 +53,18 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
 
 
 def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides of a form, its lines laid over its fields; UserError if one is no NAME=VALUE."""
+    """Overrides of a form as sections of a configuration, its lines laid over its fields.
+
+    Raises:
+        UserError: A line is not NAME=VALUE.
+    """
     sections = dict(overrides)
     lines = sections.pop(SETTINGS, ())
     if isinstance(lines, str):
-        raise UserError(f"{SETTINGS}: {lines!r} is no list", "give a list of lines NAME=VALUE")
+        raise UserError(f"{SETTINGS}: {lines!r} is not a list", "give a list of lines NAME=VALUE")
+    for name in PLACES.keys() & sections.keys():
+        section, _, field = PLACES[name].partition(".")
+        sections = merged(sections, {section: {field: sections.pop(name)}})
     return merged(sections, overrides_of(lines))
 
 

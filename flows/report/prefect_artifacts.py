@@ -10,13 +10,11 @@ from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.settings import get_current_settings
 from prefect.states import Failed, State
 
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
-from flows.report.pages import page_address
 from flows.report.plots import Plot, png
 from flows.report.summary import Summary
 from flows.report.verdict import verdict
@@ -72,7 +70,7 @@ def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
     listed = "\n".join(f"- {each}" for each in (*found.reasons, *found.cautions))
     drawn = "\n\n".join(_drawing(each) for each in plots)
     create_markdown_artifact(
-        f"# {summary.run}\n\n{found.sentence}\n\n{listed}\n\n{_link(report)}{joined}\n\n"
+        f"# {summary.run}\n\n{found.sentence}\n\n{listed}\n\n{joined}\n\n"
         f"```\n{places}\n```\n\n"
         f"{drawn}\n",
         key=artifact_key(summary.run, "report"),
@@ -83,7 +81,7 @@ def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
 @survives_outage
 def publish_comparison(found: Comparison) -> None:
     """Creates the artifacts of a comparison: its tables, and its drawings unless too large."""
-    parts = [f"# {found.name}", found.verdict(), _link(found.page)]
+    parts = [f"# {found.name}", found.verdict()]
     for table in found.tables():
         parts.append(f"## {table.title}\n\n{table.markdown()}\n\n{table.note}")
     create_markdown_artifact(
@@ -93,12 +91,6 @@ def publish_comparison(found: Comparison) -> None:
     )
     for drawing, figure in found.drawings().items():
         publish_image(png(figure), artifact_key(found.name, drawing), drawing)
-
-
-def _link(page: str) -> str:
-    """A paragraph that leads to a page, if the server shows it."""
-    address = page_address(get_current_settings().ui_url or "", page)
-    return f"[The whole report]({address})\n\n" if address else ""
 
 
 @survives_outage

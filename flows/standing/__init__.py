@@ -1,1 +1,1 @@
-"""Services of `geb up`: a Prefect server, a worker, deployments and automations."""
+"""Services of `geb up`: a Prefect server, a worker and deployments."""

@@ -1,4 +1,4 @@
-"""Prefect's server, closed to other sites' pages, with the reports of a store beside its UI.
+"""Prefect's server, closed to other sites' pages.
 
 Prefect's server answers every origin, and looks at no Host: any page that a person has open could
 start runs, which run code. Here a request with another origin than the server's own, or for
@@ -14,10 +14,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from flows.report.pages import REPORTS_PATH, SERVED_RUNS, Pages
 
 ALLOWED_HOSTS = "GEB_ALLOWED_HOSTS"
 """Variable with further host names of the server, separated by commas: those of a proxy."""
@@ -73,9 +70,4 @@ def create_app() -> Guarded:
     # fails at once, "database is locked", whatever timeout is set. A writer waits for its turn.
     AioSqliteConfiguration.begin_transaction = begin_as_writer  # type: ignore
     further = os.environ.get(ALLOWED_HOSTS, "").split(",")
-    app = server.create_app(final=True)
-    if runs := os.environ.get(SERVED_RUNS):
-        pages = Pages(runs, os.environ.get("PREFECT_SERVER_API_AUTH_STRING", ""))
-        # Ahead of the UI, which takes every path.
-        app.router.routes.insert(0, Mount(REPORTS_PATH, pages))
-    return Guarded(app, (*_HOSTS, *further))
+    return Guarded(server.create_app(final=True), (*_HOSTS, *further))

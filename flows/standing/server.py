@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import refresh_global_settings_context
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 
 from flows.runners.base import supervised
+from flows.standing.home import Home
 from stages.contract.errors import GebError, UserError
 
 _START_SECONDS = 180.0
@@ -149,6 +152,38 @@ def use_server(api: str) -> None:
     """Makes this process report to the server at this address of an API."""
     os.environ["PREFECT_API_URL"] = api
     refresh_global_settings_context()
+
+
+def use_standing_server() -> None:
+    """Makes the server of PREFECT_API_URL, or the one of `geb up`, this process's.
+
+    Raises:
+        UserError: There is none, or it asks for another password.
+    """
+    if not get_current_settings().api.url:
+        standing = Home().standing()
+        if standing is None:
+            raise UserError(
+                "schedules live on a Prefect server, and none is named",
+                "start `geb up`, or set PREFECT_API_URL to the server's",
+            )
+        if standing.password_file is not None:
+            password = Path(standing.password_file).read_text().strip()
+            os.environ["PREFECT_API_AUTH_STRING"] = password
+        use_server(standing.api)
+    require_access()
+
+
+def read_deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse:
+    """A deployment of the server in use; UserError if it has none of this name."""
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound as error:
+        raise UserError(
+            f"the Prefect server has no deployment {name}",
+            "`geb up` makes it; on another server: `prefect deploy --all --prefect-file "
+            "flows/standing/prefect.yaml`",
+        ) from error
 
 
 def free_port() -> int:

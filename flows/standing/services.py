@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from flows.report.pages import SERVED_RUNS
 from flows.runners.base import supervised
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
@@ -41,11 +40,11 @@ class Services:
         self._home = home
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start_server(self, port: int, password: bool, runs: Path) -> str:
+    def start_server(self, port: int, password: bool) -> str:
         """Starts a server and returns the address of its UI.
 
-        It shows the reports in the folder of a store's runs. Its database is a file in the home
-        unless PREFECT_SERVER_DATABASE_CONNECTION_URL names another one.
+        Its database is a file in the home, unless PREFECT_SERVER_DATABASE_CONNECTION_URL names
+        another one.
 
         Raises:
             UserError: Something else has the port.
@@ -63,8 +62,6 @@ class Services:
         if password:
             settings["PREFECT_SERVER_API_AUTH_STRING"] = self._home.password()
             os.environ["PREFECT_API_AUTH_STRING"] = self._home.password()
-        # The worker's flow runs read it too: their artifacts link to the pages.
-        os.environ[SERVED_RUNS] = str(runs)
         self._running["server"] = start_server(address, self._home.log("server"), settings)
         use_server(f"{address}/api")
         return address

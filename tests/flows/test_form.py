@@ -1,6 +1,5 @@
 """The form of the Prefect UI, and what is made of what a person fills in."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from experiments.paper.flow import paper
 from flows.evaluate import evaluate
 from flows.execution.cancellation import remove_containers
 from flows.iterate import iterate
+from flows.pipeline.config import RunConfig
+from flows.pipeline.form import PLACES, RunForm
 from flows.pipeline.presets import configured, preset_names, store_of
 from flows.sweep import sweep
 from stages.contract.errors import UserError
@@ -28,40 +29,37 @@ def form(flow: Flow[..., Any]) -> dict[str, Any]:
     return dict(parameter_schema(flow).model_dump_for_openapi())
 
 
-def fields(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every field of a section and of those in it, by its full name."""
-    for name, each in schema["properties"].items():
-        yield f"{place}{name}", each
-        if "properties" in each:
-            yield from fields(each, f"{place}{name}.")
-
-
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) -> None:
     config = form(flow)["properties"]["config"]
-    found = dict(fields(config))
-    assert {"train.kappa", "inputs.policy", "iterations", "execution.runner"} <= found.keys()
-    assert len(found) < 25, "a form that one takes in at a glance"
+    found = config["properties"]
+    assert {"kappa", "policy", "iterations", "runner", "settings"} <= found.keys()
+    assert len(found) < 20, "a form that one takes in at a glance"
     for name, each in found.items():
-        assert each["title"] == name.rpartition(".")[2]
+        assert each["title"] == name
         assert each["description"], name
         assert "default" not in each, name
         assert each.get("type") != "boolean", f"{name}: the UI's switch has no empty position"
         assert "$ref" not in str(each), name
 
 
+@pytest.mark.parametrize("name", PLACES)
+def test_a_field_s_place_is_in_the_configuration(name: str) -> None:
+    section, field = PLACES[name].split(".")
+    assert field in RunConfig.model_fields[section].annotation.model_fields
+    assert name in RunForm.model_fields
+
+
 def test_an_oracle_is_a_choice() -> None:
-    score = form(iterate)["properties"]["config"]["properties"]["score"]["properties"]
-    assert score["oracle"]["enum"] == list(ORACLES)
+    config = form(iterate)["properties"]["config"]["properties"]
+    assert config["oracle"]["enum"] == list(ORACLES)
 
 
 def test_what_differs_between_runs_of_a_task_stands_first() -> None:
     config = form(iterate)["properties"]["config"]["properties"]
     shown = sorted(config, key=lambda name: config[name]["position"])
-    assert shown[:4] == ["name", "seed", "iterations", "train"]
+    assert shown[:4] == ["name", "seed", "iterations", "kappa"]
     assert shown[-1] == "settings"
-    train = config["train"]["properties"]
-    assert min(train, key=lambda name: train[name]["position"]) == "kappa"
 
 
 def test_runs_of_a_sweep_have_no_name_and_no_seed_of_the_form() -> None:
@@ -88,23 +86,25 @@ def test_what_is_filled_in_wins_over_the_preset_and_the_preset_over_defaults() -
 
 def test_lines_set_what_the_form_does_not_show_and_win_over_what_it_does() -> None:
     lines = ["train.beta=0.3", "promote.min_win_rate=null", "train.kappa=2"]
-    asked = {"train": {"kappa": 0.5, "design": "arctanh"}, "settings": lines}
+    asked = {"kappa": 0.5, "design": "arctanh", "divergence": "0.5", "settings": lines}
     jsonschema.validate({"config": asked}, form(iterate))
     config = configured("quickstart", asked)
     train = config.train
     assert (train.kappa, train.beta, train.design) == (2.0, 0.3, "arctanh")
+    assert train.divergence == 0.5
     assert config.promote.min_win_rate is None
     assert config.train.epochs == 2
     assert store_of({"store": "/one", "settings": ["store=/other"]}) == "/other"
 
 
 SHOWN = [
-    {"train": {"kappa": "much"}},
-    {"train": {"divergence": "wasserstein"}},
+    {"kappa": "much"},
+    {"design": "thorough"},
     {"iterations": 0},
     {"settings": "train.beta=0.3"},
 ]
 NOT_SHOWN = [
+    {"divergence": "wasserstein"},
     {"train": {"kapa": 1}},
     {"train": {"iteration": 2}},
     {"promote": {"no_regression": "perhaps"}},

@@ -13,11 +13,8 @@ import pytest
 from prefect.server.api import server
 from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy import text
-from starlette.applications import Starlette
-from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from flows.report.pages import SERVED_RUNS, Pages, page_address
 from flows.standing.guarded_server import Guarded, create_app
 from flows.standing.server import free_port, start_server
 from tests.flows.browser import browser_page
@@ -93,43 +90,6 @@ def test_a_transaction_that_reads_first_may_write_whatever_others_do_meanwhile(
         first.execute("CREATE TABLE runs (number)")
         asyncio.run(read_and_write())
         assert first.execute("SELECT count(*) FROM runs").fetchone() == (1,)
-
-
-def test_reports_are_pages_of_a_folder_for_who_knows_the_password(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    (runs / "a b").mkdir(parents=True)
-    (runs / "a b/report.html").write_text("found")
-    (runs / "a b/config.json").write_text("{}")
-    (tmp_path / "other.html").write_text("elsewhere")
-
-    async def ask(path: str, auth: tuple[str, str] | None, asked: str) -> httpx.Response:
-        app = Starlette(routes=[Mount("/reports", Pages(str(runs), asked))])
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://own/reports") as client:
-            return await client.get(path, auth=auth)
-
-    def status(path: str, auth: tuple[str, str] | None = None, asked: str = "geb:right") -> int:
-        return asyncio.run(ask(path, auth, asked)).status_code
-
-    page, known = "/a%20b/report.html", ("geb", "right")
-    found = asyncio.run(ask(page, known, "geb:right"))
-    assert (found.status_code, found.text) == (200, "found")
-    assert "allow-same-origin" not in found.headers["content-security-policy"]
-    assert [status(page), status(page, ("geb", "wröng")), status(page, None, "")] == [401, 401, 200]
-    left_out = ("/a%20b/config.json", "/a%20b/none.html", "/../other.html", "/%2e%2e/other.html")
-    assert [status(each, known) for each in left_out] == [404] * len(left_out)
-
-
-def test_a_page_has_an_address_if_the_server_shows_its_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ui = "http://127.0.0.1:4200"
-    monkeypatch.delenv(SERVED_RUNS, raising=False)
-    assert page_address(ui, "/store/runs/a b/report.html") is None
-    monkeypatch.setenv(SERVED_RUNS, "/store/runs")
-    assert page_address(ui, "/store/runs/a b/report.html") == f"{ui}/reports/a%20b/report.html"
-    assert page_address(ui, "/other/runs/a/report.html") is None
-    assert page_address(ui, "s3://bucket/runs/a/report.html") is None
 
 
 @pytest.fixture

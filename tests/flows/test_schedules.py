@@ -1,56 +1,57 @@
-"""`geb schedule` and `geb schedules` against a real Prefect server."""
+"""`geb schedule` against a real Prefect server."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.standing.deployments import register
-from tests.flows.loop import geb, geb_json, geb_ok, geb_refused, write_config
+from tests.flows.loop import geb, geb_ok, geb_refused, write_config
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def server(prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Prefect server with the deployments of `geb up` and no schedule that another test made."""
+def client(
+    prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SyncPrefectClient]:
+    """A client of a Prefect server with the deployments of `geb up` and no schedule."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
         register(str(tmp_path / "store"), tmp_path, 1)
-    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
-    for name in listed():
-        assert geb("schedules", "remove", name).returncode == 0
-    return prefect_server
+    with SyncPrefectClient(prefect_server) as client:
+        deployment = client.read_deployment_by_name("iterate/iterate")
+        for each in deployment.schedules:
+            client.delete_deployment_schedule(deployment.id, each.id)
+        yield client
 
 
-def listed() -> dict[str, dict[str, Any]]:
-    return {each["name"]: each for each in geb_json("schedules")}
+def schedules(client: SyncPrefectClient) -> dict[str | None, DeploymentSchedule]:
+    found = client.read_deployment_by_name("iterate/iterate").schedules
+    return {each.slug: each for each in found}
 
 
-def test_a_schedule_is_made_paused_resumed_and_removed(server: str, tmp_path: Path) -> None:
+def test_a_schedule_has_the_whole_configuration_as_its_parameters(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, name="nightly")
     options = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--set", "train.beta=0.07")
     geb_ok("schedule", config, *options)
-    made = listed()["nightly"]
-    assert (made["when"], made["timezone"], made["active"]) == ("0 3 * * 1", "Europe/Berlin", True)
-    assert (made["run"], made["runner"], made["fresh"]) == ("nightly", "process", True)
-    with SyncPrefectClient(server) as client:
-        [found] = client.read_deployment_by_name("iterate/iterate").schedules
-    parameters = found.parameters
-    assert parameters["config"]["train"]["beta"] == 0.07
-    assert parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"
+    made = schedules(client)["nightly"]
+    assert made.active
+    assert made.schedule.model_dump(include={"cron", "timezone"}) == {
+        "cron": "0 3 * * 1",
+        "timezone": "Europe/Berlin",
+    }
+    assert made.parameters["fresh"]
+    assert made.parameters["config"]["train"]["beta"] == 0.07
+    assert made.parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"
     assert "there is a schedule 'nightly' already" in geb_refused("schedule", config, *options)
     assert geb("schedule", config, *options, "--name", "other", "--same").returncode == 0
-    assert not listed()["other"]["fresh"]
-    for command, active in (("pause", False), ("resume", True)):
-        assert geb("schedules", command, "nightly").returncode == 0
-        assert listed()["nightly"]["active"] is active
-    assert "nightly" in geb("schedules").stdout
-    for name in ("nightly", "other"):
-        assert geb("schedules", "remove", name).returncode == 0
-    assert listed() == {}
-    assert "there is no schedule 'nightly'" in geb_refused("schedules", "pause", "nightly")
+    assert not schedules(client)["other"].parameters["fresh"]
 
 
 @pytest.mark.parametrize(
@@ -61,15 +62,16 @@ def test_a_schedule_is_made_paused_resumed_and_removed(server: str, tmp_path: Pa
     ],
 )
 def test_a_cron_line_or_a_zone_that_is_none_is_refused(
-    server: str, tmp_path: Path, options: tuple[str, ...], said: str
+    client: SyncPrefectClient, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     assert said in geb_refused("schedule", write_config(tmp_path), *options)
-    assert listed() == {}
+    assert schedules(client) == {}
 
 
-def test_without_a_server_the_remedy_names_geb_up(
+def test_a_server_without_the_deployment_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = write_config(tmp_path)
     monkeypatch.setenv("GEB_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert "start `geb up`" in geb_refused("schedules")
+    assert "start `geb up`" in geb_refused("schedule", config, "--cron", "0 3 * * 1")

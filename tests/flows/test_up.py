@@ -30,9 +30,7 @@ from tests.flows.loop import (
 )
 from tests.flows.probes import gone, wait_until
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
-from tests.scripted_server import ScriptedServer
 
-NOWHERE = {"oracle_code": "/nowhere/oracle.py"}
 DONE = ("Completed", "Cached")
 SMALL_BANDIT = {
     "landscape": {"num_arms": 20, "reference_arm": 5, "best_arm": 15},
@@ -94,21 +92,6 @@ def test_a_password_is_asked_for_and_kept_from_stages(tmp_path: Path, finished: 
 def test_geb_run_says_where_a_geb_up_is(standing: Up, finished: Path) -> None:
     done = geb_ok("run", finished, PREFECT_API_URL="", GEB_HOME=str(standing.home))
     assert f"PREFECT_API_URL={standing.api}" in done.stdout
-
-
-def test_a_message_is_sent_when_a_run_has_ended(
-    standing: Up, serve: Callable[..., ScriptedServer]
-) -> None:
-    # Chat services take ``{"text": …}`` by POST.
-    webhook = serve(lambda number, request: (200, {}))
-    geb_ok("automations", PREFECT_API_URL=standing.api, GEB_NOTIFY_URL=webhook.url)
-    wrong = {"name": "told", "iterations": 1, "inputs": NOWHERE}
-    run = standing.start("iterate/iterate", config=wrong)
-    wait_until(lambda: webhook.requests)
-    told = webhook.requests[0]["text"]
-    for part in ("told", "Failed", "/nowhere/oracle.py", "/runs/flow-run/"):
-        assert part in told
-    assert standing.steps(run.id) == {}, "a wrong value ends a run before any stage"
 
 
 def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -198,7 +181,8 @@ def test_a_schedule_from_the_terminal_starts_a_fresh_run(
         # A service of the server looks for new schedules every few seconds.
         wait_until(scheduled)
         ended = standing.wait(scheduled()[0].id)
-    assert geb("schedules", "remove", "scheduled").returncode == 0
+        [schedule] = client.read_deployment_schedules(deployment.id)
+        client.delete_deployment_schedule(deployment.id, schedule.id)
     assert ended.state_name == "Completed", ended.state
     assert re.match(r"scheduled-\d{8}-\d{6} ", ended.name)
 

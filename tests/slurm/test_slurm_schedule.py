@@ -30,7 +30,10 @@ def test_a_scheduled_run_of_jobs_fails_and_the_ui_s_retry_goes_on(
         monkeypatch.setenv("PREFECT_API_URL", up.api)
         geb_ok("schedule", config, "--cron", "* * * * *", "--same", "--runner", "slurm")
         run = fired(up)
-        geb_ok("schedules", "pause", "nightly")
+        with up.client() as client:
+            deployment = client.read_deployment_by_name("iterate/iterate")
+            [schedule] = deployment.schedules
+            client.update_deployment_schedule(deployment.id, schedule.id, active=False)
         assert up.wait(run).state_name == "Failed"
         before = up.steps(run)
         [failed] = [name for name, state in before.items() if state == "Failed"]

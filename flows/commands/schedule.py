@@ -1,0 +1,60 @@
+"""Command ``geb schedule``: runs that start by the clock."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.common import (
+    ConfigPath,
+    ConfigStore,
+    Overrides,
+    RunnerName,
+    configured,
+    console,
+    quiet_prefect,
+)
+from flows.pipeline.presets import NO_PRESET
+from stages.contract.errors import UserError
+
+Cron = Annotated[str, typer.Option(metavar="LINE", help='"0 3 * * 1" is each Monday at 3.')]
+Zone = Annotated[str, typer.Option(metavar="ZONE", help="Time zone of --cron.")]
+Name = Annotated[str | None, typer.Option(help="The configuration's if unset.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh/--same", help="Each time a new run and seed, or the same run.")
+]
+
+
+def schedule(
+    config: ConfigPath,
+    cron: Cron,
+    timezone: Zone = "UTC",
+    name: Name = None,
+    fresh: Fresh = True,
+    overrides: Overrides = None,
+    runner: RunnerName = None,
+    store: ConfigStore = None,
+) -> None:
+    """Run a configuration by the clock, on the Prefect server in use, or on the one of `geb up`."""
+    run = configured(config, overrides, runner, store)
+    quiet_prefect()
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+
+    from flows.standing.server import read_deployment, use_standing_server
+
+    slug = name or run.name
+    use_standing_server()
+    try:
+        when = CronSchedule(cron=cron, timezone=timezone)
+    except ValueError as error:
+        remedy = 'write minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as UTC'
+        raise UserError(f"--cron {cron!r}, --timezone {timezone!r}: {error}", remedy) from error
+    parameters = {"preset": NO_PRESET, "config": run.to_values(), "fresh": fresh}
+    with get_client(sync_client=True) as client:
+        deployment = read_deployment(client, "iterate/iterate")
+        if slug in [each.slug for each in deployment.schedules]:
+            raise UserError(f"there is a schedule {slug!r} already", "give this one another --name")
+        made = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=slug)
+        client.create_deployment_schedules(deployment.id, [made])
+    console.print(f"schedule {slug}: {cron} ({timezone})", markup=False)
