@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 # In place of `python -m stages.train`: reports progress until the file exists, then does the work.
 _WAITING_STAGE = """#!/bin/sh
-case "$2" in stages.train)
+case "$*" in *stages.train*)
     while [ ! -e {go} ]; do
         echo '{{"type": "progress", "done": 1, "total": 2, "unit": "steps"}}'
         sleep 0.1
