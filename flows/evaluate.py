@@ -210,8 +210,10 @@ def _of_suite(config: RunConfig, suite: str) -> dict[str, list[External]]:
 def _compare(config: RunConfig, external: dict[str, list[External]], tasks: StepTasks) -> None:
     steps = Steps(config, external)
     prompts = tasks.submit(steps.prepare()).at("test.parquet")
-    policy, base = Model(*external["policy"]), Model(*external["base"])
-    sampling, do = steps.for_evaluation(), tasks.submit
+    policy = Model(*external["policy"])
+    base = Model(*external["base"])
+    sampling = steps.for_evaluation()
+    do = tasks.submit
     base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
     own = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
     do(steps.evaluate("evaluate", own, base_samples, base))

@@ -64,7 +64,8 @@ def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"{SETTINGS}: {lines!r} is not a list", "give a list of lines NAME=VALUE")
     for name in PLACES.keys() & sections.keys():
         section, _, field = PLACES[name].partition(".")
-        sections = merged(sections, {section: {field: sections.pop(name)}})
+        value = sections.pop(name)
+        sections = merged(sections, {section: {field: value}})
     return merged(sections, overrides_of(lines))
 
 

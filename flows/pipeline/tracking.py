@@ -29,7 +29,8 @@ class Tracking(Settings):
 def check_trackers(tracking: Tracking) -> None:
     """Refuses trackers whose packages are not installed where the orchestrator runs."""
     packages = [PACKAGES[tracker] for tracker in tracking.report_to]
-    if missing := [package for package in packages if find_spec(package) is None]:
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
         raise UserError(
             f"tracking.report_to: {', '.join(missing)} is not installed",
             f"install it into the environment of geb: pip install {' '.join(missing)}",

@@ -35,12 +35,14 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
         runs = client.read_work_queue_by_name("runs", work_pool_name=POOL)
         client.update_work_queue(runs.id, concurrency_limit=limit)
         # A person may have set it, and a limit of none would let no stage start.
-        if gpus := len(gpus_of_this_host()):
+        gpus = len(gpus_of_this_host())
+        if gpus:
             with suppress(ObjectAlreadyExists):
                 client.create_global_concurrency_limit(
                     GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=gpus)
                 )
-        if installed := client.read_automations_by_name(automation.name):
+        installed = client.read_automations_by_name(automation.name)
+        if installed:
             client.update_automation(installed[0].id, automation)
         else:
             client.create_automation(automation)
