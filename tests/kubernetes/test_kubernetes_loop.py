@@ -41,7 +41,7 @@ def section(settings: KubernetesSettings) -> dict[str, Any]:
     [
         ({"volumes": {"/nowhere": {"claim": "nothing"}}}, "there is no claim 'nothing'"),
         ({"priority_class": "nothing"}, "no PriorityClass with name nothing"),
-        ({"namespace": "nothing"}, "correct execution.kubernetes.namespace"),
+        ({"namespace": "nothing"}, 'namespaces "nothing" not found'),
         ({"image": "Not A Name"}, "no image can be called 'Not A Name'"),
         ({"extra_resources": {"nothing": 1}}, "Invalid value"),
     ],
