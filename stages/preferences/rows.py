@@ -109,6 +109,7 @@ def _side(row: Mapping[str, Any], name: str, given: Any, unread: set[str]) -> tu
     """The prompt and the response of one side."""
     value = row.get(name)
     turns = listed_messages(value, name)
+    # An answer alone, behind a prompt in its own column; otherwise a whole conversation.
     if turns is None or len(turns) == 1:
         if given is None:
             raise UserError(f"{name!r} is one turn, and the row has no prompt", _REMEDY)

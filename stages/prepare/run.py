@@ -78,6 +78,7 @@ def _conflicts(scan: _Scan) -> int:
     """Number of prompts that occur with different reference answers."""
     prompts = np.unique(as_ids(scan.identities), return_inverse=True)[1]
     references = np.frombuffer(scan.references, dtype=np.uint64)
+    # One row for each prompt and reference answer that occur together.
     distinct = np.unique(np.stack([prompts.astype(np.uint64), references], axis=1), axis=0)
     return int(np.count_nonzero(np.bincount(distinct[:, 0].astype(np.int64)) > 1))
 
