@@ -65,9 +65,11 @@ def interpreter(folder: Path) -> dict[str, str]:
     program = folder / "trivial-python"
     program.write_text(
         "#!/bin/sh\n"
-        'case "$2" in\n'
-        f'stages.harness.*) exec {sys.executable} "$@" ;;\n'
-        f'*) cd {ROOT} && exec {sys.executable} -m tests.flows.trivial_stages "$3" ;;\n'
+        # Stages start with `-P -m MODULE REQUEST`.
+        'case "$2 $3" in\n'
+        f'"-m stages.harness."*) exec {sys.executable} "$@" ;;\n'
+        f'"-m "*) cd {ROOT} && exec {sys.executable} -m tests.flows.trivial_stages "$4" ;;\n'
+        f'*) exec {sys.executable} "$@" ;;\n'
         "esac\n"
     )
     program.chmod(0o755)

@@ -147,7 +147,8 @@ class PodAttempt:
     def _look(self, poller: Poller[Pod]) -> None:
         seen_at, pods = poller.look()
         self._silence.look(poller.silent_seconds)
-        if (silent := time.monotonic() - max(seen_at, self._began)) > _API_SECONDS:
+        silent = time.monotonic() - max(seen_at, self._began)
+        if silent > _API_SECONDS:
             raise PlaceAwayError(
                 f"{self._request.place}: the API server {self._cluster.server} has not answered "
                 f"for {silent:.0f} s; the next attempt takes over what still runs"

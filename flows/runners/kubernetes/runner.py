@@ -196,7 +196,7 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
 def _is_whole(pods: list[dict[str, Any]]) -> bool:
     """True while all pods of an attempt are at work."""
     at_work = [pod for pod in pods if not (has_ended(pod) or is_asked_to_end(pod))]
-    return len(at_work) == int(annotation(pods[0], NODES) or 1)
+    return len(at_work) == int(annotation(pods[0], NODES))
 
 
 def user_of(settings: KubernetesSettings) -> tuple[int, int]:
