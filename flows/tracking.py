@@ -1,6 +1,6 @@
 """Trackers of a run: Weights & Biases, Trackio, MLflow and TensorBoard (docs/tracking.md).
 
-Each tracker works in a thread of its own. One that fails or hangs costs a warning. The run's folder
+Each tracker works in its own thread. One that fails or hangs costs a warning. The run's folder
 has on record what each tracker got, so that a resumed run sends only what is new.
 """
 
@@ -109,7 +109,7 @@ class _Thread(threading.Thread):
         try:
             self._send(self._record.path / f"tracker-{self.tracker}.json")
         except Exception as error:
-            # Whatever it is, the run goes on, and its log says so.
+            # The run goes on, whatever the error, and warns at its end.
             self.failure = f"{type(error).__name__}: {error}"
 
     def _send(self, file: Path) -> None:

@@ -53,8 +53,8 @@ def schedule(
     parameters = {"preset": NO_PRESET, "config": run.to_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
         deployment = read_deployment(client, "iterate/iterate")
-        if slug in [each.slug for each in deployment.schedules]:
+        if slug in [other.slug for other in deployment.schedules]:
             raise UserError(f"there is a schedule {slug!r} already", "give this one another --name")
-        made = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=slug)
-        client.create_deployment_schedules(deployment.id, [made])
+        entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=slug)
+        client.create_deployment_schedules(deployment.id, [entry])
     console.print(f"schedule {slug}: {cron} ({timezone})", markup=False)

@@ -58,7 +58,7 @@ def _show_empty(schema: dict[str, Any]) -> None:
 
 
 class SharedForm(BaseModel):
-    """What is to differ from the preset in all runs."""
+    """Differences from the preset that all runs share."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_show_empty)
 
@@ -94,7 +94,7 @@ class SharedForm(BaseModel):
 
 
 class RunForm(SharedForm):
-    """What is to differ from the preset. An empty field takes the preset's value."""
+    """Differences from the preset. An empty field takes the preset's value."""
 
     name: str
     """Name of the run."""

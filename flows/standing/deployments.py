@@ -46,7 +46,7 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
             client.update_automation(installed[0].id, automation)
         else:
             client.create_automation(automation)
-    names = [each["name"] for each in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]]
+    names = [entry["name"] for entry in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]]
     return [f"{name}/{name}" for name in names]
 
 

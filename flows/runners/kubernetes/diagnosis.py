@@ -177,7 +177,7 @@ def _container(pod: Pod) -> dict[str, Any]:
 
 # Statuses of an API server that is busy.
 _BUSY = (408, 409, 429)
-# The API has no reason of its own for a quota.
+# The API gives quotas no separate reason.
 _QUOTA = "exceeded quota"
 
 
