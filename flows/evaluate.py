@@ -91,8 +91,11 @@ class ModelComparison:
         """A row for each figure in which the models differ."""
         rows: list[list[str | Cell]] = [
             [
-                *(each.figure, f"{each.first:.3f}", f"{each.second:.3f}"),
-                *(each.shown(), p_text(each.adjusted_p_value)),
+                each.figure,
+                f"{each.first:.3f}",
+                f"{each.second:.3f}",
+                each.shown(),
+                p_text(each.adjusted_p_value),
             ]
             for each in self.differences
         ]
