@@ -1,1 +1,1 @@
-"""What one GPU can do: the head, training steps, sampling; without a network."""
+"""Benchmark of one GPU without a network: the head, training steps, sampling."""

@@ -19,7 +19,7 @@ from benchmarks.gpu.figures import Figures, milliseconds, peak_gib, reset_peak
 from stages.modeling import logprobs
 
 TOLERANCES = {"values": 1e-3, "d_hidden": 1e-2, "d_weight": 1e-2}
-"""Of bfloat16 products and logits."""
+"""Largest differences from float64 that bfloat16 products and logits explain."""
 _SAMPLED = 64
 
 

@@ -25,7 +25,7 @@ from stages.modeling.load import load_causal_lm
 _PROMPT_TOKENS = 150
 _CHECKED = 8
 TOLERANCE = 0.2
-"""Of a log-probability in bfloat16."""
+"""Largest difference of a log-probability that bfloat16 explains, in nats."""
 
 
 def measure(figures: Figures, device: torch.device, *, dry: bool) -> None:

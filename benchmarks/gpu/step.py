@@ -81,7 +81,7 @@ class Variation:
     compiled_reference: bool = False
     """The reference's layers are compiled, too."""
     as_stage: bool = False
-    """What the stage chooses by itself in a long training, in place of the fields above."""
+    """The stage chooses by itself, as in a long training; the fields above do not count."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class MasterEngine(Engine):
 
 
 class _Chooser(Fit[TrainParams]):
-    """The stage's choices for a plan; nothing is loaded or written."""
+    """The choices of the stage for a plan; the benchmark itself loads the model and trains."""
 
     def __init__(self, plan: Plan[Pair], numerics: Numerics, process: Process) -> None:
         self.ctx: Any = SimpleNamespace(params=plan.params)
@@ -343,7 +343,7 @@ def _keep_first_gradient(engine: Engine, kept: list[torch.Tensor]) -> None:
             del parts
         return update()
 
-    engine._update = keeping  # type: ignore[method-assign]
+    engine._update = keeping
 
 
 def _write(
@@ -459,7 +459,7 @@ def _zero_engine(
 
 
 def accept_older_torch() -> None:
-    """Lets torch 2.11 take the options of a newer one: its kernel groups heads unasked."""
+    """Makes torch 2.11 accept `enable_gqa`, which its kernel does not need."""
     if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:
         return
     older = varlen.varlen_attn

@@ -81,7 +81,7 @@ class SharedForm(BaseModel):
     oracle_code: str
     """File of the oracle's function or template."""
     oracle: Annotated[str, OneOf(lambda: tuple(ORACLES))]
-    """What scores the responses."""
+    """Oracle that scores the responses."""
     runner: Annotated[str, OneOf(runner_names)]
     """Place of the stages: the worker's machine, or a cluster."""
     parallel: int = Field(ge=1)

@@ -36,7 +36,7 @@ _UNKNOWN_PROMPTS = (
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to do.
+    """Amount of work of a step.
 
     Attributes:
         rows: Responses that an oracle without a model scores.

@@ -47,7 +47,7 @@ from stages.training.policy import (
 )
 
 LEAST_KEPT = 0.9
-"""Share of an update below which its rounding is told."""
+"""Share of the update below which the stage warns of rounding."""
 
 
 class Fit(ABC, Generic[P]):

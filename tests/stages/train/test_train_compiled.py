@@ -1,4 +1,4 @@
-"""Compiled decoder layers train to what eager ones do; a failure to compile is told."""
+"""Compiled decoder layers train like eager ones, and a failure to compile is a warning."""
 
 import pytest
 import torch

@@ -65,7 +65,7 @@ def starts(tmp_path_factory):
 
 
 def changes(checkpoint, start):
-    """How far the weights are from the start, but for those of words that no pair has."""
+    """Distance of the weights from the start, without the rows of unused words."""
     before = load_file(start / "model.safetensors")
     after = load_file(checkpoint / "model.safetensors")
     moved = (after[name].double() - before[name].double() for name in after if "embed" not in name)

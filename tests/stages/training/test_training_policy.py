@@ -109,7 +109,7 @@ def test_the_first_choice_that_fits_is_taken(monkeypatch, answers, tokens, recom
         fit, "enable_gradient_checkpointing", lambda *_, **__: recomputing.append(True)
     )
     tried = TriedFit(answers, params(compile_layers=False))
-    tried._choose_by_memory(SimpleNamespace(train=lambda: None, policy=None))  # type: ignore[arg-type]
+    tried._choose_by_memory(SimpleNamespace(train=lambda: None, policy=None))
     assert tried.plan.params.token_budget == tokens
     assert tried.plan.params.gradient_checkpointing == recomputes == bool(recomputing)
 
@@ -117,6 +117,6 @@ def test_the_first_choice_that_fits_is_taken(monkeypatch, answers, tokens, recom
 def test_deepspeed_recomputes_untried(monkeypatch):
     monkeypatch.setattr(fit, "enable_gradient_checkpointing", lambda *_, **__: None)
     tried = TriedFit([], params(deepspeed={"zero_stage": 2}))
-    tried._choose_by_memory(SimpleNamespace(train=lambda: None, policy=None))  # type: ignore[arg-type]
+    tried._choose_by_memory(SimpleNamespace(train=lambda: None, policy=None))
     assert tried.plan.params.gradient_checkpointing is True
     assert tried.plan.params.token_budget == 8192
