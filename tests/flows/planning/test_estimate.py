@@ -231,11 +231,12 @@ def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
     ), "a model of another size"
 
 
-def test_the_command_shows_steps_their_cost_and_the_sum() -> None:
-    done = geb_ok("plan", ROOT / "configs/quickstart.yaml")
+def test_the_command_shows_steps_their_cost_and_the_sum(tmp_path: Path) -> None:
+    quickstart = (ROOT / "configs/quickstart.yaml", "--set", f"store={tmp_path}")
+    done = geb_ok("plan", *quickstart)
     assert "iteration-3/train" in done.stdout
     assert re.search(r"estimate: [\d.]+M tokens, about ", done.stdout)
-    lines = geb_json("plan", ROOT / "configs/quickstart.yaml")
+    lines = geb_json("plan", *quickstart)
     [train] = [line for line in lines if line["step"] == "iteration-3/train"]
     assert train["action"] == "run"
     assert train["tokens"] > 0

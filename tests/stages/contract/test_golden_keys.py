@@ -63,14 +63,14 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         ScoreParams(oracle="python"),
         {"responses": (RESPONSES,), "code": (FILE,)},
-        "7ccbe1fa2ae8817002f3eca0570271c11415ed2074bc9b1c948090cf5be02b86",
+        "ab25c6652cf5cb4bcda1144e25433ed2e70a4e5a5649f0988ce365d8cb78998a",
     ),
     (
         ScoreParams.model_validate(
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "bb05b3493cd95cc82e9a46a945143d128cb09ce2cf0dd973c1b37aee79a89f94",
+        "970a380bac367c57b2f831f043eb640f29a0e0b4669aad81bd58f72062d43c90",
     ),
     (PairParams(), SCORED, "be6f23cdc6ec942e16e727be3be20021d4fa6cc5f62c9800cddd0618bf9a85f6"),
     (
