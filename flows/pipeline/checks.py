@@ -21,8 +21,8 @@ _VLLM_RANK = 512
 _TRAINED = ("sft", "train")
 _ON_ONE_MACHINE = (
     ". An engine of vLLM is on one machine: spread the model over more of its GPUs "
-    "(generate.vllm.tensor_parallel_size), or quantize it (generate.vllm.quantization); raise "
-    "generate.num_shards to use more machines"
+    "(generate.vllm.tensor_parallel_size), or quantize it "
+    "(generate.vllm.extra_engine_args.quantization); raise generate.num_shards to use more machines"
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # File systems take 255 bytes; a run's name ends where its configuration says.

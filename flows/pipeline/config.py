@@ -140,7 +140,7 @@ class Suite(Evaluation):
     """Iterations after which it is run: each, or the last one only."""
     seed: int = Field(0, ge=0)
     """Seed of its sampling, not the run's: all runs from one base then share the base's samples."""
-    prepare: PrepareParams = PrepareParams()
+    prepare: PrepareParams | None = None
     """Reading of its prompts: columns, `test_split`, `subset`, `system_prompt`, `invalid_rows`."""
     score: ScoreParams | None = None
     """Oracle; unset takes the run's, with the run's model and code."""
@@ -157,7 +157,7 @@ class Suite(Evaluation):
     @model_validator(mode="after")
     def _check_own(self) -> Suite:
         for name in UNUSED_BY_SUITES:
-            if name in self.prepare.model_fields_set:
+            if self.prepare and name in self.prepare.model_fields_set:
                 raise ValueError(f"prepare.{name} is about training prompts; leave it out")
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
@@ -295,7 +295,7 @@ class RunConfig(StageSettings):
             update={
                 "seed": seed,
                 "iterations": 0,
-                "prepare": suite.prepare,
+                "prepare": suite.prepare or PrepareParams(),
                 "evaluation": evaluation,
                 "score": suite.score or self.score,
                 "evaluate": suite.evaluate or self.evaluate,

@@ -100,7 +100,7 @@ def check_environment(config: RunConfig) -> None:
         require_interpreter(stage, interpreter)
     for asked in evaluations(config):
         for part in asked.score.parts:
-            name = getattr(getattr(asked.score, ORACLES[part].section), "key_env", None)
+            name = getattr(getattr(asked.score, ORACLES[part].section, None), "key_env", None)
             if name is not None and not os.environ.get(name):
                 place = f"{asked.score_place}.{part}.key_env"
                 raise UserError(

@@ -59,13 +59,6 @@ class EvaluateParams(StageParams):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the reference's weights for that forward pass; log-probabilities are float32."""
 
-    sample_prompts: int = Field(16, ge=0)
-    """Prompts whose responses are kept for the report. They are those with the smallest ids, which
-    are digests: a choice without preference, and the same in every iteration."""
-
-    samples_per_prompt: int = Field(4, ge=1)
-    """Responses of each model kept for each of those prompts."""
-
     batch_tokens: int = speed_only(16384, ge=1)
     """Most tokens, padding included, in one forward pass of the reference; a longer sequence makes
     a pass of its own."""

@@ -36,6 +36,11 @@ _COLUMNS = (
     "response",
     "finish_reason",
 )
+# Prompts whose responses are kept for the report. They are those with the smallest ids, which are
+# digests: a choice without preference, and the same in every iteration.
+_SAMPLE_PROMPTS = 16
+# Responses of each model kept for each of those prompts.
+_SAMPLES_PER_PROMPT = 4
 
 
 @dataclass
@@ -90,14 +95,14 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
     """Reads the samples of both sides once; their summaries are complete afterwards."""
     total = sum(num_rows(side.responses) for side in sides)
-    wanted = _kept_prompts(sides, ctx.params.sample_prompts)
+    wanted = _kept_prompts(sides, _SAMPLE_PROMPTS)
     done = 0
     with TableWriter(ctx.out / "distributions.parquet", DISTRIBUTIONS) as writer:
         for side in sides:
             for batch in read_scored(
                 side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
             ):
-                writer.write_batch(_consume(side, batch, wanted, ctx.params.samples_per_prompt))
+                writer.write_batch(_consume(side, batch, wanted, _SAMPLES_PER_PROMPT))
                 done += batch.responses.num_rows
                 ctx.events.progress(done, total, "responses")
 

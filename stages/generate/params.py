@@ -45,9 +45,6 @@ class VllmSettings(Settings):
         description="Skip compilation and graph capture: a quicker start, slower tokens. Unset, "
         "true on a CPU alone, where they can take minutes.",
     )
-    quantization: str | None = None
-    """Quantisation of the weights by vLLM's name for it (`fp8`, `awq`, …); unset takes what the
-    checkpoint says of itself."""
     batch_invariant: bool = False
     """Use kernels whose results do not depend on what else is in a batch, on GPUs for which vLLM
     has them: the same responses bit by bit whatever the shards, at some cost of speed. The manifest
@@ -136,9 +133,6 @@ class GenerateParams(StageParams):
     num_shards: int = Field(1, ge=1, le=1000)
     """Parts that the prompts are split into, of about the same expected number of tokens. Several
     GPUs sample side by side as shards."""
-    expected_response_tokens: int | None = Field(None, ge=1)
-    """Length of a response that the split counts on; unset takes a quarter of
-    ``max_new_tokens``."""
     chunk_prompts: int = Field(1024, ge=1)
     """Prompts after which what is done is written, so that a retry goes on there. Batches of the
     backend `transformers` lie within a chunk, and its log-probabilities are rounded by batch: there
@@ -151,8 +145,7 @@ class GenerateParams(StageParams):
     @property
     def counted_response_tokens(self) -> int:
         """Tokens that a response counts for if prompts are dealt out to shards, or estimated."""
-        expected = self.expected_response_tokens or max(1, self.max_new_tokens // 4)
-        return min(expected, self.max_new_tokens)
+        return max(1, self.max_new_tokens // 4)
 
     def unused_fields(self) -> frozenset[str]:
         """The section of the other backend, and what it alone would depend on."""

@@ -124,7 +124,6 @@ def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
         "kv_cache_memory_bytes": None if gib is None else int(gib * 2**30),
         "disable_log_stats": True,
         "dtype": params.dtype,
-        "quantization": settings.quantization,
         "max_model_len": policy.max_length_tokens,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "gpu_memory_utilization": settings.gpu_memory_utilization,

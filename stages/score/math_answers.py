@@ -15,16 +15,20 @@ from stages.contract.errors import UserError
 from stages.harness.context import StageContext
 from stages.modeling.process_pool import CRASH, TIMEOUT, ProcessPool
 from stages.score.oracle import Verdict
-from stages.score.params import AnswerSettings, ScoreParams
+from stages.score.params import ScoreParams
 
 Check = Callable[[tuple[str | None, str]], Verdict]
 """Verdict on a reference answer, if the prompt has one, and a response."""
+TIMEOUT_SECONDS = 10.0
+"""Wall time for one answer; one that takes longer gets no score."""
+# At most one for each core.
+_MOST_PROCESSES = 8
 
 
 class MathVerify:
     """Checks each response against its prompt's reference answer."""
 
-    def __init__(self, settings: AnswerSettings) -> None:
+    def __init__(self) -> None:
         try:
             self.identity = f"math_verify:{importlib.metadata.version('math-verify')}"
         except importlib.metadata.PackageNotFoundError:
@@ -32,11 +36,8 @@ class MathVerify:
                 "the oracle math_verify needs the library math-verify, which is not installed",
                 "install the extra `torch` of this package in the score stage's environment",
             ) from None
-        self._timeout_seconds = settings.timeout_seconds
-        places: list[dict[str, str]] = [{}] * min(settings.processes, os.cpu_count() or 1)
-        self._pool: ProcessPool[Any, Any] = ProcessPool(
-            load_grader, places, settings.timeout_seconds
-        )
+        places: list[dict[str, str]] = [{}] * min(_MOST_PROCESSES, os.cpu_count() or 1)
+        self._pool: ProcessPool[Any, Any] = ProcessPool(load_grader, places, TIMEOUT_SECONDS)
         self.close = self._pool.close
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
@@ -44,7 +45,7 @@ class MathVerify:
         pairs = ((row["reference_answer"], row["response"]) for row in rows)
         for place, verdict in self._pool.stream(pairs):
             if verdict == TIMEOUT:
-                why = f"the answer took more than {self._timeout_seconds:g} s"
+                why = f"the answer took more than {TIMEOUT_SECONDS:g} s"
                 yield place, Verdict(None, why)
             elif verdict == CRASH:
                 yield place, Verdict(None, "the process that checked the answer died")
@@ -84,4 +85,4 @@ def load_grader() -> Check:
 
 def load(ctx: StageContext[ScoreParams]) -> MathVerify:
     """Prepares the comparison, which reads the responses alone."""
-    return MathVerify(ctx.params.math_verify)
+    return MathVerify()

@@ -47,16 +47,6 @@ class ClassifierSettings(Settings):
     )
 
 
-class AnswerSettings(Settings):
-    """Processes that check answers, and the time that they have."""
-
-    timeout_seconds: float = Field(10.0, gt=0)
-    """Wall time for one answer; one that takes longer gets no score."""
-    processes: int = speed_only(
-        8, ge=1, description="Processes that check answers, at most one for each core."
-    )
-
-
 class ServerSettings(Settings):
     """Address of a server, and the patience with which it is asked."""
 
@@ -68,10 +58,6 @@ class ServerSettings(Settings):
     )
     concurrency: int = speed_only(8, ge=1, description="Requests at once.")
     timeout_seconds: float = speed_only(120.0, gt=0, description="Time limit of one request.")
-    attempts: int = speed_only(5, ge=1, description="Times that a request is sent.")
-    wait_seconds: float = speed_only(
-        1.0, ge=0, description="Wait before the second attempt; doubled each time."
-    )
 
     @model_validator(mode="after")
     def _check_url(self) -> ServerSettings:
@@ -168,8 +154,8 @@ class OracleEntry:
     module: str
     """Module with its ``load(ctx) -> Oracle``; imported only when it is used, since some need
     torch."""
-    section: str
-    """Field of :class:`ScoreParams` that holds its settings."""
+    section: str = ""
+    """Field of :class:`ScoreParams` that holds its settings; empty if it has none."""
     needs: tuple[str, ...] = ()
     """Inputs of the stage that it cannot do without."""
     takes: tuple[str, ...] = ()
@@ -179,9 +165,9 @@ class OracleEntry:
 ORACLES: Mapping[str, OracleEntry] = {
     "python": OracleEntry("stages.score.python_function", "python", needs=("code",)),
     "reward_model": OracleEntry("stages.score.reward_model", "reward_model", needs=("model",)),
-    "urm_gated": OracleEntry("stages.score.urm_oracles", "urm", needs=("model",)),
-    "urm_helpfulness": OracleEntry("stages.score.urm_oracles", "urm", needs=("model",)),
-    "math_verify": OracleEntry("stages.score.math_answers", "math_verify"),
+    "urm_gated": OracleEntry("stages.score.urm_oracles", "reward_model", needs=("model",)),
+    "urm_helpfulness": OracleEntry("stages.score.urm_oracles", "reward_model", needs=("model",)),
+    "math_verify": OracleEntry("stages.score.math_answers"),
     "http": OracleEntry("stages.score.reward_server", "http"),
     "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),
     "weighted": OracleEntry("stages.score.weighted", "weighted"),
@@ -214,17 +200,10 @@ class ScoreParams(StageParams):
     Only the settings of the oracles in use are read."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
-    rows_per_batch: int = speed_only(
-        4096, ge=1, description="Responses held in memory and given to the oracle at once."
-    )
     python: PythonSettings = PythonSettings()
     """Settings of the oracle `python`."""
     reward_model: ClassifierSettings = ClassifierSettings()
-    """Settings of the oracle `reward_model`."""
-    urm: ClassifierSettings = ClassifierSettings()
-    """Settings of the oracles `urm_gated` and `urm_helpfulness`."""
-    math_verify: AnswerSettings = AnswerSettings()
-    """Settings of the oracle `math_verify`."""
+    """Settings of the oracles `reward_model`, `urm_gated` and `urm_helpfulness`."""
     http: HttpSettings = HttpSettings()
     """Settings of the oracle `http`."""
     judge: JudgeSettings = JudgeSettings()
@@ -249,7 +228,7 @@ class ScoreParams(StageParams):
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other oracles."""
         used = {ORACLES[name].section for name in (self.oracle, *self.parts)}
-        return frozenset(each.section for each in ORACLES.values()) - used
+        return frozenset(entry.section for entry in ORACLES.values() if entry.section) - used
 
     @property
     def compares(self) -> bool:

@@ -14,6 +14,9 @@ from stages.score.params import ServerSettings
 
 Answer = TypeVar("Answer", bound=BaseModel)
 _TOO_MANY_REQUESTS = 429
+ATTEMPTS = 5
+WAIT_SECONDS = 1.0
+"""Wait before the second attempt; doubled each time."""
 # A server that asks for a longer wait than this is as good as down.
 _LONGEST_WAIT_SECONDS = 60.0
 # Requests handed to the threads, for each of those that can be under way.
@@ -90,10 +93,10 @@ class Remote:
 
     def _post(self, client: httpx.Client, payload: Any, stopped: threading.Event) -> bytes:
         reason = ""
-        for attempt in range(self._settings.attempts):
+        for attempt in range(ATTEMPTS):
             if stopped.is_set():
                 break
-            wait_seconds = self._settings.wait_seconds * 2**attempt
+            wait_seconds = WAIT_SECONDS * 2**attempt
             try:
                 response = client.post(self.url, json=payload)
             except httpx.RequestError as error:
@@ -104,7 +107,7 @@ class Remote:
                     return self._accepted(response)
                 reason = f"status {response.status_code}: {_start_of(response.content)}"
                 wait_seconds = max(wait_seconds, _retry_after(response))
-            if attempt + 1 < self._settings.attempts:
+            if attempt + 1 < ATTEMPTS:
                 stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 

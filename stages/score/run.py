@@ -30,6 +30,8 @@ from stages.tables.schemas import (
 Context = StageContext[ScoreParams]
 Row = dict[str, Any]
 COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
+# Responses held in memory and given to the oracle at once.
+BATCH_ROWS = 4096
 # Between two saves: a kill costs so many seconds of answers that were paid for.
 _SAVE_SECONDS = 5.0
 
@@ -97,9 +99,8 @@ def _read_prompts(ctx: Context) -> Iterator[tuple[int, list[Row]]]:
     """Yields (number of the first row, rows): whole prompts, at least a batch of rows."""
     rows: list[Row] = []
     first = 0
-    batch_rows = ctx.params.rows_per_batch
     for row in _with_opponents(ctx):
-        if len(rows) >= batch_rows and row["prompt_id"] != rows[-1]["prompt_id"]:
+        if len(rows) >= BATCH_ROWS and row["prompt_id"] != rows[-1]["prompt_id"]:
             yield first, rows
             first += len(rows)
             rows = []

@@ -83,8 +83,8 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     source = ctx.model("model")
     oracle = ctx.params.oracle
-    load_one = partial(load_classifier, source, ctx.params.urm.dtype, oracle)
-    return load_reward_model(ctx, ctx.params.urm, load_one, one_bos=True)
+    load_one = partial(load_classifier, source, ctx.params.reward_model.dtype, oracle)
+    return load_reward_model(ctx, ctx.params.reward_model, load_one, one_bos=True)
 
 
 def load_classifier(source: ModelSource, dtype: Precision, oracle: str) -> Classifier:

@@ -92,4 +92,4 @@ def _context(ctx: StageContext[ScoreParams], name: str) -> StageContext[ScorePar
 
 def _asks_a_server(ctx: StageContext[ScoreParams], name: str) -> bool:
     """True if answers cost time and money: they are asked for last, and kept as they come."""
-    return isinstance(getattr(ctx.params, ORACLES[name].section), ServerSettings)
+    return isinstance(getattr(ctx.params, ORACLES[name].section, None), ServerSettings)

@@ -31,7 +31,6 @@ SMALL: dict[str, Any] = {
     },
     "train": {"checkpoint_every_steps": 1},
     "evaluation": {"num_samples": 2},
-    "evaluate": {"sample_prompts": 2},
     "promote": {
         "better_than_base_confidence": None,
         "min_win_rate": None,

@@ -53,12 +53,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "bd2d6df4726c597f86bc96f95c37adc36e4478e7031a1c3f6c191c4019b27f60",
+        "ac08a9c4493b67794a2c5ec746a5ffb55509fbc3f639fc79eb24b43cb893cb9e",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "fe2ed0c8f77c6bf13a6ac6a9939e35df39369d17f96e32c79cb894fb9a4d8252",
+        "6c5e8ed329216cf0b25ab47474e3ae0594fdee6d1dce17b0da692998bc7d89d2",
     ),
     (
         ScoreParams(oracle="python"),
@@ -115,7 +115,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "1f7ee238579694632111ac12ae7e632b319073fbde70ea853bf436b05c26fd80",
+        "8275f822ba5b1e6da06daa2a65b8329fe8949838d1b8c54066896aabe1b1d38d",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),

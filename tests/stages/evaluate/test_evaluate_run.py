@@ -168,8 +168,10 @@ def test_components_of_the_scores_are_averaged(store, tables):
     assert found["base_reward_components"] == {}
 
 
-def test_samples_show_the_same_prompts_of_both_models(store, tables):
-    artifact = evaluate(store, [tables[0]], [tables[1]], sample_prompts=2, samples_per_prompt=1)
+def test_samples_show_the_same_prompts_of_both_models(store, tables, monkeypatch):
+    monkeypatch.setattr("stages.evaluate.run._SAMPLE_PROMPTS", 2)
+    monkeypatch.setattr("stages.evaluate.run._SAMPLES_PER_PROMPT", 1)
+    artifact = evaluate(store, [tables[0]], [tables[1]])
     rows = [json.loads(line) for line in (artifact.path / "samples.jsonl").read_text().splitlines()]
     ids = sorted({row["prompt_id"] for row, _ in POLICY})
     assert [row["prompt_id"] for row in rows] == ids[:2]

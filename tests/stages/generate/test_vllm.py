@@ -212,7 +212,11 @@ class TestBatchInvariance:
             "extra_engine_args.max_model_len is set by the stage itself",
             "docs/generation.md",
         ),
-        ({"quantization": "int3"}, "Unknown quantization method: int3", "generate.vllm"),
+        (
+            {"extra_engine_args": {"quantization": "int3"}},
+            "Unknown quantization method: int3",
+            "generate.vllm",
+        ),
         ({"tensor_parallel_size": 3}, "divisible by tensor parallel size (3)", "generate.vllm"),
     ],
     ids=["unknown", "own", "quantization", "tensor-parallel"],

@@ -63,10 +63,9 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
         "gpu_memory_utilization": 0.5,
         "max_num_seqs": 7,
         "enforce_eager": True,
-        "quantization": "fp8",
     }
-    load(**settings, extra_engine_args={"seed": 3})
-    assert started["seed"] == 3
+    load(**settings, extra_engine_args={"seed": 3, "quantization": "fp8"})
+    assert (started["seed"], started["quantization"]) == (3, "fp8")
     assert settings.items() <= started.items()
     assert started["kv_cache_memory_bytes"] == 1.5 * 2**30
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)

@@ -11,6 +11,12 @@ from tests.stage_calls import call_request, request_for, score_params
 from tests.stages.score.responses import response_rows
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Sends a request that failed again at once."""
+    monkeypatch.setattr("stages.score.remote.WAIT_SECONDS", 0.0)
+
+
 @pytest.fixture
 def score_rows(tmp_path):
     """Scores a table of responses and returns the rows of the table of scores."""

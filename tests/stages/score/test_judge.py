@@ -23,7 +23,6 @@ def score(score_rows, tmp_path):
         defaults = {
             "url": url,
             "model": "some-judge",
-            "wait_seconds": 0.0,
             "timeout_seconds": 60.0,
             "template": shipped,
         }

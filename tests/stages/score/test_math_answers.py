@@ -9,7 +9,6 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.score.math_answers import MathVerify
-from stages.score.params import AnswerSettings
 from stages.tables.schemas import RESPONSES, write_table
 from tests.stage_calls import request_for, response, score_params
 
@@ -67,34 +66,41 @@ TABLE = [
 ENDLESS = r"\boxed{9^{9^{9^{9}}}+1}"
 
 
-def graded(rows, processes, timeout_seconds):
+@pytest.fixture
+def patient(monkeypatch):
+    """Gives each answer as much time as a busy machine may need."""
+    monkeypatch.setattr("stages.score.math_answers.TIMEOUT_SECONDS", 60.0)
+
+
+def graded(rows):
     """Verdicts on pairs of reference and response, in order."""
-    settings = AnswerSettings(processes=processes, timeout_seconds=timeout_seconds)
-    with closing(MathVerify(settings)) as oracle:
+    with closing(MathVerify()) as oracle:
         pairs = [{"reference_answer": right, "response": said} for right, said in rows]
         found = dict(oracle.score(pairs))
     return [found[place] for place in range(len(rows))]
 
 
-def test_grades_of_tricky_answers():
-    found = graded([row[:2] for row in TABLE], 2, timeout_seconds=60)
+def test_grades_of_tricky_answers(patient):
+    found = graded([row[:2] for row in TABLE])
     expected = {"correct": (1.0, 1.0), "wrong": (0.0, 1.0), "no answer": (0.0, 0.0)}
     for row, verdict in zip(TABLE, found, strict=True):
         said = (verdict.score, verdict.components.get("answered"))
         assert said == expected.get(row[2], (None, None)), row
 
 
-def test_what_takes_too_long_is_given_up_and_the_rest_is_graded():
+def test_what_takes_too_long_is_given_up_and_the_rest_is_graded(monkeypatch):
+    monkeypatch.setattr("stages.score.math_answers.TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr("stages.score.math_answers._MOST_PROCESSES", 1)
     pairs = [("1", r"\boxed{1}"), ("1", ENDLESS), ("2", r"\boxed{2}")]
-    found = graded(pairs, 1, timeout_seconds=3)
+    found = graded(pairs)
     assert [each.score for each in found] == [1.0, None, 1.0]
     assert found[1].error == "the answer took more than 3 s"
 
 
 @pytest.fixture
-def score(score_rows):
+def score(score_rows, patient):
     def run(rows, **params):
-        return score_rows(score_params("math_verify", timeout_seconds=60, **params), rows)
+        return score_rows(score_params("math_verify", **params), rows)
 
     return run
 
@@ -133,12 +139,14 @@ def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
     responses = tmp_path / "responses.parquet"
     rows = [response("6 · 7 ?", 0, ENDLESS, reference_answer="42")]
     write_table(responses, RESPONSES, rows)
-    settings = score_params("math_verify", timeout_seconds=500)
+    settings = score_params("math_verify")
     request = request_for(settings, {"responses": responses}, tmp_path / "store")
     (tmp_path / "request.json").write_text(request.model_dump_json())
     # The program itself, with a word when the answer is in work.
     code = (
         "import sys\n"
+        "from stages.score import math_answers\n"
+        "math_answers.TIMEOUT_SECONDS = 500.0\n"
         "from stages.modeling.process_pool import ProcessPool\n"
         "give = ProcessPool._give\n"
         "def telling(pool, worker, task):\n"

@@ -39,7 +39,6 @@ def score(score_rows, tmp_path):
             "mode": "pairwise",
             "url": url,
             "model": "some-judge",
-            "wait_seconds": 0.0,
             "timeout_seconds": 60.0,
         }
         settings = score_params("judge", **{**defaults, **(judge or {}), **params})

@@ -16,8 +16,9 @@ LENGTHS = """
 
 
 class TestPython:
-    def test_rows_follow_the_responses(self, score, tmp_path):
-        scores, _, _ = score(code=LENGTHS, rows_per_batch=3)
+    def test_rows_follow_the_responses(self, score, tmp_path, monkeypatch):
+        monkeypatch.setattr("stages.score.run.BATCH_ROWS", 3)
+        scores, _, _ = score(code=LENGTHS)
         rows = list(response_rows())
         identity = f"python:score@{sha256_file(tmp_path / 'oracle.py')[:16]}"
         assert [
@@ -58,8 +59,9 @@ class TestPython:
         )
         assert {each["score"] for each in scores} == {7.0}
 
-    def test_metrics_are_those_of_the_scores(self, score):
-        scores, metrics, events = score(code=LENGTHS, rows_per_batch=3)
+    def test_metrics_are_those_of_the_scores(self, score, monkeypatch):
+        monkeypatch.setattr("stages.score.run.BATCH_ROWS", 3)
+        scores, metrics, events = score(code=LENGTHS)
         values = [each["score"] for each in scores]
         assert metrics["mean"] == pytest.approx(statistics.fmean(values))
         assert metrics["std"] == pytest.approx(statistics.pstdev(values))

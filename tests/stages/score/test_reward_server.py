@@ -25,7 +25,6 @@ def score(score_rows):
         defaults = {
             "url": url,
             "identity": IDENTITY,
-            "wait_seconds": 0.0,
             "rows_per_request": 3,
             "timeout_seconds": 60.0,
         }
@@ -60,15 +59,15 @@ class TestFailures:
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_passing_ones_are_retried(self, serve, score, status):
         server = serve(lambda number, request: (status, {}) if number < 5 else lengths(request))
-        rows = score(server.url, attempts=5, concurrency=1)
+        rows = score(server.url, concurrency=1)
         assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
         assert len(server.requests) == 4 + 4
 
     def test_lasting_ones_fail_the_stage_for_a_later_attempt(self, serve, score):
         server = serve(lambda number, request: (500, {"detail": "out of memory"}))
         with pytest.raises(RemoteError, match=r"status 500: .*out of memory"):
-            score(server.url, ROWS[:1], attempts=2)
-        assert len(server.requests) == 2
+            score(server.url, ROWS[:1])
+        assert len(server.requests) == 5
 
     def test_a_slow_answer_is_given_up(self, serve, score):
         def behave(number, request):
@@ -86,7 +85,7 @@ class TestFailures:
         server.shutdown()
         server.server_close()
         with pytest.raises(RemoteError, match="ConnectError"):
-            score(server.url, attempts=2)
+            score(server.url)
 
 
 class TestDisagreements:
@@ -144,7 +143,7 @@ def test_after_a_failure_only_the_rest_is_asked(serve, score):
         return lengths(request) if number <= 3 or up.is_set() else (500, {})
 
     server = serve(behave)
-    settings = {"rows_per_request": 2, "concurrency": 1, "attempts": 1}
+    settings = {"rows_per_request": 2, "concurrency": 1}
     with pytest.raises(RemoteError):
         score(server.url, **settings)
     failed = len(server.requests)

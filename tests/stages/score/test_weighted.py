@@ -23,7 +23,7 @@ WORDS = """
     def score(prompts, responses, references):
         return [{"score": len(text.split()), "letters": len(text)} for text in responses]
 """
-SERVER = {"identity": "tone@1", "wait_seconds": 0.0, "timeout_seconds": 60.0}
+SERVER = {"identity": "tone@1", "timeout_seconds": 60.0}
 
 
 def tones(request):
@@ -107,7 +107,7 @@ def test_a_judge_beside_a_function_asks_by_its_own_template_and_counts_its_token
         return completion("Fine.\nScore: 9")
 
     server = serve(behave)
-    judge = {"url": server.url, "model": "some-judge", "wait_seconds": 0.0}
+    judge = {"url": server.url, "model": "some-judge"}
     artifact = stage(weights={"python": 1, "judge": 1}, judge=judge)
     assert [row["score"] for row in scores_of(artifact)] == [12.0, 13.0, 12.0, 14.0]
     components = dict(scores_of(artifact)[0]["components"])
@@ -125,7 +125,7 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
         return tones(request)
 
     server = serve(behave)
-    http = {"url": server.url, **SERVER, "rows_per_request": 2, "concurrency": 1, "attempts": 1}
+    http = {"url": server.url, **SERVER, "rows_per_request": 2, "concurrency": 1}
     with pytest.raises(RemoteError):
         stage(weights={"http": 1, "python": 1}, http=http)
     failing[0] = False
@@ -171,4 +171,4 @@ def test_the_key_holds_the_sections_of_what_is_summed_in_whatever_order(tmp_path
     assert plain == key(weighted={"weights": dict(reversed(weights.items()))})
     assert plain == key(weighted={"weights": weights}, http={"identity": "other"})
     assert plain != key(weighted={"weights": weights, "scales": {"python": 2.0}})
-    assert plain != key(weighted={"weights": weights}, math_verify={"timeout_seconds": 1.0})
+    assert plain != key(weighted={"weights": weights}, python={"function": "other"})
