@@ -1,6 +1,6 @@
 """The flow `bandit`: the bandit experiment, its table and figures as Prefect artifacts."""
 
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
 from flows.execution.cancellation import stage_flow
@@ -9,7 +9,7 @@ from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
-from flows.report.prefect_artifacts import publish_image
+from flows.report.prefect_artifacts import image_address
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
 from stages.contract.params import Settings
@@ -52,8 +52,8 @@ def bandit(config: BanditConfig) -> Artifact:
     table = artifact.file("table.md").read_text()
     survives_outage(create_markdown_artifact)(table, key="bandit-table")
     for figure in ("reference", "policies"):
-        image = artifact.file(f"{figure}.png").read_bytes()
-        publish_image(image, f"bandit-{figure}", f"The bandit: {figure}.")
+        image = image_address(artifact.file(f"{figure}.png").read_bytes())
+        survives_outage(create_image_artifact)(image, key=f"bandit-{figure}")
     return artifact
 
 

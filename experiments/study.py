@@ -15,6 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import all_steps
@@ -23,7 +26,6 @@ from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
 from flows.pipeline.step import Output, Step
-from flows.report.comparison import held_out_log_pi_ref, training_log_pi_ref
 from flows.report.files import json_text, write_file
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.digests import sha256_of
@@ -34,6 +36,37 @@ from stages.store.opening import open_store
 from stages.tables.schemas import RESPONSES, read_batches
 
 _LONGEST_NGRAM = 4
+
+
+def training_log_pi_ref(run: Summary) -> list[float]:
+    """Log π_ref of the responses that the last iteration trained on, chosen and rejected.
+
+    π_ref is what that training measured against (``train.reference``).
+    """
+    trained = run.last("train")
+    if trained is None:
+        return []
+    table = pq.read_table(trained.file("reference_logprobs.parquet"))
+    chosen = table["chosen_logprobs"].to_pylist()
+    rejected = table["rejected_logprobs"].to_pylist()
+    return [sum(logprobs) for logprobs in (*chosen, *rejected)]
+
+
+def held_out_log_pi_ref(run: Summary) -> list[float]:
+    """Log π_ref under the base of the last iteration's samples on held-out prompts.
+
+    Empty where ``evaluate.log_pi_ref`` is off.
+    """
+    evaluated = run.last("evaluate")
+    if evaluated is None:
+        return []
+    path = evaluated.file("distributions.parquet")
+    table = pq.read_table(path, columns=["model", "log_pi_ref"])
+    policy = table.filter(pc.equal(table["model"], "policy"))
+    values: list[float] = policy["log_pi_ref"].drop_null().to_pylist()
+    return values
+
+
 _LOG_PI_REF: dict[str, Callable[[Summary], list[float]]] = {
     "training": training_log_pi_ref,
     "held-out": held_out_log_pi_ref,

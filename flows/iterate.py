@@ -23,7 +23,6 @@ from flows.pipeline.form import OneOf, RunOverrides
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
-from flows.report.plots import draw
 from flows.report.prefect_artifacts import (
     failed,
     label,
@@ -105,8 +104,7 @@ def _report_failure(record: RunRecord) -> None:
     """Writes the report anew: the page of an earlier attempt may speak of success."""
     # If the store failed, the run's own error is the one to report.
     with contextlib.suppress(StoreError):
-        summary = summarise(record)
-        html.write(record, summary, draw(summary))
+        html.write(record, summarise(record))
 
 
 def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
@@ -160,9 +158,8 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
                 tasks.submit(step)
             tasks.wait()
         summary = summarise(record)
-        plots = draw(summary)
-        report = html.write(record, summary, plots)
-        publish(summary, report, plots)
+        report = html.write(record, summary)
+        publish(summary, report)
         track(summary)
     return RunResult(summary, report)
 

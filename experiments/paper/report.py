@@ -101,7 +101,6 @@ def write_report(
     markdown = "report.md"
     content: dict[str, str | bytes] = {
         **images,
-        **{f"{each.name}.tex": each.latex() for each in tables},
         page: render("paper.html.jinja", sections=sections, covered=covered, **document),
         markdown: render("paper.md.jinja", sections=sections, covered=covered, **document),
         "report.json": json_text(document),

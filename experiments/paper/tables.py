@@ -180,6 +180,8 @@ class PaperTable(FittedTable):
 
     setting: str = ""
     """The model or the task."""
+    name: str = ""
+    """Beginning of its part's files."""
 
     def figures(self) -> dict[str, list[PaperFigure]]:
         """The figures of each method, a column each."""

@@ -55,7 +55,7 @@ def compare(
     store: StorePath = "store",
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: tables with intervals and p-values, curves; HTML, PNG, LaTeX, CSV, JSON.
+    """Compare runs: tables with intervals and p-values, curves; an HTML page and JSON.
 
     A model (NAME, NAME@ALIAS, NAME:VERSION) of a run's last iteration means that run.
     """

@@ -122,12 +122,11 @@ def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
     """Write the HTML report of a run and print its table."""
     from flows.report import html
-    from flows.report.plots import draw
     from flows.report.summary import summarise
 
     record = RunRecord.existing(open_store(store), name)
     summary = summarise(record)
-    _show_summary(summary, html.write(record, summary, draw(summary)), as_json)
+    _show_summary(summary, html.write(record, summary), as_json)
     if summary.damaged:
         raise typer.Exit(EXIT_FAILED)
 

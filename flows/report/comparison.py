@@ -9,19 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from flows.execution.plan import differences
-from flows.report.plots import (
-    RESULTS,
-    RESULTS_AXIS,
-    course_figure,
-    histogram_figure,
-    results_line,
-    spread_figure,
-)
+from flows.report.plots import draw
 from flows.report.rows import (
     HELD_OUT,
     MethodRow,
@@ -36,22 +27,16 @@ from flows.report.rows import (
     run_rows,
 )
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import COLUMNS, DROPPED_FIRST, POLICY, Cell, Estimate, FittedTable, ordered
+from flows.report.table import COLUMNS, Cell, Estimate, FittedTable, ordered
 from stages.contract.errors import UserError
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
 _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
-# Figures that are drawn over seeds.
-_DRAWN = {
-    "mean_reward": "mean reward, held-out prompts",
-    "win_rate": "win rate over the base, ties lost",
-}
 # With fewer runs a test over seeds finds next to nothing.
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
 _COLUMNS = {column.name: column for column in COLUMNS}
-_CURVES = (*RESULTS, ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None))
 
 
 @dataclass(frozen=True)
@@ -145,7 +130,6 @@ class Comparison:
         return _table(
             evaluation,
             title="Methods over seeds",
-            name="over-seeds",
             header=["method", "seeds"],
             labels={row.method: [str(len(row.values))] for row in rows},
             cells={(row.method, row.figure): row.shown(_form(row.figure)) for row in rows},
@@ -157,7 +141,6 @@ class Comparison:
         return _table(
             evaluation,
             title="Runs",
-            name="figures",
             header=["run", "method"],
             labels={row.run: [self.methods[row.run]] for row in rows},
             cells={(row.run, row.figure): row.shown(_form(row.figure)) for row in rows},
@@ -193,9 +176,7 @@ class Comparison:
             "differ, not that methods do: for that, repeat with seeds. Holm's adjustment is over "
             "all rows."
         )
-        return FittedTable(
-            "Differences of runs", header, rows, left=1, note=note, name="differences"
-        )
+        return FittedTable("Differences of runs", header, rows, left=1, note=note)
 
     def _tests(self) -> FittedTable:
         header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
@@ -215,52 +196,30 @@ class Comparison:
         note = (
             "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
             "runs with the same seed. Welch: Welch's t test, for methods with other seeds. Holm's "
-            "adjustment is over the methods, figure by figure; other figures are in over-seeds.csv."
+            "adjustment is over the methods, figure by figure; other figures are in --json."
         )
         return FittedTable(
             f"Tests over seeds, minus {self.over_seeds[0].method}",
             header,
             rows,
-            dropped_first=("test", "p", "evaluation"),
             left=3,
             note=note,
-            name="tests",
         )
 
     def _changed_settings(self) -> FittedTable:
         rows = [[name, change] for name, changes in self.settings.items() for change in changes]
         title = f"Settings that differ from {self.runs[0].run}"
-        return FittedTable(title, ["method", "setting"], rows, left=2, name="settings")
+        return FittedTable(title, ["method", "setting"], rows, left=2)
 
     def drawings(self) -> dict[str, Figure]:
-        """Curves by iteration and distributions of log π_ref, by the names of their files."""
-        drawings: dict[str, Figure] = {}
-        evaluated = {run.run: run.rows[: (last_iteration(run) or 0) + 1] for run in self.runs}
-        for figure, title, ylabel, bounds in _CURVES:
-            lines = {run: results_line(rows, figure) for run, rows in evaluated.items()}
-            lines = {run: line for run, line in lines.items() if line.x}
-            if any(len(line.x) > 1 for line in lines.values()):
-                name = f"curve-{figure.replace('_', '-')}"
-                drawings[name] = course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
-        samples = {run.run: training_log_pi_ref(run) for run in self.runs}
-        samples = {run: values for run, values in samples.items() if values}
-        if samples:
-            title = "log π_ref of the last iteration's training responses"
-            drawings["log-pi-ref-of-training"] = histogram_figure(title, samples, "log π_ref")
-        panels: dict[str, list[MethodRow]] = {}
-        for row in self.over_seeds:
-            if row.evaluation == HELD_OUT and row.figure in _DRAWN:
-                panels.setdefault(_DRAWN[row.figure], []).append(row)
-        if panels:
-            drawings["over-seeds"] = spread_figure("95 % intervals over seeds", panels)
-        return drawings
+        """Curves of the runs by iteration, by their titles."""
+        return draw({run.run: run.rows[: (last_iteration(run) or 0) + 1] for run in self.runs})
 
 
 def _table(
     evaluation: str,
     *,
     title: str,
-    name: str,
     header: Sequence[str],
     labels: Mapping[str, Sequence[str]],
     cells: Mapping[tuple[str, str], Cell],
@@ -277,10 +236,8 @@ def _table(
         f"{title}, {'suite ' if is_suite else ''}{evaluation}",
         [*header, *map(figure_title, figures)],
         rows,
-        dropped_first=DROPPED_FIRST,
         left=1 + header[1:].count("method"),
         note=note,
-        name=f"{name}-suite-{evaluation}" if is_suite else f"{name}-held-out",
     )
 
 
@@ -337,32 +294,3 @@ def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, 
     for run, own_values in zip(runs, values, strict=True):
         settings.setdefault(methods[run.run], list(differences(values[0], own_values)))
     return {method: changes for method, changes in settings.items() if changes}
-
-
-def training_log_pi_ref(run: Summary) -> list[float]:
-    """Log π_ref of the responses that the last iteration trained on, chosen and rejected.
-
-    π_ref is what that training measured against (``train.reference``).
-    """
-    trained = run.last("train")
-    if trained is None:
-        return []
-    table = pq.read_table(trained.file("reference_logprobs.parquet"))
-    chosen = table["chosen_logprobs"].to_pylist()
-    rejected = table["rejected_logprobs"].to_pylist()
-    return [sum(logprobs) for logprobs in (*chosen, *rejected)]
-
-
-def held_out_log_pi_ref(run: Summary) -> list[float]:
-    """Log π_ref under the base of the last iteration's samples on held-out prompts.
-
-    Empty where ``evaluate.log_pi_ref`` is off.
-    """
-    evaluated = run.last("evaluate")
-    if evaluated is None:
-        return []
-    path = evaluated.file("distributions.parquet")
-    table = pq.read_table(path, columns=["model", "log_pi_ref"])
-    policy = table.filter(pc.equal(table["model"], POLICY))
-    values: list[float] = policy["log_pi_ref"].drop_null().to_pylist()
-    return values

@@ -1,15 +1,14 @@
-"""Comparisons of runs in the store: named, and written as a page with its tables and drawings."""
+"""Comparisons of runs in the store: named, and written as a page and a JSON document."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from flows.execution.run_record import RunRecord, recorded, run_of
 from flows.pipeline.checks import is_name, require_name
 from flows.report.comparison import Comparison, compare_summaries
-from flows.report.files import csv_text, json_text, render, write_file
-from flows.report.plots import png, svg
+from flows.report.files import json_text, render, write_file
+from flows.report.plots import svg
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.base import Store
@@ -41,10 +40,17 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
 def write_comparison(store: Store, comparison: Comparison, name: str) -> Comparison:
     """Writes a comparison into a folder among the store's runs; returns it with name and page."""
     folder = store.run_path(name)
-    named = replace(comparison, name=name)
-    page, *_ = write_files(named, folder)
+    page = render(
+        "comparison.html.jinja",
+        title=name,
+        comparison=comparison,
+        tables=comparison.tables(),
+        plots=[svg(figure) for figure in comparison.drawings().values()],
+    )
+    write_file(folder / "comparison.json", json_text(comparison.to_json()))
+    path = write_file(folder / "comparison.html", page)
     store.share(folder)
-    return replace(named, page=store.share(page))
+    return replace(comparison, name=name, page=store.share(path))
 
 
 def _summary(store: Store, name: str) -> Summary:
@@ -64,30 +70,3 @@ def _name(runs: Sequence[str]) -> str:
     plain = "-".join(["compare", *runs])
     digest = hashlib.sha256(plain.encode()).hexdigest()[:8]
     return plain if is_name(plain) else f"{plain[:80]}-{digest}"
-
-
-def write_files(comparison: Comparison, folder: Path) -> list[Path]:
-    """Writes everything into a folder, which is made, and returns the page first.
-
-    Files of an earlier comparison of the same name are replaced.
-    """
-    drawn = comparison.drawings()
-    tables = comparison.tables()
-    document = comparison.to_json()
-    page = render(
-        "comparison.html.jinja",
-        title=comparison.name,
-        comparison=comparison,
-        tables=tables,
-        plots=[svg(each) for each in drawn.values()],
-    )
-    content: dict[str, str | bytes] = {
-        "comparison.html": page,
-        "comparison.json": json_text(document),
-        **{f"{name}.png": png(figure) for name, figure in drawn.items()},
-        **{f"{table.name}.tex": table.latex() for table in tables},
-    }
-    for name, rows in document.items():
-        if isinstance(rows, list) and rows:
-            content[f"{name.replace('_', '-')}.csv"] = csv_text(rows)
-    return [write_file(folder / name, each) for name, each in content.items()]

@@ -1,11 +1,9 @@
-"""Files that a person reads or hands on: pages, CSV, JSON, responses in AlpacaEval's format."""
+"""Files that a person reads or hands on: pages, JSON, responses in AlpacaEval's format."""
 
-import csv
-import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -62,15 +60,6 @@ def new_folder(folder: Path) -> Iterator[None]:
 def json_text(values: Any) -> str:
     """A JSON document for people and programs."""
     return json.dumps(values, indent=2, ensure_ascii=False)
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Records with full precision, a column for each name that any of them has."""
-    written = io.StringIO(newline="")
-    writer = csv.DictWriter(written, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows(rows)
-    return written.getvalue()
 
 
 def render(template: str, place: tuple[str, str] = _TEMPLATES, **values: Any) -> str:

@@ -1,6 +1,5 @@
 """Copies a registered model out of the store, with a model card for the Hugging Face hub."""
 
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,6 @@ from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
 
 _ADAPTER = "adapter"
-_LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
-_FIGURES = ("mean_reward", "base_mean_reward", "win_rate", "compared_prompts", "tied_prompts")
 
 
 def export(store: Store, model: str, folder: Path) -> ModelVersion:
@@ -43,23 +40,15 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
 
     manifest = artifact.manifest
     policies = _policies(store, manifest)
-    start = policies[-1]
-    base = start
-    tags = ["dpo", "rlhf"]
-    adapters = ""
     is_adapter = base_of_adapter(manifest, version.checkpoint.path) is not None
+    adapters = ""
     if is_adapter or manifest.files_at(_ADAPTER):
         adapters = f"The LoRA adapters belong to {_title(policies[0])}."
-    if is_adapter:
-        base = policies[0]
-        tags.append("lora")
     data = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
-        base_model=base.get("repo"),
-        license=_licence(Path(start["location"])) if start["kind"] == "file" else None,
-        tags=tags,
+        base_model=policies[0 if is_adapter else -1].get("repo"),
+        tags=["dpo", "rlhf"],
     )
-    figures = {name: version.metrics[name] for name in _FIGURES if name in version.metrics}
     return f"""---
 {data.to_yaml()}
 ---
@@ -67,7 +56,7 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
 
 Trained by iterative online DPO in run `{version.run}`, step `{version.step}`, on {version.created}.
 
-Starting model: {_title(start)}. {adapters}
+Starting model: {_title(policies[-1])}. {adapters}
 The licence of a starting model applies to this model too.
 
 Artifact: `{manifest.stage}/{manifest.key}`. Digest: `{version.checkpoint.digest}`.
@@ -75,7 +64,7 @@ Artifact: `{manifest.stage}/{manifest.key}`. Digest: `{version.checkpoint.digest
 Figures at registration:
 
 ```json
-{json_text(figures)}
+{json_text(version.metrics)}
 ```
 
 Settings of the last training:
@@ -103,22 +92,11 @@ def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
 
 def _title(source: Mapping[str, Any]) -> str:
     """A source for people."""
-    match source["kind"]:
-        case "artifact":
-            return f"{source['stage']} {source['key'][:12]}"
-        case "hub":
-            return f"{source['repo']}@{source['revision'][:12]}"
-        case _:
-            return f"{source['location']} ({source['digest'][:12]})"
-
-
-def _licence(checkpoint: Path) -> str | None:
-    """The licence that the model card in a checkpoint's folder names."""
-    card = checkpoint / "README.md"
-    if not card.is_file():
-        return None
-    match = _LICENCE.search(card.read_text("utf-8", errors="replace"))
-    return match[1] if match else None
+    if source["kind"] == "artifact":
+        return f"{source['stage']} {source['key'][:12]}"
+    if source["kind"] == "hub":
+        return f"{source['repo']}@{source['revision'][:12]}"
+    return str(source["location"])
 
 
 def _copy(source: Path, folder: Path) -> None:

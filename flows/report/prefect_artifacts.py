@@ -1,11 +1,12 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from matplotlib.figure import Figure
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
@@ -15,13 +16,11 @@ from prefect.states import Failed, State
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
-from flows.report.plots import Plot, png
+from flows.report.plots import draw, png
 from flows.report.summary import Summary
 from flows.report.verdict import verdict
 from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
 
-# Larger artifacts make the UI's lists slow; the HTML report has every plot.
-_MAX_IMAGE_BYTES = 200_000
 # All of it is in the log file that the message names.
 _SHOWN_LINES = 20
 
@@ -57,61 +56,46 @@ def publish_table(summary: Summary, iteration: int) -> None:
 
 
 @survives_outage
-def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
+def publish(summary: Summary, report: str) -> None:
     """Creates the report artifact, plots in it; to be called inside a flow run.
 
     The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
     """
     tables = [summary.table().markdown()]
-    tables += [f"## Suite {each.name}\n\n{each.table().markdown()}" for each in summary.suites]
-    joined = "\n\n".join(tables)
+    tables += [f"## Suite {suite.name}\n\n{suite.table().markdown()}" for suite in summary.suites]
     places = "\n".join([*summary.places(), f"report      {report}"])
-    found = verdict(summary)
-    listed = "\n".join(f"- {each}" for each in (*found.reasons, *found.cautions))
-    drawn = "\n\n".join(_drawing(each) for each in plots)
+    judged = verdict(summary)
+    notes = "\n".join(f"- {note}" for note in (*judged.reasons, *judged.cautions))
+    parts = [f"# {summary.run}", judged.sentence, notes, *tables, f"```\n{places}\n```"]
     create_markdown_artifact(
-        f"# {summary.run}\n\n{found.sentence}\n\n{listed}\n\n{joined}\n\n"
-        f"```\n{places}\n```\n\n"
-        f"{drawn}\n",
+        "\n\n".join([*parts, *_drawings(draw({summary.run: summary.rows}))]),
         key=artifact_key(summary.run, "report"),
         description=f"What run {summary.run} found.",
     )
 
 
 @survives_outage
-def publish_comparison(found: Comparison) -> None:
-    """Creates the artifacts of a comparison: its tables, and its drawings unless too large."""
-    parts = [f"# {found.name}", found.verdict()]
-    for table in found.tables():
+def publish_comparison(comparison: Comparison) -> None:
+    """Creates the artifact of a comparison: its verdict, tables and drawings."""
+    parts = [f"# {comparison.name}", comparison.verdict()]
+    for table in comparison.tables():
         parts.append(f"## {table.title}\n\n{table.markdown()}\n\n{table.note}")
+    parts.append(f"```\n{comparison.page}\n```")
     create_markdown_artifact(
-        "\n\n".join([*parts, f"```\n{found.page}\n```\n"]),
-        key=artifact_key(found.name, "report"),
-        description=f"Comparison of {', '.join(found.methods)}.",
+        "\n\n".join([*parts, *_drawings(comparison.drawings())]),
+        key=artifact_key(comparison.name, "report"),
+        description=f"Comparison of {', '.join(comparison.methods)}.",
     )
-    for drawing, figure in found.drawings().items():
-        publish_image(png(figure), artifact_key(found.name, drawing), drawing)
 
 
-@survives_outage
-def publish_image(content: bytes, key: str, caption: str) -> None:
-    """Creates the artifact of a PNG image, unless it is too large for the UI."""
-    if image := _image(content, "png"):
-        create_image_artifact(image, key=key, description=caption)
+def _drawings(figures: Mapping[str, Figure]) -> Iterator[str]:
+    for title, figure in figures.items():
+        yield f"![{title}]({image_address(png(figure))})"
 
 
-def _image(content: bytes, kind: str) -> str:
-    """An image as an address that holds it whole; empty if it is too large for the UI."""
-    data = base64.b64encode(content).decode()
-    return f"data:image/{kind};base64,{data}" if len(data) <= _MAX_IMAGE_BYTES else ""
-
-
-def _drawing(plot: Plot) -> str:
-    # The UI is dark for some, and the plot's letters are black.
-    drawn = plot.svg.replace("<svg ", '<svg style="background: white" ', 1)
-    image = _image(drawn.encode(), "svg+xml")
-    shown = f"![{plot.title}]({image})" if image else "Too large here; it is in the HTML report."
-    return f"### {plot.title}\n\n{shown}"
+def image_address(content: bytes) -> str:
+    """A PNG image as an address that holds it whole."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 @survives_outage

@@ -94,7 +94,7 @@ class MethodRow:
     adjusted_p_value: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document or a line of CSV, without nesting."""
+        """Values for a JSON document, without nesting."""
         difference = self.difference
         return {
             "evaluation": self.evaluation,
@@ -356,34 +356,6 @@ def adjusted(pairs: Sequence[Paired]) -> list[Paired]:
         replace(pair, adjusted_p_value=p_value)
         for pair, p_value in zip(pairs, p_values, strict=True)
     ]
-
-
-def parted(summary: Summary, suite: str) -> Paired | None:
-    """Fall of a second opinion's mean reward while the reward that is trained for rose.
-
-    It is measured from the iteration, or the base, that the second opinion likes best to the last
-    one; None if nothing is shown to have fallen (Gao et al. 2022, arXiv 2210.10760, on gold rewards
-    that fall while the trained reward rises).
-    """
-    rows = [row for figures in summary.suites if figures.name == suite for row in figures.rows]
-    scores = {row["iteration"]: row["mean_reward"] for row in rows}
-    scores = {iteration: score for iteration, score in scores.items() if score is not None}
-    if not scores:
-        return None
-    last = max(scores)
-    best = max(scores, key=lambda iteration: scores[iteration])
-    reward_at_best = summary.rows[best]["mean_reward"]
-    reward_at_last = summary.rows[last]["mean_reward"]
-    if reward_at_best is None or reward_at_last is None or reward_at_last <= reward_at_best:
-        return None
-    before = _figures(summary, best, suite)
-    now = _figures(summary, last, suite)
-    against = f"iteration {best}" if best else "the base"
-    pairing = _Pairing(suite, f"iteration {last}", against, last)
-    difference = next(pairing.compare(before, now, ["mean_reward"]), None)
-    if difference is None or difference.high is None or difference.high >= 0:
-        return None
-    return difference
 
 
 def _figures(summary: Summary, iteration: int, suite: str | None) -> Figures:

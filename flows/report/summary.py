@@ -90,10 +90,6 @@ class Summary(Figures):
         suites = [each.table(f"suite {each.name}") for each in self.suites]
         return [self.table(f"run {self.run}"), *suites]
 
-    def second_opinions(self) -> list[str]:
-        """Suites whose oracles score the run's samples of the held-out prompts once more."""
-        return [name for name, suite in self.config.suites.items() if suite.prompts is None]
-
     def kappa(self) -> str:
         """κ as it was asked for, and if it was calibrated what came out of it by iteration."""
         found = [row["kappa"] for row in self.rows if row.get("kappa") is not None]

@@ -95,6 +95,9 @@ DROPPED_FIRST = (
     "KL",
     "bonus ratio",
     "tied",
+    "test",
+    "p",
+    "evaluation",
 )
 """Titles of columns that a narrow terminal does without first; components of the oracle stay."""
 
@@ -141,8 +144,6 @@ class Figures:
             title,
             ["iteration", *(columns[name].title for name in names)],
             rows,
-            dropped_first=DROPPED_FIRST,
-            elsewhere="the report and --json",
         )
 
     def components(self) -> list[str]:
@@ -188,46 +189,25 @@ def formatted(value: Any, form: str) -> str:
 
 
 _UNLIMITED = 10_000
-_LATEX = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "π": r"$\pi$",
-        "κ": r"$\kappa$",
-        "±": r"$\pm$",
-        "−": r"$-$",
-        "→": r"$\to$",
-        "<": r"$<$",
-    }
-)
 
 
 @dataclass
 class FittedTable:
-    """A table as a person reads it: LaTeX, Markdown, or on a terminal as far as that is wide.
+    """A table as a person reads it: Markdown, or on a terminal as far as that is wide.
 
     Attributes:
         header: Titles of the columns.
         rows: Its cells; a line break in a text is one on a terminal.
         kept: Number of columns from the left that are always shown.
-        dropped_first: Titles of the columns that are left out first, in this order; the others
-            follow from the right.
-        elsewhere: Place of what is left out, as the note names it.
         left: Number of columns from the left that are aligned to the left, others to the right.
-        name: Name of its files.
     """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
     kept: int = 1
-    dropped_first: Collection[str] = ()
-    elsewhere: str = "--json"
     left: int = 0
     note: str = ""
-    name: str = ""
 
     def records(self) -> list[dict[str, str]]:
         """A record for each row, from the titles of the columns to text on one line."""
@@ -249,35 +229,13 @@ class FittedTable:
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
-    def latex(self) -> str:
-        """The table for LaTeX, with the rules of the package ``booktabs``."""
-        caption = f"{self.title}. {self.note}".translate(_LATEX)
-        header, *rows = [
-            " & ".join(str(cell).translate(_LATEX) for cell in row) + " \\\\"
-            for row in (self.header, *self.rows)
-        ]
-        lines = [
-            "% needs \\usepackage{booktabs}",
-            "\\begin{table}[t]",
-            "\\centering",
-            f"\\caption{{{caption}}}",
-            f"\\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
-            "\\toprule",
-            header,
-            "\\midrule",
-            *rows,
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yields the widest table that fits, and a line with the columns left out."""
+        """Yields the widest table that fits, and a line with the columns left out.
+
+        Columns of :data:`DROPPED_FIRST` are left out first, then others from the right.
+        """
         shown = list(range(len(self.header)))
-        removable = [
-            self.header.index(title) for title in self.dropped_first if title in self.header
-        ]
+        removable = [self.header.index(title) for title in DROPPED_FIRST if title in self.header]
         removable += [column for column in reversed(shown) if column not in removable]
         removable = [column for column in removable if column >= self.kept]
         table = self._table(shown)
@@ -291,7 +249,7 @@ class FittedTable:
         yield table
         if hidden:
             titles = ", ".join(self.header[column] for column in sorted(hidden))
-            yield Text(f"no room for: {titles} (all are in {self.elsewhere})", style="dim")
+            yield Text(f"no room for: {titles} (--json has all)", style="dim")
 
     def _table(self, shown: Sequence[int]) -> Table:
         table = Table(title=self.title or None, title_justify="left", box=None, pad_edge=False)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flows.execution.run_record import resume_command
-from flows.report.rows import parted
 from flows.report.status import RunStatus
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import Cell, figure_of, interval_text
@@ -152,13 +151,6 @@ def _cautions(summary: Summary) -> Iterator[str]:
     for suite in summary.suites:
         for name in ("mean_reward", *suite.rows[-1]["solved"]):
             yield from _fall(f"suite {suite.name}, {name.replace('_', ' ')}", name, suite.rows)
-    for name in summary.second_opinions():
-        fall = parted(summary, name)
-        if fall is not None:
-            yield (
-                f"the reward rises and {name} falls from {fall.against} to {fall.run}: "
-                f"{fall.first:.3f} to {fall.second:.3f}, {fall.shown()}"
-            )
     if "perplexity" in metrics:
         yield (
             "the perplexity of unrelated text went from "

@@ -22,13 +22,8 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
-# Name, colour scheme, width, height in pixels, heading that the picture begins with.
-PICTURES = (
-    ("report-light", "light", 1200, 1000, ""),
-    ("report-curves", "light", 1200, 900, "Results by iteration"),
-    ("report-dark", "dark", 1200, 900, "Learning"),
-    ("report-phone", "light", 390, 844, ""),
-)
+# Name, width and height in pixels.
+PICTURES = (("report-light", 1200, 1000), ("report-phone", 390, 844))
 # Commands whose output is a picture.
 COMMANDS = ("status", "report")
 _COLUMNS = 80
@@ -69,16 +64,9 @@ def take_report(report: Path, folder: Path) -> None:
     browser_path = next(filter(None, map(shutil.which, _BROWSERS)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        for name, scheme, width, height, heading in PICTURES:
-            page = browser.new_page(
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if scheme == "dark" else "light",
-            )
+        for name, width, height in PICTURES:
+            page = browser.new_page(viewport={"width": width, "height": height})
             page.goto(report.absolute().as_uri())
-            if heading:
-                page.get_by_role("heading", name=heading, exact=True).evaluate(
-                    "heading => heading.scrollIntoView()"
-                )
             picture = Image.open(io.BytesIO(page.screenshot()))
             picture.save(folder / f"{name}.webp", quality=_QUALITY)
             page.close()

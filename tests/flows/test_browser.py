@@ -26,7 +26,7 @@ from tests.flows.browser import (
     see_end,
     submit,
 )
-from tests.flows.evaluations import artifact_in, write_scores
+from tests.flows.evaluations import artifact_in
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -45,7 +45,7 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         page.get_by_text("Artifacts", exact=True).click()
         page.get_by_text("small-report").click()
         expect(page.get_by_role("columnheader", name="mean reward")).to_be_visible()
-        _expect_captioned_plots(page)
+        _expect_plots(page)
         picture(page, "report")
         _open_form(page, standing)
         _fill_small(page, "mended")
@@ -83,7 +83,7 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
     measured = [*names, *(f"components.{name}" for name in components)]
     row["intervals"] = dict.fromkeys(measured, (-104.912, -104.953))
     rows = [{"iteration": number} | row for number in (0, 1)]
-    write(record, Summary("wide", config, "store", rows=rows), [])
+    write(record, Summary("wide", config, "store", rows=rows))
     with browser_page() as page:
         # Landscape A4 within its margins, at 96 dots an inch.
         page.set_viewport_size({"width": 1047, "height": 718})
@@ -107,8 +107,8 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
     for place in ("iteration-1/evaluate", "iteration-1/evaluate/suite-extra"):
         folder = tmp_path / place / "own"
         folder.mkdir(parents=True)
-        # The policy's score of each prompt, and how polite it is; the base scores 0.5.
-        scores = {"best": (1.0, 0.5), "worst": (0.25, 1.0), "rude": (0.75, 0.0)}
+        # The policy's score of each prompt; the base scores 0.5.
+        scores = {"best": 1.0, "worst": 0.25, "rude": 0.75}
         lines = [
             {
                 "prompt_id": name,
@@ -116,13 +116,11 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
                 "policy": [{"response": f"answer {name}", "score": score}],
                 "base": [{"response": "before", "score": 0.5}],
             }
-            for name, (score, _) in scores.items()
+            for name, score in scores.items()
         ]
         (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "metrics.json").write_text("{}")
         artifacts[place] = artifact_in(folder)
-        polite = {name: [{"polite": value}] for name, (_, value) in scores.items()}
-        artifacts[f"{place}/score/0"] = write_scores(tmp_path / place / "score", polite)
     made = {"key": "0" * 64, "stage": "evaluate", "seconds": 1.0, "software": {}}
     made |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
     manifest = cast(Manifest, SimpleNamespace(**made))
@@ -131,7 +129,7 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
     rows = [{"iteration": number} | row for number in (0, 1)]
     summary = Summary("read", config, "store", rows=rows, artifacts=artifacts)
     summary.suites.append(SuiteFigures("extra", [{"iteration": 1} | row]))
-    write(record, summary, [])
+    write(record, summary)
     with browser_page() as page:
         page.goto((record.path / "report.html").as_uri())
         shown = page.locator("#samples .sample:visible > summary")
@@ -142,8 +140,6 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
         assert names() == ["best", "worst", "rude"]
         page.locator("#order").select_option("worst first")
         assert names() == ["worst", "rude", "best"]
-        page.locator("#order").select_option("lowest polite first")
-        assert names() == ["rude", "best", "worst"]
         page.locator("#filter").select_option("fell")
         assert names() == ["worst"]
         page.locator("#filter").select_option("gained")
@@ -160,11 +156,9 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
         expect(folded).to_be_visible()
 
 
-def _expect_captioned_plots(page: Page) -> None:
-    """The report's plots are drawn in their order, each below its caption."""
-    titles = page.get_by_role("heading", level=3).all_inner_texts()
-    assert titles.index("Mean reward, held-out prompts") == 0 < titles.index("Training loss")
-    expect(page.locator("img")).to_have_count(len(titles))
+def _expect_plots(page: Page) -> None:
+    """The report's plots are drawn, each by its title."""
+    titles = ["Mean reward, held-out prompts", "KL to the base, held-out prompts"]
     for title in titles:
         image = page.get_by_role("img", name=title, exact=True)
         expect(image).to_be_visible()

@@ -126,7 +126,7 @@ def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
     card = ModelCard.load(tmp_path / "model/README.md")
     assert card.data.library_name == "peft"
     assert card.data.base_model == "owner/model"
-    assert card.data.tags == ["dpo", "rlhf", "lora"]
+    assert card.data.tags == ["dpo", "rlhf"]
     assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
 
 
