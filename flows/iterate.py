@@ -11,7 +11,6 @@ from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import OBSERVERS
-from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
@@ -128,8 +127,6 @@ def _checked(config: RunConfig) -> StepExecutor:
     """Checks what can be checked before the first stage."""
     label(config)
     try_own_code(config)
-    if warning := try_oracle(config):
-        _warn(config.name)(warning)
     return StepExecutor(config)
 
 

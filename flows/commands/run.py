@@ -32,7 +32,6 @@ from flows.commands.common import (
 )
 from flows.commands.terminal import messages
 from flows.execution.observer import StepFilter
-from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
@@ -153,10 +152,8 @@ def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
     """Tries code of the user's, which it may refuse, and warns of settings that cannot work."""
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
-    said = [try_oracle(config) if "score" in to_run else None]
-    said += cautions(config) if "train" in to_run else []
-    for each in filter(None, said):
-        _warn(each)
+    for warning in cautions(config) if "train" in to_run else ():
+        _warn(warning)
 
 
 def _warn(said: str) -> None:

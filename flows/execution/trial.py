@@ -1,36 +1,94 @@
-"""Trial of code of the user's in its stage's environment, before the first stage."""
+"""Trial of custom functions in the environments of their stages, before the first stage."""
 
+import itertools
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
 from flows.runners.base import supervised, time_limit
 from flows.runners.local.environment import stage_environment
+from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
 from stages.contract.errors import EXIT_OK, UserError
-from stages.contract.events import Event, Failure, parse_event
-from stages.contract.params import OwnFunction
+from stages.contract.events import Failure, parse_event
 from stages.contract.request import FileInput
+from stages.prepare.prompts import read_prompt
 
 # Code that loads a model may take longer; then its stage is the one to try it.
 _LIMIT_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
-TRIED: set[tuple[str, ...]] = set()
-"""Code that this process has tried, by what tells it from other code; :data:`LOCK` guards it."""
-LOCK = threading.Lock()
+_PROMPTS = 2
 
 
-def call_on_trial(config: RunConfig, stage: str, what: str, program: list[str]) -> Event | None:
-    """Runs a program in the environment of a stage; returns the last event that it told.
+class _Trial(NamedTuple):
+    """A custom function, and the argument of its module's ``try_file``."""
+
+    stage: str
+    noun: str
+    module: str
+    code: str | None
+    function: str
+    argument: Any
+
+
+def try_own_code(
+    config: RunConfig, stages: Container[str] = frozenset({"score", "pair", "train"})
+) -> None:
+    """Calls the custom functions that stages would call, each once in a process.
+
+    Runners that start stages elsewhere have them tried there.
 
     Raises:
-        UserError: The program says that the code cannot work, or the code ended it.
+        UserError: A function cannot be loaded, fails, or returns what its stage cannot use.
     """
-    interpreter = config.execution.interpreters.get(stage, sys.executable)
+    if config.execution.runner != "process":
+        return
+    for trial in _trials(config):
+        source = resolve(trial.code, "dataset") if trial.code and trial.stage in stages else None
+        if isinstance(source, FileInput):
+            _call(
+                config.execution.interpreters.get(trial.stage, sys.executable),
+                trial.noun,
+                (trial.module, source.location, trial.function, json.dumps(trial.argument)),
+                source.digest,
+                in_bucket="://" in config.store,
+            )
+
+
+def _trials(config: RunConfig) -> Iterator[_Trial]:
+    inputs = config.inputs
+    if "python" in config.score.parts:
+        module = "stages.score.python_function"
+        function = config.score.python.function
+        prompts = _first_prompts(config)
+        yield _Trial("score", "oracle", module, inputs.oracle_code, function, prompts)
+    if config.train.objective == "python":
+        module = "stages.train.own_objective"
+        objective = config.train.python
+        code = inputs.objective_code
+        yield _Trial("train", "objective", module, code, objective.function, objective.settings)
+    if config.pair.strategy == "python":
+        module = "stages.pair.own_strategy"
+        select = config.pair.python
+        code = inputs.strategy_code
+        yield _Trial("pair", "pair strategy", module, code, select.function, select.settings)
+
+
+@cache
+def _call(
+    interpreter: str, noun: str, arguments: tuple[str, ...], digest: str, *, in_bucket: bool
+) -> None:
+    """Tries a function in the environment of a stage; ``digest`` tells versions of its file apart.
+
+    Raises:
+        UserError: The function cannot work, or ended its process.
+    """
+    program = ["stages.harness.user_code", *arguments]
     try:
         # Its supervisor ends it, and what it has started, when this process dies or hangs up.
         trial = subprocess.Popen(
@@ -40,58 +98,37 @@ def call_on_trial(config: RunConfig, stage: str, what: str, program: list[str]) 
             stderr=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            env=stage_environment(in_bucket="://" in config.store),
+            env=stage_environment(in_bucket=in_bucket),
         )
     except OSError:
         # The check of interpreters names one that is missing.
-        return None
+        return
     assert trial.stdin is not None
     assert trial.stdout is not None
     with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close):
-        said = parse_event(trial.stdout.read())
+        event = parse_event(trial.stdout.read())
         code = trial.wait()
-    if code == EXIT_OK and said is None:
+    if code == EXIT_OK and event is None:
         raise UserError(
-            f"the {what} was tried before the run, and ended the process that called it",
+            f"the {noun} was tried before the run, and ended the process that called it",
             "take os._exit, sys.exit and quit out of it",
         )
-    if isinstance(said, Failure) and said.kind == "user":
-        raise UserError(f"the {what} was tried before the run: {said.message}", said.remedy)
-    return said
+    if isinstance(event, Failure) and event.kind == "user":
+        raise UserError(f"the {noun} was tried before the run: {event.message}", event.remedy)
 
 
-def try_own_code(config: RunConfig, stages: Container[str] = ("train", "pair")) -> None:
-    """Calls the functions of the user's that stages would call, once in a process.
-
-    Runners that start stages elsewhere have them tried there.
-
-    Raises:
-        UserError: A function cannot be loaded, fails, or returns what its stage cannot use.
-    """
-    if config.execution.runner != "process":
-        return
-    train = config.train
-    pair = config.pair
-    inputs = config.inputs
-    if "train" in stages and train.objective == "python":
-        own = train.python
-        program = "stages.train.own_objective"
-        _try(config, "train", "objective", program, inputs.objective_code, own)
-    if "pair" in stages and pair.strategy == "python":
-        program = "stages.pair.own_strategy"
-        _try(config, "pair", "pair strategy", program, inputs.strategy_code, pair.python)
-
-
-def _try(
-    config: RunConfig, stage: str, what: str, module: str, code: str | None, own: OwnFunction
-) -> None:
-    source = resolve(code, "dataset") if code is not None else None
-    if not isinstance(source, FileInput):
-        return
-    arguments = [own.function, json.dumps(own.settings)]
-    interpreter = config.execution.interpreters.get(stage, sys.executable)
-    with LOCK:
-        name = source.digest, Path(source.location).name, module, *arguments, interpreter
-        if name not in TRIED:
-            call_on_trial(config, stage, what, [module, source.location, *arguments])
-            TRIED.add(name)
+def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
+    """The run's first prompts with their reference answers; none if they cannot be read here."""
+    path = Path(next(iter(config.inputs.prompts), "")).expanduser()
+    files = files_of_folder(path) if path.is_dir() else [path]
+    if not files or not files[0].is_file() or files[0].suffix not in FILE_SUFFIXES:
+        return []
+    try:
+        rows = [row for _, row in itertools.islice(read_data_file(files[0]), _PROMPTS)]
+        prompts = [read_prompt(row, config.prepare) for row in rows]
+    except UserError:
+        # The stage `prepare` reports what is wrong with them.
+        return []
+    return [
+        {"messages": prompt.messages, "reference_answer": prompt.reference} for prompt in prompts
+    ]

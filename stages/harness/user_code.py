@@ -1,5 +1,12 @@
-"""A function in a Python file of the user's: loaded as a module, its errors told as the user's."""
+"""Custom functions in Python files: loaded as modules, with errors that name their file.
 
+``python -m stages.harness.user_code MODULE CODE FUNCTION ARGUMENT`` calls ``try_file`` of a stage's
+module in that stage's environment: it calls the function once on an example, before a run pays for
+anything.
+"""
+
+import importlib
+import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -9,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from stages.contract.errors import GebError, UserError
+from stages.contract.events import Emitter
+from stages.harness.program import run_program
 
 _MODULE_PREFIX = "geb_file_"
 # Results are found again by the digest of this file alone.
@@ -70,3 +79,14 @@ def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def _try(events: Emitter) -> None:
+    """Tries the function that the command line names; a function may end the process instead."""
+    module, code, function, argument = sys.argv[1:]
+    importlib.import_module(module).try_file(Path(code), function, json.loads(argument))
+    events.info("tried")
+
+
+if __name__ == "__main__":
+    run_program(_try)

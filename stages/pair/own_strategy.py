@@ -1,12 +1,6 @@
-"""The ``python`` strategy: the two responses to compare by a function in a file of the user's.
+"""The ``python`` strategy: the two responses to compare by a function in a Python file."""
 
-``python -m stages.pair.own_strategy CODE FUNCTION SETTINGS`` loads the function in the pair stage's
-environment and calls it once on made-up responses, before a run pays for anything.
-"""
-
-import json
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from stages.contract.errors import UserError
-from stages.contract.events import Emitter
-from stages.harness.program import run_program
 from stages.harness.user_code import load_function, user_code
 from stages.pair.select import Selection, ranked
 from stages.tables.join import ScoredBatch
@@ -84,10 +76,8 @@ def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnStrategy
     return OwnStrategy(function, settings, f"the pair strategy {path.name}:{name}")
 
 
-def _try_strategy(events: Emitter) -> None:
-    """Tries the strategy that the command line names, on responses without components."""
-    code, function, settings = sys.argv[1:]
-    strategy = load_file(Path(code), function, json.loads(settings))
+def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
+    """Calls the function ``name`` of a file on made-up responses without components."""
     made_up = [
         {
             "messages": [{"role": "user", "content": "A trial prompt."}],
@@ -99,9 +89,4 @@ def _try_strategy(events: Emitter) -> None:
         }
         for number, score in enumerate((0.25, 1.0, -0.5, 0.25))
     ]
-    strategy.select(made_up, 1)
-    events.info("tried")
-
-
-if __name__ == "__main__":
-    run_program(_try_strategy)
+    load_file(path, name, settings).select(made_up, 1)

@@ -1,17 +1,7 @@
-"""The ``python`` oracle: a function in a file of the user's; and its trial.
+"""The ``python`` oracle: a function in a Python file."""
 
-``python -m stages.score.python_function CODE FUNCTION CERTAINTY ROWS.json`` loads the function in
-the score stage's environment and calls it once on the rows, so that a run learns before it pays for
-anything that its oracle cannot work: it ends as a stage does. With the certainty ``made-up``, not
-``read``, the rows are no prompts of the run, and an error that the function raises on them tells
-nothing. A trial that comes to its end says so, and whether it got the same reward for all responses
-to each prompt: an oracle may end the process.
-"""
-
-import json
 import math
 import reprlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +9,17 @@ from typing import Any
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
-from stages.contract.events import Emitter
 from stages.harness.context import StageContext
-from stages.harness.program import run_program
 from stages.harness.user_code import load_function, user_code
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
-_TRIED = "tried"
-_ALIKE = "tried alike"
 _SIGNATURE = "(prompts, responses, references) -> scores"
+_TRIAL_PROMPT = {
+    "messages": [{"role": "user", "content": "A trial prompt."}],
+    "reference_answer": None,
+}
+_TRIAL_RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 
 
 @dataclass(frozen=True)
@@ -124,23 +115,21 @@ def load_file(path: Path, name: str) -> PythonOracle:
     return PythonOracle(function, identity, f"the oracle {path.name}:{name}")
 
 
-def _try_oracle(events: Emitter) -> None:
-    """Tries the oracle that the command line names."""
-    code, function, certainty, rows = sys.argv[1:]
-    oracle = load_file(Path(code), function)
-    asked = json.loads(Path(rows).read_text())
-    found = set()
+def try_file(path: Path, name: str, prompts: Sequence[Mapping[str, Any]]) -> None:
+    """Calls the function ``name`` of a file on responses to prompts of the run.
+
+    Without prompts it is called on a made-up one, and may raise what it likes: the prompt may lack
+    what the function needs.
+    """
+    oracle = load_file(path, name)
+    rows = [
+        {"prompt_id": f"trial-{number}", "sample_index": index, "response": response, **prompt}
+        for number, prompt in enumerate(prompts or [_TRIAL_PROMPT])
+        for index, response in enumerate(_TRIAL_RESPONSES)
+    ]
     try:
-        for place, verdict in oracle.score(asked):
-            found.add((asked[place]["prompt_id"], verdict.score))
+        list(oracle.score(rows))
     except UserError as error:
-        # What the function raised is the cause of the error.
-        if certainty == "read" or error.__cause__ is None:
+        # An exception of the function is the cause of the error.
+        if prompts or error.__cause__ is None:
             raise
-    is_known = certainty == "read" and all(score is not None for _, score in found)
-    is_alike = is_known and len(found) == len({row["prompt_id"] for row in asked})
-    events.info(_ALIKE if is_alike else _TRIED)
-
-
-if __name__ == "__main__":
-    run_program(_try_oracle)

@@ -1,14 +1,8 @@
-"""The ``python`` objective: terms of the loss by a function in a file of the user's; its trial.
-
-``python -m stages.train.own_objective CODE FUNCTION SETTINGS`` loads the function in the train
-stage's environment and calls it once on made-up log-probabilities, so that a run learns before it
-pays for anything that its objective cannot work: it ends as a stage does.
+"""The ``python`` objective: terms of the loss by a function in a Python file.
 
 Shapes: `B` pairs, `T` tokens.
 """
 
-import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +12,6 @@ import torch
 from torch import Tensor
 
 from stages.contract.errors import UserError
-from stages.contract.events import Emitter
-from stages.harness.program import run_program
 from stages.harness.user_code import load_function, user_code
 from stages.objectives.numerics import working_precision
 from stages.objectives.objective import ResponseLogps
@@ -79,10 +71,9 @@ def made_up(seed: int) -> ResponseLogps:
     return ResponseLogps(token_logp.requires_grad_(), ref_token_logp, mask, score)
 
 
-def _try_objective(events: Emitter) -> None:
-    """Tries the objective that the command line names: finite terms with finite gradients."""
-    code, function, settings = sys.argv[1:]
-    objective = load_file(Path(code), function, json.loads(settings))
+def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
+    """Checks that the function ``name`` of a file gives finite terms with finite gradients."""
+    objective = load_file(path, name, settings)
     sides = made_up(0), made_up(1)
     for term, values in objective(*sides).items():
         leaves = [side.token_logp for side in sides]
@@ -94,8 +85,3 @@ def _try_objective(events: Emitter) -> None:
                 "finite for log-probabilities between -12 and 0",
                 "guard the function's exponentials, logarithms and divisions",
             )
-    events.info("tried")
-
-
-if __name__ == "__main__":
-    run_program(_try_objective)

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.commands.cli import app
-from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.execution.sampling_trial import SamplingTrial
@@ -113,7 +112,7 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
             "No module named 'no_such_module'",
         ),
         ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward"),
-        (f"{SCORE}    return [1.0]\n", "oracle.py:score returned 1 scores for 8 responses"),
+        (f"{SCORE}    return [1.0]\n", "oracle.py:score returned 1 scores for 4 responses"),
         (f"{SCORE}    return [float('nan')] * len(responses)\n", "returned score nan"),
         (f"import os\n{SCORE}    os._exit(0)\n", "ended the process that called it"),
     ],
@@ -121,7 +120,7 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
 )
 def test_an_oracle_that_cannot_work_is_refused(tmp_path: Path, code: str, said: str) -> None:
     with pytest.raises(UserError) as refused:
-        try_oracle(load_config(with_oracle(tmp_path, code)))
+        try_own_code(load_config(with_oracle(tmp_path, code)))
     assert said in refused.value.message
     assert refused.value.remedy
 
@@ -129,8 +128,8 @@ def test_an_oracle_that_cannot_work_is_refused(tmp_path: Path, code: str, said: 
 def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path: Path) -> None:
     weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
     config = with_oracle(tmp_path, f"{SCORE}    return [1.0]\n", score=weighted)
-    with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 8 responses"):
-        try_oracle(load_config(config))
+    with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 4 responses"):
+        try_own_code(load_config(config))
 
 
 def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
@@ -144,29 +143,7 @@ def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
     )
     monkeypatch.setenv("GEB_TEST_OTHER", "there")
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
-    try_oracle(load_config(with_oracle(tmp_path, code)))
-
-
-def test_an_oracle_that_does_not_tell_trial_responses_apart_is_named(tmp_path: Path) -> None:
-    constant = f"{SCORE}    return [len(str(each)) for each in prompts]\n"
-    said = " ".join(geb_ok("plan", with_oracle(tmp_path, constant)).stderr.split())
-    assert "warning oracle.py:score gives all trial responses to a prompt the same reward" in said
-    assert "no pair has a winner" in said
-    weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
-    assert try_oracle(load_config(with_oracle(tmp_path, constant, score=weighted))) is None
-    nothing = f"{SCORE}    return [None] * len(responses)\n"
-    assert try_oracle(load_config(with_oracle(tmp_path, nothing))) is None
-
-
-@pytest.mark.parametrize("name", ["quickstart", "hard-sums", "long-answers"])
-def test_an_oracle_that_wants_an_answer_of_a_form_is_tried_with_one(name: str) -> None:
-    assert try_oracle(load_config(ROOT / f"configs/{name}.yaml")) is None
-
-
-def test_a_constant_on_a_made_up_prompt_tells_nothing(tmp_path: Path) -> None:
-    constant = f"{SCORE}    return [0.25] * len(responses)\n"
-    inputs = {"prompts": [f"owner/name@{'0' * 40}"]}
-    assert try_oracle(load_config(with_oracle(tmp_path, constant, inputs=inputs))) is None
+    try_own_code(load_config(with_oracle(tmp_path, code)))
 
 
 OWN_CODE = {
@@ -235,11 +212,11 @@ def test_an_oracle_that_needs_references_is_not_refused_for_a_trial_without(
     }[of]
     inputs = {"prompts": [str(prompts)]}
     config = with_oracle(tmp_path, NEEDS_REFERENCES, inputs=inputs, prepare=prepare)
-    try_oracle(load_config(config))
+    try_own_code(load_config(config))
     (tmp_path / "oracle.py").write_text(NEEDS_REFERENCES.replace("return [", "return [0.0] + ["))
-    if of in ("json", "folder"):
-        with pytest.raises(UserError, match="returned 5 scores for 4 responses"):
-            try_oracle(load_config(config))
+    if of != "hub":
+        with pytest.raises(UserError, match="returned 3 scores for 2 responses"):
+            try_own_code(load_config(config))
 
 
 def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path: Path) -> None:
@@ -247,7 +224,7 @@ def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path:
         f"{SCORE}    assert str(prompts[0]).count('A trial prompt.') == 1\n"
         "    return [0.0] * len(responses)\n"
     )
-    try_oracle(load_config(with_oracle(tmp_path, code, inputs={"prompts": []})))
+    try_own_code(load_config(with_oracle(tmp_path, code, inputs={"prompts": []})))
 
 
 HANGS = """
