@@ -39,7 +39,7 @@ def test_a_file_among_the_presets_that_is_not_yaml_is_named(
 ) -> None:
     (tmp_path / "mine.yaml").write_text("name: [")
     monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
-    with pytest.raises(UserError, match=r"mine\.yaml is not YAML"):
+    with pytest.raises(UserError, match=r"mine\.yaml is not valid YAML"):
         preset_names()
 
 
