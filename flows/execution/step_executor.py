@@ -26,6 +26,8 @@ from stages.contract.request import ArtifactInput, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 
+# In a row, without a new checkpoint.
+_MOST_PREEMPTIONS = 20
 # With the usual pause of 5 seconds the longest is 5 minutes.
 _MOST_DOUBLINGS = 6
 
@@ -140,7 +142,7 @@ class StepExecutor:
         return StepResult(artifact, reused=found is not None)
 
     def _compute(self, request: Request, status: StepStatus) -> None:
-        """Runs the stage; again after preemptions, as often as `execution.preemptions` allows."""
+        """Runs the stage; again after preemptions, unless too many saved nothing."""
         execution = self.config.execution
         seen = {self.store.work_files(request.stage, request.key)}
         in_a_row = 0
@@ -154,10 +156,9 @@ class StepExecutor:
                 except PreemptedError as error:
                     saved = self.store.work_files(request.stage, request.key)
                     in_a_row = in_a_row + 1 if saved in seen else 1
-                    if in_a_row > execution.preemptions:
+                    if in_a_row > _MOST_PREEMPTIONS:
                         raise PreemptedError(
-                            f"{error}; {in_a_row} in a row without a new checkpoint, more than "
-                            f"execution.preemptions={execution.preemptions}",
+                            f"{error}; {in_a_row} in a row without a new checkpoint",
                             error.last_lines,
                         ) from error
                     if self.stopping:

@@ -247,15 +247,10 @@ def _check_nodes(config: RunConfig) -> None:
 
 
 def _check_store(config: RunConfig) -> None:
-    """Refuses a store that pods or jobs would not see."""
+    """Refuses a store that pods would not see."""
     place = local_folder(config.store)
     if "://" in config.store or config.execution.sees(place):
         return
-    if config.execution.runner == "slurm":
-        raise ValueError(
-            f"execution.slurm.shared_folders does not hold {place}, where the store is: name its "
-            "folder there, or put the store into a bucket"
-        )
     raise ValueError(
         f"execution.runner is 'kubernetes', and pods see no volume at {place}, where the store "
         "is: name the claim that holds it in execution.kubernetes.volumes "

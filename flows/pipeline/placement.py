@@ -63,8 +63,6 @@ class DockerSettings(Settings):
     """Shared memory of a stage in GiB."""
     tmp_gib: float = Field(4, gt=0)
     """Largest size of a stage's /tmp in GiB; it lives in memory and counts as such."""
-    ulimits: dict[str, int] = Field(default_factory=dict)
-    """Resource limits, such as `memlock: -1`; hard and soft alike."""
 
 
 def _for_stage(kind: type[Settings], everywhere: Settings, own: Settings | None) -> dict[str, Any]:
@@ -94,13 +92,19 @@ class ClaimMount(Settings):
     """Write access of stages to the whole claim. Their own folders of the store need none."""
 
 
-class SecretKey(Settings):
-    """One value of a Kubernetes secret."""
-
-    name: str
-    """Name of the secret, in the namespace of the pods."""
-    key: str
-    """Key within it."""
+PodField = Literal[
+    "nodeSelector",
+    "tolerations",
+    "priorityClassName",
+    "serviceAccountName",
+    "schedulerName",
+    "runtimeClassName",
+    "imagePullSecrets",
+    "schedulingGates",
+    "dnsConfig",
+    "dnsPolicy",
+]
+"""Fields of a pod that take nothing away from its limits."""
 
 
 class PodSettings(Settings):
@@ -108,20 +112,15 @@ class PodSettings(Settings):
 
     image: str | None = None
     """Image; unset takes this project's own, of `registry`."""
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels that a node must have."""
-    tolerations: tuple[dict[str, str | int], ...] = ()
-    """Taints of nodes that do not keep the pods away, in the API's words: `{key: gpu, operator:
-    Exists}`."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables, for all to see: nothing secret."""
-    secrets: dict[str, SecretKey] = Field(default_factory=dict)
-    """Environment variables whose values are in Kubernetes secrets."""
-    priority_class: str | None = None
-    """Priority class."""
-    service_account: str | None = None
-    """Service account of the pods, by which a cloud gives them access to a bucket; they get no
-    token for the cluster's API."""
+    secrets: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = Field(
+        default_factory=dict
+    )
+    """Environment variables whose values are in Kubernetes secrets: `{HF_TOKEN: SECRET/KEY}`."""
+    spec: dict[PodField, Any] = Field(default_factory=dict)
+    """Further fields of the pod, in the API's words: `{nodeSelector: {pool: a100}, tolerations:
+    [{key: gpu, operator: Exists}], priorityClassName: low, serviceAccountName: geb}`."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -130,12 +129,6 @@ class PodSettings(Settings):
     """Further resources of each pod, in the API's words: `{rdma/hca: 1}`."""
     gpu_resource: str = "nvidia.com/gpu"
     """Resource by which a GPU is asked for; a slice of one is `nvidia.com/mig-1g.10gb`."""
-    scheduler_name: str | None = None
-    """Scheduler of the pods; unset takes the cluster's own."""
-    runtime_class: str | None = None
-    """Runtime class, such as `nvidia` where it is not the nodes' default."""
-    fs_group: int | None = Field(None, gt=0)
-    """Group to which volumes belong in the pods, for claims that only root could write to."""
     shm_gib: float = Field(2, gt=0)
     """Shared memory of a stage in GiB; what it fills counts as its memory."""
     tmp_gib: float = Field(4, gt=0)
@@ -154,8 +147,6 @@ class KubernetesSettings(PodSettings):
     """Namespace of the pods; unset takes the context's, or the orchestrator's pod's own."""
     registry: str = ""
     """Registry and folder of this project's images, such as `ghcr.io/me`."""
-    pull_secrets: tuple[str, ...] = ()
-    """Secrets with the credentials of registries."""
     volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(
         default_factory=dict
     )
@@ -165,6 +156,8 @@ class KubernetesSettings(PodSettings):
     user: str | None = Field(None, pattern=r"^[1-9]\d*:\d+$")
     """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, which must not
     be root then."""
+    fs_group: int | None = Field(None, gt=0)
+    """Group to which volumes belong in the pods, for claims that only root could write to."""
     pending_seconds: float = Field(600, gt=0)
     """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
     Waiting for its scheduling gates, as in a queue of Kueue, does not count."""
@@ -188,28 +181,18 @@ class SlurmJobSettings(Settings):
 
     partition: str | None = None
     """Partition; unset takes the cluster's default."""
-    account: str | None = None
-    """Account that is charged."""
-    gpu_type: str | None = None
-    """Type in the request for GPUs (`--gres=gpu:TYPE:N`); unset takes any."""
     time_limit: str | None = Field(None, pattern=r"^(\d+-)?\d+(:\d+){0,2}$")
     """Wall-clock limit of a job as Slurm writes it (`90`, `4:00:00`, `2-0`); a stage that comes
     near it saves, ends, and goes on in another job."""
     sbatch_options: tuple[str, ...] = ()
-    """Further options of sbatch, such as `--qos=low` and `--constraint=a100`."""
+    """Further options of sbatch: `--account=lab`, `--qos=low`, `--gres=gpu:a100:2`."""
     srun_options: tuple[str, ...] = ()
-    """Further options of srun."""
+    """Further options of srun, such as `--container-image=…` of NVIDIA's plugin pyxis."""
     set_up: tuple[str, ...] = ()
     """Shell lines that each job runs first: `module load cuda`, `. ~/secrets`."""
-    image: str | None = None
-    """Container image of the stage, `/images/geb-torch.sif` or `docker://ghcr.io/me/geb-torch:0.1.0`.
-    It sees the store, the request's inputs, this code and the folders of HF_HOME of `environment`,
-    and runs its own `python` unless `execution.interpreters` names another one."""
-    image_by: Literal["apptainer", "pyxis"] = "apptainer"
-    """Program that runs `image`: apptainer, or srun with NVIDIA's plugin pyxis."""
     container: str | None = None
-    """Command before the stage's, for any other way into a container; then set
-    `execution.interpreters` to the Python there."""
+    """Command before the stage's that starts it in a container: `apptainer exec --nv --bind /shared
+    /shared/geb-torch.sif`. Its `python` runs unless `execution.interpreters` names another one."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the stage, for all to see: nothing secret. Of the orchestrator's
     environment it gets none."""
@@ -220,11 +203,6 @@ class SlurmSettings(SlurmJobSettings):
 
     stages: dict[str, SlurmJobSettings] = Field(default_factory=dict)
     """Settings of single stages by their names, over the settings beside this one."""
-    poll_seconds: float = Field(10, gt=0)
-    """Time between two calls of squeue, one for all jobs."""
-    shared_folders: tuple[Annotated[str, AfterValidator(_absolute)], ...] = ("/",)
-    """Folders that this host and the nodes see at the same path. With a store in a bucket none is
-    needed (`[]`): jobs fetch and send by themselves, unless one holds the cache on disk."""
 
     def job(self, stage: str) -> SlurmJobSettings:
         """Settings of a stage's jobs: its own over those of all stages, mappings merged."""
@@ -262,11 +240,9 @@ class Execution(Settings):
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
     """Further attempts at a stage that failed; a wrong request or wrong data is never retried."""
-    preemptions: int = Field(20, ge=0)
-    """Times in a row that a stage may lose its machine without a new checkpoint; they use up no
-    retry. The pause before another attempt doubles each time, up to 64-fold."""
     retry_delay_seconds: float = Field(5, ge=0)
-    """Pause before another attempt."""
+    """Pause before another attempt. A stage that has lost its machine uses up no retry; the pause
+    doubles each time that it does so again without a new checkpoint, up to 64-fold."""
     grace_seconds: float = Field(30, gt=0)
     """Time for a stage to end after it was asked to, before it is killed."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"
@@ -290,10 +266,7 @@ class Execution(Settings):
 
     def sees(self, path: Path) -> bool:
         """True if stages see a path of this host."""
-        if self.runner == "kubernetes":
-            return self.kubernetes.volume_at(path) is not None
-        shared = self.slurm.shared_folders if self.runner == "slurm" else ("/",)
-        return any(path.is_relative_to(each) for each in shared)
+        return self.runner != "kubernetes" or self.kubernetes.volume_at(path) is not None
 
     def stages_fetch(self, store: str) -> bool:
         """True if stages reach a bucket's store by themselves: they do not see its cache."""

@@ -18,7 +18,7 @@ def _docker(execution: Execution) -> Place[Any]:
     # Here, so that a run without containers does not load the engine's client.
     from flows.runners.docker.runner import DockerPlace
 
-    return DockerPlace(execution, limited=True)
+    return DockerPlace(execution)
 
 
 def _kubernetes(execution: Execution) -> Place[Any]:
@@ -29,7 +29,7 @@ def _kubernetes(execution: Execution) -> Place[Any]:
 
 
 RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
-    "process": lambda execution: ProcessRunner(execution, limited=True),
+    "process": ProcessRunner,
     "docker": _docker,
     "kubernetes": _kubernetes,
     "slurm": SlurmPlace,

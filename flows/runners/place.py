@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.base import Ending, OnEvent, PlaceNotice, program_of, raise_for, supervised
+from flows.runners.base import Ending, OnEvent, program_of, raise_for, supervised
 from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
@@ -50,7 +50,6 @@ KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
 _STOP_SECONDS = 300.0
 """Longest wait for work that was told to end: a queue may never let go of it."""
-_SILENT_SECONDS = 30.0
 ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
@@ -253,26 +252,6 @@ def fetching_variables(execution: Execution, cache: str) -> dict[str, str]:
     return {CACHE_VARIABLE: cache, SYNC_SECONDS_VARIABLE: str(execution.sync_seconds)}
 
 
-class SilenceTeller:
-    """Tells that a place has not answered for half a minute, and that it answers again."""
-
-    def __init__(self, who: str, on_event: OnEvent) -> None:
-        self._who = who
-        self._on_event = on_event
-        self._told = False
-
-    def look(self, seconds: float) -> None:
-        """Takes the time for which the place has not answered."""
-        is_silent = seconds > _SILENT_SECONDS
-        if is_silent == self._told:
-            return
-        self._told = is_silent
-        said = f"{self._who} answers again"
-        if is_silent:
-            said = f"{self._who} has not answered for {seconds:.0f} s; the stage goes on meanwhile"
-        self._on_event(PlaceNotice(level="warning" if is_silent else "info", message=said))
-
-
 class Poller(Generic[T]):
     """Asks a place for all that is at work there, once in a while for all that wait for some of it.
 
@@ -289,13 +268,6 @@ class Poller(Generic[T]):
         self._asking = threading.Lock()
         self._tried_at = -math.inf
         self._seen: tuple[float, Mapping[str, T]] = (-math.inf, {})
-        self._unanswered_since: float | None = None
-
-    @property
-    def silent_seconds(self) -> float:
-        """Time since the first question that has had no answer; 0 if the last one had."""
-        since = self._unanswered_since
-        return 0.0 if since is None else time.monotonic() - since
 
     def look(self) -> tuple[float, Mapping[str, T]]:
         """The last view of all work, and the time (of `time.monotonic`) at which it was asked for.
@@ -329,10 +301,7 @@ class Poller(Generic[T]):
 
     def _renew(self) -> None:
         began = self._tried_at = time.monotonic()
-        if self._unanswered_since is None:
-            self._unanswered_since = began
         self._seen = began, self._ask()
-        self._unanswered_since = None
 
 
 def writable_folders(request: Request) -> list[Path]:

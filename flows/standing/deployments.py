@@ -8,12 +8,11 @@ from pathlib import Path
 
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 
 from flows.pipeline.presets import STORE_VARIABLE
-from flows.runners.local.gpus import GPU_LIMIT, gpus_of_this_host
 from stages.contract.errors import GebError
 
 POOL = "geb"
@@ -34,13 +33,6 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
         _deploy(store, folder)
         runs = client.read_work_queue_by_name("runs", work_pool_name=POOL)
         client.update_work_queue(runs.id, concurrency_limit=limit)
-        # A person may have set it, and a limit of none would let no stage start.
-        gpus = len(gpus_of_this_host())
-        if gpus:
-            with suppress(ObjectAlreadyExists):
-                client.create_global_concurrency_limit(
-                    GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=gpus)
-                )
         installed = client.read_automations_by_name(automation.name)
         if installed:
             client.update_automation(installed[0].id, automation)

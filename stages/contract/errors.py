@@ -104,6 +104,6 @@ class StageFailedError(GebError):
 class PreemptedError(StageFailedError):
     """A stage's machine was taken from it: preemption, drain, spot notice, time limit, node lost.
 
-    Nobody's fault: it starts again, and uses up no retry. `execution.preemptions` limits how often
+    Nobody's fault: it starts again, and uses up no retry. The executor limits how often
     that may happen without a new checkpoint.
     """

@@ -69,14 +69,13 @@ def test_gpus_are_asked_for_by_name(store: Store) -> None:
 def test_a_container_has_no_more_than_it_needs_and_is_found_by_its_labels(store: Store) -> None:
     wanted = Resources(memory_gib=2, cpus=1.5)
     request = request_of(store, resources=wanted, run="small", step="iteration-1/pair")
-    settings = DockerSettings(shm_gib=0.125, ulimits={"core": 0})
+    settings = DockerSettings(shm_gib=0.125)
     found = host_options(request, settings)
     assert (found["cap_drop"], found["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
     assert (found["read_only"], found["ipc_mode"]) == (True, "private")
     assert found["mem_limit"] == found["memswap_limit"] == 2 << 30, "nothing is swapped out"
     assert (found["nano_cpus"], found["pids_limit"]) == (1_500_000_000, 4096)
     assert found["shm_size"] == 2**27
-    assert found["ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
     assert modes(request, DockerSettings())[str(store.root)] == "ro"
     assert labels_for(request, ["0", "3"]) == {
         "geb.run": "small",

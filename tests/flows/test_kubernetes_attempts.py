@@ -12,7 +12,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.base import Ending, PlaceNotice
+from flows.runners.base import Ending
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes import client as logs
 from flows.runners.kubernetes.attempt import PodAttempt
@@ -20,7 +20,6 @@ from flows.runners.kubernetes.client import Cluster, LogReader
 from flows.runners.kubernetes.identity import annotations_for, labels_for
 from flows.runners.kubernetes.runner import reap
 from stages.contract.errors import UserError
-from stages.contract.events import Event
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.probe_requests import probe_request
@@ -50,7 +49,6 @@ class Pods:
     """
 
     server = "here"
-    silent_seconds = 0.0
 
     def __init__(self, ended: tuple[str, int], *later: tuple[str, int]) -> None:
         self.deleted: list[str] = []
@@ -88,24 +86,6 @@ def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
     endings = work.follow(cluster, [], lambda: None, threading.Event())
     assert [each.code for each in endings] == codes
     assert cluster.deleted == deleted
-
-
-class Silent(Pods):
-    """Two pods of an API server that is silent for a while before it tells of their ends."""
-
-    def look(self) -> tuple[float, dict[str, Any]]:
-        self.silent_seconds = 0.0 if self.silent_seconds else 31.0
-        return super().look()
-
-
-def test_an_api_server_that_is_silent_is_told_and_that_it_answers_again(request_: Request) -> None:
-    cluster: Any = Silent(("geb-x-1", 0), ("geb-x-0", 0))
-    heard: list[Event] = []
-    work = PodAttempt(cluster, request_, Execution(), "geb-x", heard.append)
-    work.follow(cluster, [], lambda: None, threading.Event())
-    notices = [each.message for each in heard if isinstance(each, PlaceNotice)]
-    assert "the API server here has not answered for 31 s; the stage goes on meanwhile" in notices
-    assert "the API server here answers again" in notices
 
 
 class Views(Pods):

@@ -59,19 +59,21 @@ def environment(request: Request, **settings: Any) -> dict[str, Any]:
 
 # Everything that a person may set of a pod, each to something.
 EVERYTHING: dict[str, Any] = {
-    "node_selector": {"pool": "a100"},
-    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "spec": {
+        "nodeSelector": {"pool": "a100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "priorityClassName": "low",
+        "serviceAccountName": "reader",
+        "schedulerName": "volcano",
+        "runtimeClassName": "nvidia",
+        "imagePullSecrets": [{"name": "registry"}],
+    },
     "environment": {"A": "1"},
-    "secrets": {"TOKEN": {"name": "hub", "key": "token"}},
-    "priority_class": "low",
-    "service_account": "reader",
+    "secrets": {"TOKEN": "hub/token"},
     "labels": {"kueue.x-k8s.io/queue-name": "research", "geb/key": "other"},
     "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma", "geb/full-key": "other"},
     "extra_resources": {"rdma/hca": 1},
-    "scheduler_name": "volcano",
-    "runtime_class": "nvidia",
     "fs_group": 3000,
-    "pull_secrets": ["registry"],
     "gpu_resource": "amd.com/gpu",
     "user": "2000:2000",
     "shm_gib": 8,
@@ -126,6 +128,12 @@ def test_the_pod_of_a_run_holds_to_restricted_and_takes_secrets_by_reference() -
     assert {each["name"] for each in container["env"]} == {"HOME"}
 
 
+@pytest.mark.parametrize("field", ["securityContext", "hostNetwork", "initContainers", "volumes"])
+def test_no_setting_changes_what_a_pod_may_do(field: str) -> None:
+    with pytest.raises(ValueError, match="spec"):
+        KubernetesSettings.model_validate({"spec": {field: {}}})
+
+
 @pytest.mark.parametrize("user", ["0:0", "0:1000", "root"])
 def test_no_setting_makes_a_pod_run_as_root(user: str) -> None:
     with pytest.raises(ValueError, match="user"):
@@ -142,7 +150,10 @@ def test_resources_are_limits_and_requests(store: Store) -> None:
 
 
 def test_a_stage_has_its_own_settings_over_those_of_all(store: Store) -> None:
-    own = {"node_selector": {"pool": "big"}, "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
+    own = {
+        "spec": {"nodeSelector": {"pool": "big"}},
+        "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+    }
     settings = EVERYTHING | {"stages": {"train": own}}
     train = pod(request_of(store, TrainParams()), **settings)
     pair = pod(request_of(store), **settings)
@@ -181,7 +192,7 @@ def test_secrets_are_named_and_their_values_nowhere(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "hidden-value")
-    made = environment(request_of(store), secrets={"TOKEN": {"name": "hub", "key": "token"}})
+    made = environment(request_of(store), secrets={"TOKEN": "hub/token"})
     assert made["TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert "hidden-value" not in json.dumps(pods(request_of(store)))
 
@@ -232,8 +243,6 @@ def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_pa
         load_config(config, chosen)
     volumes = json.dumps({str(tmp_path): {"claim": "store"}})
     load_config(config, [*chosen, f"execution.kubernetes.volumes={volumes}"])
-    with pytest.raises(UserError, match="shared_folders does not hold"):
-        load_config(config, ["execution.runner=slurm", "execution.slurm.shared_folders=[/data]"])
 
 
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])

@@ -11,6 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
 from prefect.client.schemas.sorting import TaskRunSort
 
+from flows.execution import step_executor
 from flows.execution.observer import Observer, observing
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
@@ -103,11 +104,14 @@ def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeCo
     assert heard.calls == [*("started", "preempted") * 3, "started", "done"]
 
 
-def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(config: ProbeConfig) -> None:
+def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(
+    config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_executor, "_MOST_PREEMPTIONS", 3)
     saved = ["checkpoint-1"] * 3 + ["checkpoint-2"] * 4
     runner = Preempting(*saved)
-    with pytest.raises(PreemptedError, match=r"job 7 .* 4 in a row .* execution.preemptions=3"):
-        executor_with(config, runner, preemptions=3).execute(STEP, {})
+    with pytest.raises(PreemptedError, match=r"job 7 .* 4 in a row without a new checkpoint"):
+        executor_with(config, runner).execute(STEP, {})
     assert runner.attempts == len(saved), "a new checkpoint begins the count again"
 
 

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from contextlib import nullcontext
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ from flows.pipeline.placement import Execution, SlurmSettings
 from flows.runners.base import FailureTail, raise_for
 from flows.runners.place import work_name
 from flows.runners.slurm import client
-from flows.runners.slurm.folder import JobFolder, Status
-from flows.runners.slurm.job import batch_program, computes, job_values, submit_options
-from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
+from flows.runners.slurm.folder import JobFolder, Status, folders_for
+from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
+from flows.runners.slurm.submission import check_job, check_pending, may_pass, mistake
 from flows.runners.slurm.watch import Tail, ending_of
 from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
-from stages.contract.request import FileInput, Request, Resources
+from stages.contract.request import Request, Resources
 from stages.store.base import Store
-from tests.flows.loop import ROOT
 from tests.probe_requests import probe_request
 from tests.programs import run_program
 
@@ -35,23 +34,22 @@ def test_settings_of_a_stage_lie_over_those_of_all() -> None:
     settings = SlurmSettings.model_validate(
         {
             "partition": "gpu",
-            "account": "lab",
+            "time_limit": "4:00:00",
             "environment": {"A": "1"},
             "stages": {"pair": {"partition": "cpu", "environment": {"B": "2"}}},
         }
     )
     pair, train = settings.job("pair"), settings.job("train")
-    assert (pair.partition, pair.account, pair.environment) == ("cpu", "lab", {"A": "1", "B": "2"})
-    assert (train.partition, train.account, train.environment) == ("gpu", "lab", {"A": "1"})
+    assert (pair.partition, pair.time_limit) == ("cpu", "4:00:00")
+    assert pair.environment == {"A": "1", "B": "2"}
+    assert (train.partition, train.environment) == ("gpu", {"A": "1"})
 
 
 def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
     request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
-    settings = SlurmSettings(
-        partition="gpu", gpu_type="a100", time_limit="4:00:00", sbatch_options=("--exclusive",)
-    )
+    settings = SlurmSettings(partition="gpu", time_limit="4:00:00", sbatch_options=("--exclusive",))
     options = submit_options(request, settings, grace_seconds=30)
-    asked = {"--nodes=2", "--gres=gpu:a100:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
+    asked = {"--nodes=2", "--gres=gpu:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
     assert asked | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
     assert {"--export=NONE", "--no-requeue"} <= set(options)
     plain = submit_options(request_for(tmp_path / "store"), SlurmSettings(), grace_seconds=30)
@@ -59,14 +57,13 @@ def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
 
 
 def program_of(request: Request, folder: Path, grace_seconds: float = 30, **changes: Any) -> str:
-    values = job_values(
+    return batch_program(
         request,
         Execution(slurm=SlurmSettings.model_validate(changes), grace_seconds=grace_seconds),
         "/store/a request.json",
         JobFolder(folder),
         "/venv/bin/python",
     )
-    return batch_program([values])
 
 
 def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Request) -> None:
@@ -88,56 +85,6 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     assert words[:3] == ["/store/it's here", "it's $HOME", "7"], "the settings before the runner's"
     assert words[3:8] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
-
-
-@pytest.mark.parametrize("by", ["apptainer", "pyxis"])
-def test_an_image_sees_the_store_the_inputs_the_code_and_the_caches(
-    tmp_path: Path, by: str
-) -> None:
-    store = tmp_path / "store"
-    base = request_for(store, gpus=1)
-    prompts = FileInput(location="/data/prompts.jsonl", digest="1" * 64)
-    request = base.model_copy(update={"inputs": {"prompts": (prompts,)}})
-    hub = {"environment": {"HF_HOME": "/hub"}, "srun_options": ["--mpi=none"]}
-    text = program_of(request, store / "job", image="geb.sif", image_by=by, **hub)
-    arrays = text[text.index("first=") : text.index("set_up() {")]
-    script = arrays + 'printf "%s\\n" "${first[@]}" -- "${srun_options[@]}"'
-    done = run_program("bash", input=script)
-    lines = done.stdout.splitlines()
-    end = len(lines) - lines[::-1].index("--") - 1
-    words, chosen = lines[:end], lines[end + 1 :]
-    mounts = (
-        f"{ROOT}:{ROOT}:ro,/data/prompts.jsonl:/data/prompts.jsonl:ro,{store}:{store},/hub:/hub"
-    )
-    inside = ["env", f"PYTHONPATH={ROOT}", "/venv/bin/python"]
-    if by == "apptainer":
-        assert words[:8] == ["apptainer", "exec", "--nv", "--bind", mounts, "geb.sif", *inside[:2]]
-        assert words[8] == inside[2]
-        assert chosen == ["--mpi=none"]
-    else:
-        assert words[:3] == inside
-        assert chosen == ["--container-image=geb.sif", f"--container-mounts={mounts}", "--mpi=none"]
-
-
-@pytest.mark.parametrize("by", ["apptainer", "pyxis"])
-def test_a_job_that_shares_no_folder_works_in_one_of_its_node(tmp_path: Path, by: str) -> None:
-    request, folder = request_for(tmp_path / "store"), JobFolder(tmp_path / "geb-x")
-    folder.path.mkdir()
-    (folder.path / "address").write_text("s3://bucket/slurm/jobs/geb-x")
-    slurm = {"shared_folders": [], "image": "geb.sif", "image_by": by}
-    execution = Execution.model_validate({"runner": "slurm", "slurm": slurm})
-    address = "s3://bucket/logs/probe/key/request.json"
-    text = job_values(request, execution, address, folder, "python")
-    assert str(tmp_path) not in text
-    assert str(ROOT) not in text, "the image's own code runs"
-    assert f"-m stages.probe {address}" in text
-    cache = "/tmp/geb-x/cache"
-    assert f"export GEB_CACHE={cache}" in text
-    assert f"--sign {cache}/orchestrators/probe/{request.key}" in text
-    [sender] = [line for line in text.splitlines() if line.startswith("sender=")]
-    assert "/tmp/geb-x:/tmp/geb-x" in sender
-    assert ("srun --overlap" in sender) is (by == "pyxis")
-    assert "-m stages.harness.job_files s3://bucket/slurm/jobs/geb-x /tmp/geb-x" in sender
 
 
 def ended_gang(folder: Path, request: Request, first: str, other: str, grace_seconds: float) -> End:
@@ -186,10 +133,11 @@ def test_a_node_that_does_not_end_its_part_is_lost_unless_the_first_one_s_end_sa
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
     name = work_name(request_)
-    assert computes(name, request_)
+    folder = JobFolder.create(name, request_)
+    assert [each.path for each in folders_for(request_)] == [folder.path]
     assert work_name(request_) != name
     other = request_.model_copy(update={"key": "0" * 64})
-    assert not computes(name, other)
+    assert folders_for(other) == []
     assert shlex.quote(name) == name
 
 
@@ -261,58 +209,29 @@ def test_other_ends_are_a_person_s_or_the_stage_s(
     assert type(caught.value) is kind
 
 
-def test_a_full_queue_and_a_busy_controller_are_no_mistakes() -> None:
-    full = (
+def test_a_container_runs_its_own_python_unless_another_is_named(request_: Request) -> None:
+    slurm = SlurmSettings(container="apptainer exec geb.sif")
+    assert default_interpreter(Execution(slurm=slurm), request_) == "python"
+    named = Execution(slurm=slurm, interpreters={"probe": "/opt/geb/bin/python"})
+    assert default_interpreter(named, request_) == "/opt/geb/bin/python"
+    assert default_interpreter(Execution(), request_) == sys.executable
+
+
+def test_a_full_queue_and_a_busy_controller_may_pass() -> None:
+    for passing in (
         "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: "
-        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-    )
-    assert meaning_of(full) == "full"
-    for busy in (
+        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
         "sbatch: error: Batch job submission failed: Unable to contact slurm controller",
         "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
     ):
-        assert meaning_of(busy) == "busy"
-    assert meaning_of("sbatch: error: invalid partition specified: x") == "mistake"
+        assert may_pass(passing)
+    assert not may_pass("sbatch: error: invalid partition specified: x")
 
 
-def test_a_refusal_names_setting_value_and_remedy(tmp_path: Path) -> None:
-    request = request_for(tmp_path / "store", gpus=9, nodes=2)
-    job = SlurmSettings(account="lab").job("probe")
-    error = mistake("allocation failure: Invalid account", request, job)
-    assert error.message.endswith("Invalid account (execution.slurm.account is 'lab')")
-    assert "sacctmgr" in error.remedy
-    said = (
-        "sbatch: error: Batch job submission failed: Requested node configuration is not available"
-    )
-    assert "2 nodes with 9 GPUs, 1 CPUs" in mistake(said, request, job).message
-
-
-def test_a_complaint_without_the_word_error_is_told_and_not_the_advice_below_it(
-    request_: Request,
-) -> None:
-    said = "sbatch: unrecognized option '--fo'\nTry \"sbatch --help\" for more information"
-    message = mistake(said, request_, SlurmSettings().job("probe")).message
-    assert "unrecognized option '--fo'" in message
-    assert "for more information" not in message
-
-
-@pytest.mark.parametrize(
-    ("limit", "longest", "is_refused"),
-    [
-        ("2-0", "1-00:00:00", True),
-        ("90:01", "1:30:00", True),
-        ("1-1", "1500", False),
-        ("30-0", "infinite", False),
-    ],
-)
-def test_a_time_limit_above_the_partition_s_is_refused(
-    request_: Request, monkeypatch: pytest.MonkeyPatch, limit: str, longest: str, is_refused: bool
-) -> None:
-    monkeypatch.setattr(client, "check", lambda options: "")
-    monkeypatch.setattr(client, "longest_minutes", lambda partition: client.minutes_of(longest))
-    settings = SlurmSettings(time_limit=limit)
-    with pytest.raises(UserError, match="time_limit is") if is_refused else nullcontext():
-        check_job(request_, settings, grace_seconds=30)
+def test_a_refusal_has_slurm_s_words_and_the_options(request_: Request) -> None:
+    error = mistake("allocation failure: Invalid account\n", request_, ["--account=lab"])
+    assert "allocation failure: Invalid account (sbatch --account=lab)" in error.message
+    assert "execution.slurm or resources.probe" in error.remedy
 
 
 def test_nodes_that_are_down_are_waited_for(
@@ -321,19 +240,19 @@ def test_nodes_that_are_down_are_waited_for(
     said = "allocation failure: Requested node configuration is not available"
     monkeypatch.setattr(client, "check", lambda options: said)
     monkeypatch.setattr(client, "nodes_away", lambda partition: "node2")
-    check_job(request_, SlurmSettings(), grace_seconds=30)
+    check_job(request_, Execution(), [])
     monkeypatch.setattr(client, "nodes_away", lambda partition: "")
     with pytest.raises(UserError, match="node configuration is not available"):
-        check_job(request_, SlurmSettings(), grace_seconds=30)
+        check_job(request_, Execution(), [])
 
 
 def test_a_pending_job_that_will_never_start_is_refused_and_others_are_waited_for(
     request_: Request,
 ) -> None:
-    job = SlurmSettings(time_limit="9-0").job("probe")
+    job = Execution(slurm=SlurmSettings(time_limit="9-0"))
     for reason in ("Priority", "Resources", "AssocMaxJobsLimit", "QOSMaxJobsPerUserLimit"):
         check_pending(reason, request_, job)
-    with pytest.raises(UserError, match=r"time_limit is '9-0'"):
+    with pytest.raises(UserError, match=r"PartitionTimeLimit.*--time=9-0"):
         check_pending("PartitionTimeLimit", request_, job)
     with pytest.raises(UserError, match="QOSMaxGRESPerJob"):
         check_pending("QOSMaxGRESPerJob", request_, job)

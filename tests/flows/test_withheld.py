@@ -11,7 +11,7 @@ from flows.runners.docker.options import container_options, host_options
 from flows.runners.kubernetes.manifest import Attempt, pods_for
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import JobFolder
-from flows.runners.slurm.job import batch_program, job_values, submit_options
+from flows.runners.slurm.job import batch_program, submit_options
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.flows.loop import write_program
@@ -59,8 +59,7 @@ def test_no_job_has_it(request_: Request, tmp_path: Path, monkeypatch: pytest.Mo
     settings = SlurmSettings(sbatch_options=("--export=ALL",))
     options = submit_options(request_, settings, grace_seconds=30)
     folder = JobFolder(tmp_path)
-    values = job_values(request_, Execution(slurm=settings), "request.json", folder, "python")
-    made = batch_program([values])
+    made = batch_program(request_, Execution(slurm=settings), "request.json", folder, "python")
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
     write_program(sbatch, 'env\necho "$@"\ncat')

@@ -58,7 +58,7 @@ def settings(cluster: Namespace, *folders: Path) -> KubernetesSettings:
         Path("/etc/ssl"),
         environment=cluster.settings().environment | reach(),
         # By reference, as from a cloud's secret.
-        secrets={name: {"name": "bucket", "key": name} for name in CREDENTIALS},
+        secrets={name: f"bucket/{name}" for name in CREDENTIALS},
     )
 
 

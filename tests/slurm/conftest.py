@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runners.slurm import client
-from flows.runners.slurm.folder import job_folders
+from flows.runners.slurm import client, submission
 from stages.store.base import Store
 from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
@@ -65,11 +64,14 @@ def _notice_late(config: Path) -> None:
 @pytest.fixture
 def store(store: Store, probe_stage: None, cluster: None) -> Iterator[Store]:
     """A store, for probes as jobs; none of its jobs may be left after the test."""
-    yield store
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submission, "POLL_SECONDS", 0.5)
+        yield store
     assert jobs_of(store) == []
 
 
 def jobs_of(store: Store) -> list[client.QueuedJob]:
     """Jobs of a store, at work or pending."""
-    names = {each.work() for each in job_folders(store)}
-    return [each for each in client.own_jobs() if each.work in names and not each.is_over]
+    folder = store.root / "slurm/jobs"
+    names = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    return [each for each in client.own_jobs() if each.name in names and not each.is_over]

@@ -26,7 +26,7 @@ CARRIED = ("PYTHONPATH", "OMP_NUM_THREADS", "PYTHONMALLOC", "GLIBC_TUNABLES", "H
 def settings(**changes: Any) -> SlurmSettings:
     """Settings of the slurm runner, quick to notice."""
     environment = {name: os.environ[name] for name in CARRIED if name in os.environ}
-    return SlurmSettings.model_validate({"environment": environment, "poll_seconds": 0.5} | changes)
+    return SlurmSettings.model_validate({"environment": environment} | changes)
 
 
 def execution(death: str = "stop", grace_seconds: float = 10, **changes: Any) -> Execution:

@@ -1,6 +1,7 @@
 """Jobs of a real Slurm cluster that are preempted, run out of time, or lose their orchestrator."""
 
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from flows.execution.observer import Observer, observing
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Step
+from flows.runners.slurm.folder import folders_for
+from flows.runners.slurm.runner import SlurmPlace
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event
 from stages.contract.request import Request
@@ -103,8 +106,10 @@ def test_a_job_without_an_orchestrator_ends_itself(store: Store) -> None:
         pass
     wait_until(lambda: not jobs_of(store))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    # The next orchestrator of the store keeps its log and removes its folder.
-    run(probe_request(store))
+    # The next orchestrator of the key keeps its log and removes its folder.
+    [folder] = folders_for(request)
+    SlurmPlace(execution()).find(request, lambda event: None, threading.Event())
+    assert not folder.path.exists()
     [left] = store.log_path("probe", request.key).glob("left-*.log")
     assert "no sign of the orchestrator" in left.read_text()
     assert list((store.root / "slurm/jobs").iterdir()) == []

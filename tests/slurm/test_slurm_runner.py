@@ -1,23 +1,21 @@
 """Stages as jobs of a real Slurm cluster: their ends told apart, refusals, the whole loop."""
 
-import contextlib
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.runners.slurm import client
+from flows.runners.slurm.job import submit_options
+from flows.runners.slurm.submission import check_job
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from stages.store.base import Store
-from tests.at_work import AtWork, at_work, hangs, said
+from tests.at_work import at_work, said
 from tests.flows.loop import geb_ok, geb_refused, plan, result_digests, write_config
 from tests.probe_requests import probe_request
-from tests.slurm.jobs import is_over, job_of, run, runner, settings, work_key
+from tests.slurm.jobs import execution, is_over, job_of, run, runner, settings, work_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -61,20 +59,27 @@ def test_a_mistake_a_crash_and_a_kill_are_told_apart(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "resources", "message"),
     [
-        ({"partition": "nix"}, Resources(), "execution.slurm.partition is 'nix'"),
-        ({}, Resources(gpus=9), "asks for 1 nodes with 9 GPUs"),
+        ({"partition": "nix"}, Resources(), "--partition=nix"),
+        ({}, Resources(gpus=9), "--gres=gpu:9"),
         ({"sbatch_options": ["--constraint=h100"]}, Resources(), "--constraint=h100"),
-        ({}, Resources(nodes=99), "asks for 99 nodes with 0 GPUs"),
-        ({"time_limit": "30-0"}, Resources(), "execution.slurm.time_limit is '30-0'"),
+        ({}, Resources(nodes=99), "--nodes=99"),
     ],
     ids=str,
 )
-def test_what_the_cluster_will_never_run_is_refused_with_the_setting(
-    store: Store, changes: dict[str, str], resources: Resources, message: str
+def test_what_the_cluster_will_never_run_is_refused_with_the_option(
+    store: Store, changes: dict[str, Any], resources: Resources, message: str
 ) -> None:
+    request = probe_request(store, resources)
+    chosen = execution(**changes)
+    options = submit_options(request, chosen.slurm, chosen.grace_seconds)
     with pytest.raises(UserError, match=message) as caught:
-        run(probe_request(store, resources), **changes)
+        check_job(request, chosen, options)
     assert "sinfo" in caught.value.remedy
+
+
+def test_a_job_that_would_be_pending_for_ever_is_refused_and_cancelled(store: Store) -> None:
+    with pytest.raises(UserError, match=r"PartitionTimeLimit.*--time=30-0"):
+        run(probe_request(store), time_limit="30-0")
     assert list((store.root / "slurm/jobs").iterdir()) == []
 
 
@@ -82,12 +87,11 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_setting(
 def test_a_wrong_setting_is_refused_before_the_first_stage(
     cluster: None, tmp_path: Path, command: str
 ) -> None:
-    for name, value in (("partition", "nix"), ("time_limit", "30-0")):
-        slurm = {"stages": {"evaluate": {name: value}}}
-        config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
-        said = geb_refused(command, config)
-        assert "evaluate: Slurm refuses the job" in said
-        assert f"execution.slurm.{name} is '{value}'" in said
+    slurm = {"stages": {"evaluate": {"partition": "nix"}}}
+    config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
+    said = geb_refused(command, config)
+    assert "evaluate: Slurm refuses the job" in said
+    assert "--partition=nix" in said
     assert not (tmp_path / "store/artifacts").exists()
 
 
@@ -101,81 +105,6 @@ def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
     assert result_digests(store) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
-
-
-def test_shards_of_a_step_are_one_array_whose_tasks_end_apart(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit, calls = client.submit, []
-
-    def counted(options: list[str], program: str) -> subprocess.CompletedProcess[str]:
-        calls.append(options)
-        return submit(options, program)
-
-    monkeypatch.setattr(client, "submit", counted)
-    shards = [probe_request(store, message=str(number)) for number in range(SHARDS - 2)]
-    shards += [probe_request(store, behaviour=each) for each in ("crash", "kill_self")]
-    chosen = runner()
-
-    def one(request: Request) -> BaseException | None:
-        try:
-            chosen.run(request, lambda event: None)
-        except StageFailedError as error:
-            return error
-        return None
-
-    with ThreadPoolExecutor(SHARDS) as pool:
-        errors = list(pool.map(one, shards))
-    print(f"{SHARDS} shards: {len(calls)} calls of sbatch")
-    assert len(calls) < SHARDS / 2
-    assert errors[:-2] == [None] * (SHARDS - 2)
-    assert "boom" in str(errors[-2])
-    assert "SIGKILL" in str(errors[-1])
-    for request in shards[:-2]:
-        assert store.load("probe", request.key) is not None
-
-
-def test_the_tasks_of_an_array_stop_with_their_run(store: Store) -> None:
-    chosen = runner()
-    requests = [probe_request(store, behaviour="hang", message=str(each)) for each in range(2)]
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        stack.callback(chosen.stop_all)
-        started = [pool.submit(AtWork, each, chosen, hangs) for each in requests]
-        work = [each.result() for each in started]
-        for each in work:
-            each.wait()
-        assert any("_" in job_of(each) for each in work), "an array"
-        # One of them ends alone.
-        client.cancel([job_of(work[0])])
-        assert isinstance(work[0].join(), UserError)
-        assert not any(is_over(job_of(each)) for each in work[1:])
-        chosen.stop_all()
-        assert all(isinstance(each.join(), StoppedError) for each in work[1:])
-
-
-def test_a_stage_in_an_image_sees_store_code_and_cache_and_no_more(
-    store: Store, tmp_path: Path
-) -> None:
-    commands, image, cache = tmp_path / "bin", tmp_path / "image", tmp_path / "cache"
-    for each in (commands, image, cache):
-        each.mkdir()
-    shutil.copy(Path(__file__).with_name("apptainer.sh"), commands / "apptainer")
-    # What the image holds: a system, and a Python with the stages' packages.
-    holds = {"/usr", "/etc", sys.prefix, sys.base_prefix}
-    (image / "holds").write_text("".join(f"{each}\n" for each in sorted(holds)))
-    environment = settings().environment | {
-        "PATH": f"{commands}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-        "HF_HOME": str(cache),
-        "APPTAINER_BINDPATH": str(tmp_path / "code"),
-    }
-    chosen = {"image": str(image), "environment": environment}
-    seen = run(probe_request(store, behaviour="write", path=f"{cache}/seen"), **chosen)
-    assert (cache / "seen").read_text() == "written", said(seen)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    request = probe_request(store, behaviour="write", path=f"{elsewhere}/seen")
-    with pytest.raises(StageFailedError, match="No such file"):
-        run(request, **chosen)
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+from docker.types import DeviceRequest, LogConfig, Mount
 
 from flows.pipeline.placement import DockerSettings
 from flows.runners.base import thread_variables
@@ -136,9 +136,6 @@ def host_options(
         "nano_cpus": None if resources.cpus is None else int(resources.cpus * 1e9),
         "shm_size": int(settings.shm_gib * _GIB),
         "pids_limit": _MOST_PROCESSES,
-        "ulimits": [
-            Ulimit(name=name, soft=limit, hard=limit) for name, limit in settings.ulimits.items()
-        ],
         "device_requests": gpus,
         # The events are read from the engine's log.
         "log_config": LogConfig(type=LogConfig.types.JSON),

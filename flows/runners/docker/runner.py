@@ -58,17 +58,15 @@ _log = logging.getLogger(__name__)
 class DockerPlace:
     """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
 
-    With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
     UserError if no Docker engine answers.
     """
 
     name = "docker"
 
-    def __init__(self, execution: Execution, *, limited: bool = False) -> None:
+    def __init__(self, execution: Execution) -> None:
         self._settings = execution.docker
         self._images = Images(execution.docker)
         self._grace_seconds = execution.grace_seconds
-        self._limited = limited
         for line in reap():
             _log.warning(line)
 
@@ -89,9 +87,7 @@ class DockerPlace:
             stack.callback(client.close)
             say = log_once(on_event)
             number = request.resources.gpus
-            gpus = stack.enter_context(
-                hold_gpus(number, waiting=say, stopping=stopping, limited=self._limited)
-            )
+            gpus = stack.enter_context(hold_gpus(number, waiting=say, stopping=stopping))
             # The container of a killed orchestrator has its GPUs for a while, and no lock on them.
             while taken := set(gpus.devices) & gpus_in_use(client):
                 say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")

@@ -25,14 +25,15 @@ from flows.runners.kubernetes.diagnosis import (
     has_started,
     image_id_of,
     is_asked_to_end,
+    is_gated,
     is_lost,
-    obstacle_of,
+    why_pending,
     why_taken,
 )
 from flows.runners.kubernetes.identity import Pod
-from flows.runners.place import PlaceAwayError, Poller, SilenceTeller
+from flows.runners.place import PlaceAwayError, Poller
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
+from stages.contract.errors import EXIT_OK, EXIT_STOPPED, UserError
 from stages.contract.manifest import IMAGE_FILE_VARIABLE
 from stages.contract.request import Request
 
@@ -59,8 +60,9 @@ class _Node:
         self.ending: Ending | None = None
         self.reader: LogReader | None = None
         self.is_ended_by_us = False
-        self.waits_since = self.events_at = time.monotonic()
-        self.told = ""
+        self.waits_since = time.monotonic()
+        self.looked_at = -math.inf
+        self.reason = ""
 
 
 class PodAttempt:
@@ -87,7 +89,6 @@ class PodAttempt:
         self._began = time.monotonic()
         self._asked_at: float | None = None
         self._cause_by: float | None = None
-        self._silence = SilenceTeller(f"the API server {cluster.server}", on_event)
 
     @property
     def title(self) -> str:
@@ -107,8 +108,7 @@ class PodAttempt:
         orchestrator's by now.
 
         Raises:
-            UserError: A pod cannot start, for a reason that a person has to change.
-            StageFailedError: A pod did not start in time.
+            UserError: A pod did not start in time.
             PlaceAwayError: The API server does not answer.
         """
         try:
@@ -146,7 +146,6 @@ class PodAttempt:
 
     def _look(self, poller: Poller[Pod]) -> None:
         seen_at, pods = poller.look()
-        self._silence.look(poller.silent_seconds)
         silent = time.monotonic() - max(seen_at, self._began)
         if silent > _API_SECONDS:
             raise PlaceAwayError(
@@ -224,26 +223,23 @@ class PodAttempt:
         # A pod of which nothing has been seen yet has time.
         if pod is None or has_started(pod):
             return
-        stage = self._request.stage
         now = time.monotonic()
-        obstacle = obstacle_of(pod, stage)
-        if obstacle is None and now - node.events_at > _EVENTS_SECONDS:
-            node.events_at = now
-            obstacle = obstacle_of(pod, stage, self._events_of(node.name))
-        message = obstacle.message if obstacle else "the pod does not start"
-        if obstacle is not None and message != node.told:
-            node.told = message
-            self._on_event(PlaceNotice(level="warning", message=f"waiting: {message}"))
-        if obstacle is not None and obstacle.wait == "always":
+        if is_gated(pod):
             node.waits_since = now
-        message = f"{self._request.place}: {message}"
-        if obstacle is not None and obstacle.wait == "never":
-            raise UserError(message, obstacle.remedy)
+        if now - node.looked_at > _EVENTS_SECONDS:
+            node.looked_at = now
+            reason = why_pending(pod, self._events_of(node.name))
+            if reason and reason != node.reason:
+                self._on_event(PlaceNotice(level="warning", message=f"waiting: {reason}"))
+            node.reason = reason
         if now - node.waits_since > self._pending_seconds:
-            limit = f"{self._pending_seconds:g} s, execution.kubernetes.pending_seconds"
-            if obstacle is not None:
-                raise UserError(f"{message} (for {limit})", obstacle.remedy)
-            raise StageFailedError(f"{message} (for {limit}); `kubectl describe pod` may say why")
+            reason = node.reason or "the pod does not start"
+            raise UserError(
+                f"{self._request.place}: {reason} (for {self._pending_seconds:g} s, "
+                "execution.kubernetes.pending_seconds)",
+                f"correct execution.kubernetes, lower resources.{self._request.stage}, or raise "
+                "pending_seconds where the cluster is only busy; `kubectl describe pod` shows more",
+            )
 
     def _events_of(self, name: str) -> list[Event]:
         try:

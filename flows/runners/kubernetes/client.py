@@ -59,11 +59,6 @@ class Cluster:
         options = {"dry_run": "All"} if dry_run else {}
         _asked(self._api.create_namespaced_pod, self.namespace, dict(manifest), **options)
 
-    def claim(self, name: str) -> dict[str, Any]:
-        """A persistent volume claim."""
-        read = self._api.read_namespaced_persistent_volume_claim
-        return _asked(read, name, self.namespace)
-
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
         """Asks a pod to end; nothing happens if there is none.
 
@@ -183,7 +178,6 @@ RIGHTS = (
     ("pods", "delete"),
     ("pods/log", "get"),
     ("events", "list"),
-    ("persistentvolumeclaims", "get"),
 )
 """Resources and verbs, none of which is asked for without being used."""
 

@@ -4,8 +4,7 @@ Decisions follow reasons, types and codes of the API. Its messages are passed on
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from flows.runners.base import Ending
 from flows.runners.kubernetes.identity import Pod
@@ -13,10 +12,6 @@ from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]
 
-# Reasons of a container that waits for its image: what may pass, and what cannot.
-_PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
-_NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
-_NO_CONTAINER = ("CreateContainerConfigError", "CreateContainerError")
 # Reasons of a failed pod whose node, not its program, is the cause.
 _NODE_REASONS = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting")
 # Conditions of a pod that Kubernetes and Kueue take away.
@@ -24,62 +19,29 @@ _DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
 _LAST_EVENTS = 3
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """Something that keeps a pod from starting.
-
-    Attributes:
-        wait: How long it is worth waiting: ``never``: not at all; ``a_while``: the cluster or a
-            registry may be busy; ``always``: a queue.
-    """
-
-    message: str
-    remedy: str
-    wait: Literal["never", "a_while", "always"] = "a_while"
+def is_gated(pod: Pod) -> bool:
+    """True while a queue holds the pod back from the scheduler by its scheduling gates."""
+    return _unscheduled(pod).get("reason") == "SchedulingGated"
 
 
-def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
-    """Obstacle that keeps a pod from a node, or its container from starting; None for none."""
-    if pod["status"].get("phase") != "Pending":
-        return None
+def why_pending(pod: Pod, events: Sequence[Event]) -> str:
+    """Reason for which a pod does not start, in the cluster's words; empty if there is none."""
+    if unscheduled := _unscheduled(pod):
+        reason = unscheduled.get("reason", "")
+        return f"no node takes the pod: {unscheduled.get('message') or reason}"
+    waiting = _container(pod).get("state", {}).get("waiting", {})
+    if waiting.get("message"):
+        return f"{waiting.get('reason', '')}: {waiting['message']}"
+    is_warned = any(event.get("type") == "Warning" for event in events)
+    return last_events(events) if is_warned else ""
+
+
+def _unscheduled(pod: Pod) -> dict[str, Any]:
+    """The condition that keeps a pod from a node; empty if there is none."""
     for condition in pod["status"].get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _unscheduled(pod, condition, stage)
-    waiting = _container(pod).get("state", {}).get("waiting", {})
-    reason = waiting.get("reason", "")
-    message = waiting.get("message") or reason
-    image = pod["spec"]["containers"][0]["image"]
-    if reason in _PULL or reason in _NO_IMAGE:
-        return Obstacle(
-            f"the image {image} cannot be pulled: {message}",
-            f"push it to where nodes find it, or correct execution.kubernetes.registry, "
-            f"stages.{stage}.image or pull_secrets",
-            "never" if reason in _NO_IMAGE else "a_while",
-        )
-    if reason in _NO_CONTAINER:
-        return Obstacle(
-            f"the container cannot be made: {message}",
-            "create what it names in the namespace, or correct execution.kubernetes",
-        )
-    if any(event.get("type") == "Warning" for event in events):
-        return Obstacle(
-            f"the pod does not start: {last_events(events)}",
-            "correct execution.kubernetes.volumes, or mend what the message names",
-        )
-    return None
-
-
-def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
-    if condition.get("reason") == "SchedulingGated":
-        # The scheduler does not look at it before others have taken its gates away.
-        gates = [gate["name"] for gate in pod["spec"].get("schedulingGates") or ()]
-        message = f"queued, or held back by its scheduling gates: {', '.join(gates)}"
-        return Obstacle(message, "", "always")
-    return Obstacle(
-        f"no node takes the pod: {condition.get('message') or condition.get('reason', '')}",
-        f"lower resources.{stage}, correct execution.kubernetes (node_selector, tolerations, "
-        "volumes), or raise pending_seconds where the cluster is only busy",
-    )
+            return dict(condition)
+    return {}
 
 
 def last_events(events: Sequence[Event]) -> str:

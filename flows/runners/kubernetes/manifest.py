@@ -222,9 +222,7 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
         },
         "containers": [container],
         "volumes": _volumes_for(attempt),
-        "nodeSelector": chosen.node_selector,
-        "tolerations": [*chosen.tolerations, *lost],
-        "imagePullSecrets": [{"name": each} for each in settings.pull_secrets],
+        "tolerations": [*chosen.spec.get("tolerations", ()), *lost],
     }
     if resources.timeout_seconds is not None:
         spec["activeDeadlineSeconds"] = math.ceil(resources.timeout_seconds)
@@ -236,19 +234,13 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
         }
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAntiAffinity": rule}
-    if chosen.fs_group is not None:
+    if settings.fs_group is not None:
         # A large store takes minutes otherwise, at the start of each pod.
         spec["securityContext"] |= {
-            "fsGroup": chosen.fs_group,
+            "fsGroup": settings.fs_group,
             "fsGroupChangePolicy": "OnRootMismatch",
         }
-    wanted = {
-        "priorityClassName": chosen.priority_class,
-        "serviceAccountName": chosen.service_account,
-        "schedulerName": chosen.scheduler_name,
-        "runtimeClassName": chosen.runtime_class,
-    }
-    return spec | {name: value for name, value in wanted.items() if value is not None}
+    return chosen.spec | spec
 
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
@@ -263,7 +255,8 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
         plain[IMAGE_FILE_VARIABLE] = str(Path(attempt.request_path).with_suffix(".image"))
     # A pod's name leads nowhere on other nodes.
     sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {
-        name: {"secretKeyRef": secret.model_dump()} for name, secret in chosen.secrets.items()
+        name: {"secretKeyRef": dict(zip(("name", "key"), secret.split("/"), strict=True))}
+        for name, secret in chosen.secrets.items()
     }
     return [
         *({"name": name, "value": value} for name, value in plain.items()),

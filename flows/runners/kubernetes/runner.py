@@ -8,11 +8,9 @@ orchestrator that wants the key takes over pods that still run.
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from http.client import NOT_FOUND
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +49,7 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.opening import local_folder
 
-# Between two looks at the pods of a store, which all of its stages share.
+# Between two looks at the pods, which all stages of a run share.
 _POLL_SECONDS = 2.0
 _QUOTA_POLL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -71,8 +69,11 @@ class KubernetesPlace:
         self._execution = execution
         self._user = user_of(execution.kubernetes)
         self._cluster = Cluster(execution.kubernetes)
-        self._pollers: dict[str, Poller[Pod]] = {}
-        self._lock = threading.Lock()
+        self._poller: Poller[Pod] = Poller(
+            lambda: {name_of(pod): pod for pod in self._cluster.pods(selector())},
+            _POLL_SECONDS,
+            (ApiException, ValueError, *UNREACHABLE),
+        )
         with explained(self._cluster):
             check_rights(self._cluster)
         for line in reap(self._cluster):
@@ -108,7 +109,7 @@ class KubernetesPlace:
         check_owner: Callable[[], None],
     ) -> list[Ending]:
         """See :class:`flows.runners.place.Place`."""
-        return work.follow(self._poller(request), logs, check_owner, stopping)
+        return work.follow(self._poller, logs, check_owner, stopping)
 
     def end(self, works: Sequence[PodAttempt]) -> None:
         """Does nothing: who follows pods ends them, once it sees that the run stops."""
@@ -125,17 +126,6 @@ class KubernetesPlace:
     def _attempt(self, request: Request, first: Pod, on_event: OnEvent) -> PodAttempt:
         name = label(first, ATTEMPT)
         return PodAttempt(self._cluster, request, self._execution, name, on_event)
-
-    def _poller(self, request: Request) -> Poller[Pod]:
-        with self._lock:
-            if request.store not in self._pollers:
-                chosen = selector(store=Store.open(request.store).identity)
-                self._pollers[request.store] = Poller(
-                    lambda: {name_of(pod): pod for pod in self._cluster.pods(chosen)},
-                    _POLL_SECONDS,
-                    (ApiException, ValueError, *UNREACHABLE),
-                )
-            return self._pollers[request.store]
 
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
         """Pods for a key, by attempt."""
@@ -260,17 +250,11 @@ def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
             file.write(line + b"\n")
 
 
-# The API server takes any name; a node then cannot pull it. Host, folders, tag, digest.
-_IMAGE = re.compile(
-    r"([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
-
-
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     """Checks the pods of all stages by dry runs of the API server: none is made.
 
     Raises:
-        UserError: The cluster would refuse a pod, or a right or a claim is missing.
+        UserError: The cluster would refuse a pod, or a right is missing.
         StageFailedError: The cluster does not answer.
     """
     cluster = Cluster(execution.kubernetes)
@@ -284,17 +268,9 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
             attempt = Attempt(request, execution, "geb-preflight", user, path, folder)
             pod, *_ = pods_for(attempt)
             _check_pod(cluster, pod, stage)
-        for claim in sorted({each.claim for each in execution.kubernetes.volumes.values()}):
-            _check_claim(cluster, claim)
 
 
 def _check_pod(cluster: Cluster, pod: Pod, stage: str) -> None:
-    [container] = pod["spec"]["containers"]
-    if not _IMAGE.fullmatch(image := container["image"]):
-        raise UserError(
-            f"{stage}: no image can be called {image!r}",
-            "correct execution.kubernetes.registry, or image of the stage",
-        )
     try:
         cluster.create(pod, dry_run=True)
     except ApiException as error:
@@ -302,20 +278,3 @@ def _check_pod(cluster: Cluster, pod: Pod, stage: str) -> None:
         # Other pods that use up a quota end some time.
         if not isinstance(refusal, QuotaError):
             raise refusal from error
-
-
-def _check_claim(cluster: Cluster, name: str) -> None:
-    try:
-        phase = cluster.claim(name)["status"].get("phase")
-    except ApiException as error:
-        if error.status != NOT_FOUND:
-            raise
-        phase = None
-    # A pending one may wait for its first pod.
-    if phase in (None, "Lost"):
-        found = "no claim" if phase is None else "only the lost claim"
-        raise UserError(
-            f"there is {found} {name!r} in the namespace {cluster.namespace!r} of {cluster.server}",
-            "create it (`kubectl apply -k configs/cluster/kubernetes` makes one), or correct "
-            "execution.kubernetes.volumes",
-        )

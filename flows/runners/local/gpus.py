@@ -1,11 +1,8 @@
-"""GPUs of stages: a lock on each of this host, and slots of a limit over all hosts.
+"""GPUs of stages: a lock on each of this host.
 
 Two stages never share a GPU. A lock is an advisory lock of the kernel on a file that all processes
 of the host see. It is handed to the stage's supervisor as well, so that a GPU is free again when
 its stage is gone, and not a moment earlier, however the orchestrator ended.
-
-The limit of Prefect counts GPUs over all runs and hosts of a server. Both are held around the
-launch alone: a stage whose artifact is in the store, or that another run computes, waits for none.
 """
 
 import contextlib
@@ -29,11 +26,6 @@ DEVICES_VARIABLE = "GEB_GPUS"
 FOLDER_VARIABLE = "GEB_GPU_LOCKS"
 _NO_DEVICE = ("-1", "NoDevFiles")
 _POLL_SECONDS = 0.5
-GPU_LIMIT = "gpu"
-"""Name of the global concurrency limit; a server without one sets none."""
-# A dead holder's slots are free again after this time.
-_LEASE_SECONDS = 60.0
-_SLOT_POLL_SECONDS = 2.0
 _LIST_SECONDS = 30.0
 
 
@@ -76,12 +68,10 @@ def hold_gpus(
     *,
     waiting: Callable[[str], None] = lambda message: None,
     stopping: threading.Event | None = None,
-    limited: bool = False,
 ) -> Iterator[HeldGpus]:
     """Holds GPUs of this host for the time of the block; waits until there are enough.
 
-    ``waiting`` is told why there is a wait, which ``stopping`` ends. With ``limited``, slots of
-    Prefect's limit are held as well.
+    ``waiting`` is told why there is a wait, which ``stopping`` ends.
 
     Raises:
         UserError: This host has fewer.
@@ -100,8 +90,6 @@ def hold_gpus(
     held: dict[str, int] = {}
     ended = stopping or threading.Event()
     with contextlib.ExitStack() as stack:
-        if limited:
-            stack.enter_context(_slots(number, waiting, ended))
         # One collects at a time, or two that want several would wait for each other for ever.
         with _collecting(ended, waiting):
             while len(held) < number:
@@ -126,53 +114,6 @@ def _collecting(ended: threading.Event, waiting: Callable[[str], None]) -> Itera
         yield
     finally:
         os.close(turn)
-
-
-@contextmanager
-def _slots(number: int, waiting: Callable[[str], None], ended: threading.Event) -> Iterator[None]:
-    # Here: commands that start nothing do without Prefect.
-    from prefect.concurrency.sync import concurrency
-
-    if not _is_limited(number):
-        yield
-        return
-    with contextlib.ExitStack() as slots:
-        while True:
-            try:
-                # No retries: a wait of Prefect's own could not be ended.
-                taken = concurrency(
-                    GPU_LIMIT,
-                    occupy=number,
-                    max_retries=0,
-                    lease_duration=_LEASE_SECONDS,
-                    raise_on_lease_renewal_failure=False,
-                )
-                slots.enter_context(taken)
-                break
-            except Exception as error:
-                # HTTP's 423 Locked: others hold them.
-                if getattr(getattr(error.__cause__, "response", None), "status_code", 0) != 423:
-                    raise
-            waiting(f"waiting for {number} of the slots of limit {GPU_LIMIT!r}")
-            _rest(ended, _SLOT_POLL_SECONDS)
-        yield
-
-
-def _is_limited(number: int) -> bool:
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound
-
-    with get_client(sync_client=True) as client:
-        try:
-            limit = client.read_global_concurrency_limit_by_name(GPU_LIMIT)
-        except ObjectNotFound:
-            return False
-    if limit.active and number > limit.limit:
-        raise UserError(
-            f"the stage asks for {number} GPUs, the limit {GPU_LIMIT!r} has {limit.limit}",
-            f"lower resources.<stage>.gpus, or `prefect gcl update {GPU_LIMIT} --limit N`",
-        )
-    return True
 
 
 def _rest(ended: threading.Event, seconds: float) -> None:

@@ -33,17 +33,13 @@ Process = subprocess.Popen[str] | ForkedProcess
 
 
 class ProcessRunner:
-    """The default runner: needs nothing but the stage's Python environment.
-
-    With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
-    """
+    """The default runner: needs nothing but the stage's Python environment."""
 
     name = "process"
 
-    def __init__(self, execution: Execution, *, limited: bool = False) -> None:
+    def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._grace_seconds = execution.grace_seconds
-        self._limited = limited
         self._live: set[Process] = set()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -56,7 +52,6 @@ class ProcessRunner:
                 request.resources.gpus,
                 waiting=log_once(on_event),
                 stopping=self._stopping,
-                limited=self._limited,
             ) as gpus,
             path.open("a", encoding="utf-8") as file,
             self._started(request, gpus, file.fileno()) as process,

@@ -3,7 +3,6 @@
 Text formats in place of ``--json``, whose shape changes with each release.
 """
 
-import math
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ class QueuedJob:
     """A line of squeue.
 
     Attributes:
-        id: Number of the job, `12`, or of an array and its task, `12_3`.
+        id: Number of the job.
         reason: Why it is pending.
     """
 
@@ -53,12 +52,6 @@ class QueuedJob:
     reason: str
     nodes: str
     name: str
-
-    @property
-    def work(self) -> str:
-        """Name of its work: the job's, with its number if it is a task of an array."""
-        task = self.id.partition("_")[2]
-        return f"{self.name}_{task}" if task else self.name
 
     @property
     def is_over(self) -> bool:
@@ -85,40 +78,13 @@ def nodes_away(partition: str | None) -> str:
     ).stdout.strip()
 
 
-def longest_minutes(partition: str | None) -> float:
-    """Longest time limit of a partition, of several (`a,b`), or of the default one, in minutes."""
-    named = set(partition.split(",")) if partition else None
-    found = [math.inf]
-    for line in _call(["sinfo", "--noheader", "--format=%P %l"]).stdout.splitlines():
-        name, limit = line.split()
-        if name.rstrip("*") in named if named else name.endswith("*"):
-            found.append(minutes_of(limit))
-    return max(found[1:] or found)
-
-
-def minutes_of(limit: str) -> float:
-    """Minutes of a time limit as Slurm writes it; infinite for a word, such as `infinite`.
-
-    >>> [minutes_of(each) for each in ("90", "4:00:00", "2-0", "1-06:30", "10:30")]
-    [90.0, 240.0, 2880.0, 1830.0, 10.5]
-    """
-    days, _, time = limit.rpartition("-")
-    parts = time.split(":")
-    if not all(each.isdigit() for each in parts):
-        return math.inf
-    # Without days a single number is minutes, and two are minutes and seconds.
-    hours = parts if days or len(parts) > 2 else ["0", *parts]
-    numbers = [float(each) for each in hours] + [0.0, 0.0]
-    return float(days or 0) * 1440 + numbers[0] * 60 + numbers[1] + numbers[2] / 60
-
-
 def own_jobs() -> list[QueuedJob]:
     """All jobs of this user that the controller remembers, ended ones for some minutes too.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    command = ["squeue", "--noheader", "--array", "--states=all", "--me", f"--format={_FORMAT}"]
+    command = ["squeue", "--noheader", "--states=all", "--me", f"--format={_FORMAT}"]
     done = _call(command, seconds=_QUEUE_SECONDS)
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")

@@ -1,17 +1,12 @@
 # Batch program of a stage: a step for the first node, which runs the stage, and one for the others,
 # which train along. It writes `status` when it ends. Before this text stand the values: folder,
-# grace, first, other, srun_options; and sender, which sends a folder of the node to the bucket.
+# grace, first, other, srun_options.
 others=$((SLURM_JOB_NUM_NODES - 1))
-# The plain number of an array's task may be that of the whole array.
 job=$SLURM_JOB_ID
-[ -z "${SLURM_ARRAY_JOB_ID-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 reason=
 rest_code=0
 silent=false
-sending=
 
-# A folder of that name that somebody else has made is not used.
-[ "${#sender[@]}" = 0 ] || mkdir -m 700 "$folder" || exit 1
 [ -d "$folder" ] || exit 143
 exec >"$folder/slurm.out" 2>&1
 
@@ -20,14 +15,11 @@ write_status() {
     printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s", "silent": %s}\n' \
         "$job" "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
         mv "$folder/status.new" "$folder/status"
-    # Otherwise it stays for a person to look at.
-    [ -z "$sending" ] || { wait "$sending" && rm -rf "$folder"; }
 }
 trap write_status EXIT
 # A plain scancel also reaches this program; Slurm ends the steps by itself.
 trap : TERM
 set_up
-[ "${#sender[@]}" = 0 ] || { "${sender[@]}" & sending=$!; }
 
 # The supervisor takes the end of its stdin for the orchestrator's death, and a step's stdin is at
 # its end unless that of srun stays open. This program holds it open for as long as it lives.

@@ -1,4 +1,4 @@
-"""Slurm runner: each stage a job or a task of an array, on as many nodes as its resources say.
+"""Slurm runner: each stage a job, on as many nodes as its resources say.
 
 The store is on a file system that this host and the nodes share. A job's folder in it is all that
 orchestrator and batch program need of each other; Slurm is asked for the queue, once for all jobs.
@@ -13,21 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog
+from flows.runners.attempt_log import AttemptLog, write_request
 from flows.runners.base import Ending, OnEvent
-from flows.runners.place import Poller, request_address, work_name
-from flows.runners.slurm import client
+from flows.runners.place import Poller, work_name
+from flows.runners.slurm import client, submission
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
-from flows.runners.slurm.folder import JOBS, JobFolder, job_folders, sweep
-from flows.runners.slurm.job import computes, default_interpreter, job_values
-from flows.runners.slurm.submission import Submitter
+from flows.runners.slurm.folder import JobFolder, folders_for
+from flows.runners.slurm.job import batch_program, default_interpreter
 from flows.runners.slurm.watch import JobWatch
 from stages.contract.errors import UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
-from stages.store.base import Store
 
 _LOGGER = logging.getLogger(__name__)
+# A batch program kills its steps so long after the grace period.
+_PROGRAM_SECONDS = 15.0
+# After a plain scancel Slurm kills what is left (KillWait, 30 seconds if nobody set another).
+_KILL_SECONDS = 90.0
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,11 @@ class SlurmPlace:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._settings = execution.slurm
         self._poller: Poller[QueuedJob] = Poller(
-            lambda: {each.id: each for each in client.own_jobs()},
-            self._settings.poll_seconds,
+            lambda: {job.name: job for job in client.own_jobs()},
+            submission.POLL_SECONDS,
             (SlurmUnavailableError,),
         )
-        self._submitter = Submitter(self._settings, execution.grace_seconds)
-        self._swept: set[Path] = set()
-        self._sweeping = threading.Lock()
 
     def follow(
         self,
@@ -71,16 +70,15 @@ class SlurmPlace:
         check_owner: Callable[[], None],
     ) -> list[Ending]:
         """See :class:`flows.runners.place.Place`."""
-        settings = self._settings.job(request.stage)
         watch = JobWatch(
-            work.number, work.folder, request, settings, self._poller, logs[0], on_event
+            work.number, work.folder, request, self._execution, self._poller, logs[0], on_event
         )
         return [watch.wait(stopping, lambda: self.end([work]), check_owner)]
 
     def end(self, works: Sequence[Job]) -> None:
         """See :class:`flows.runners.place.Place`; returns when the jobs are gone."""
         if works:
-            _end_jobs({each.number: each.folder for each in works}, self._execution.grace_seconds)
+            _end_jobs({job.number: job.folder for job in works}, self._execution.grace_seconds)
             self._poller.hurry()
 
     def close(self, work: Job) -> None:
@@ -89,80 +87,55 @@ class SlurmPlace:
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.place.Place`."""
-        return bool(self._jobs(request))
+        return any(not job.folder.is_stopped() for job in self._jobs(folders_for(request)))
 
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job | None:
-        """See :class:`flows.runners.place.Place`."""
-        self._sweep(Store.open(request.store))
-        jobs = self._jobs(request)
-        for folder in _folders_for(request):
-            if not any(each.folder.name == folder.name for each in jobs):
-                # Its orchestrator died while it called sbatch: should a job come of that, it ends.
-                folder.ask_to_stop()
-        return jobs[0] if jobs else None
+        """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
+        folders = folders_for(request)
+        jobs = self._jobs(folders)
+        names = {job.folder.name for job in jobs}
+        for folder in folders:
+            # Should sbatch still make a job of it, that one ends at once.
+            if folder.name not in names:
+                folder.keep_output(request)
+                folder.remove()
+        return next((job for job in jobs if not job.folder.is_stopped()), None)
 
-    def _jobs(self, request: Request) -> list[Job]:
-        """Jobs at work or pending that compute a request."""
-        folders = {each.work(): each for each in _folders_for(request)}
+    def _jobs(self, folders: Sequence[JobFolder]) -> list[Job]:
+        """Jobs at work or pending, of those with these folders."""
         # Mostly there is none, and Slurm is not asked.
         if not folders:
             return []
-        age = time.time() - max(each.made_at() for each in folders.values())
-        jobs = self._poller.recent(since=time.monotonic() - age)
+        age = time.time() - max(folder.made_at() for folder in folders)
+        queue = self._poller.recent(since=time.monotonic() - age)
         return [
-            Job(job.id, folders[job.work])
-            for job in jobs.values()
-            if not job.is_over and job.work in folders
+            Job(job.id, folder)
+            for folder in folders
+            if (job := queue.get(folder.name)) is not None and not job.is_over
         ]
-
-    def _sweep(self, store: Store) -> None:
-        """Removes what dead orchestrators left in a store, before its first stage."""
-        with self._sweeping:
-            if store.root not in self._swept:
-                for line in sweep(store):
-                    _LOGGER.warning(line)
-                self._swept.add(store.root)
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job:
         """See :class:`flows.runners.place.Place`."""
-        store = Store.open(request.store)
-        settings = self._settings.job(request.stage)
-        in_container = settings.image is not None or settings.container is not None
-        interpreter = default_interpreter(
-            self._execution.interpreters, request, in_image=settings.image is not None
-        )
-        is_shared = not in_container and self._execution.sees(Path(interpreter))
-        if is_shared and not Path(interpreter).exists():
+        execution = self._execution
+        interpreter = default_interpreter(execution, request)
+        in_container = execution.slurm.job(request.stage).container is not None
+        if not in_container and not Path(interpreter).exists():
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",
                 "correct execution.interpreters: the nodes start it by the same path",
             )
-        # Where logs are kept, so that people find it after the job's folder is gone.
-        address = request_address(request, self._execution)
         name = work_name(request)
-        files = f"{store.mirror_of}/{JOBS}/{name}" if "://" in address else ""
-        folder = JobFolder.create(store, name, request, files)
-        values = job_values(request, self._execution, address, folder, interpreter)
+        folder = JobFolder.create(name, request)
         try:
-            job = self._submitter.submit(request, folder, values, on_event, stopping)
+            # Where logs are kept, so that people find it after the job's folder is gone.
+            path = write_request(request)
+            program = batch_program(request, execution, path, folder, interpreter)
+            number = submission.submit(request, execution, name, program, on_event, stopping)
         except BaseException:
             folder.remove()
             raise
-        on_event(Log(message=f"job {job}: {folder.name}"))
-        return Job(job, folder)
-
-
-def _folders_for(request: Request) -> list[JobFolder]:
-    """Folders of jobs for a key, but for those that have been told to end."""
-    folders = job_folders(Store.open(request.store))
-    return [each for each in folders if computes(each.name, request) and not each.is_stopped()]
-
-
-# A batch program kills its steps so long after the grace period.
-_PROGRAM_SECONDS = 15.0
-# After a plain scancel Slurm kills what is left (KillWait, 30 seconds if nobody set another).
-_KILL_SECONDS = 90.0
-_LOOK_SECONDS = 1.0
+        on_event(Log(message=f"job {number}: {name}"))
+        return Job(number, folder)
 
 
 def _end_jobs(jobs: Mapping[str, JobFolder], grace_seconds: float) -> None:
@@ -185,7 +158,7 @@ def _wait_until_gone(jobs: set[str], seconds: float) -> set[str]:
     deadline = time.monotonic() + seconds
     while jobs and time.monotonic() < deadline:
         with contextlib.suppress(SlurmUnavailableError):
-            jobs = {each.id for each in client.own_jobs() if not each.is_over} & jobs
+            jobs = {job.id for job in client.own_jobs() if not job.is_over} & jobs
         if jobs:
             time.sleep(_LOOK_SECONDS)
     return jobs

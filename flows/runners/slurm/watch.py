@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.pipeline.placement import SlurmJobSettings
+from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.base import Ending, OnEvent, PlaceNotice, describe_exit, is_killed
-from flows.runners.place import Poller, SilenceTeller
+from flows.runners.place import Poller
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
-from flows.runners.slurm.job import folder_on_node
 from flows.runners.slurm.submission import check_pending
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from stages.contract.request import Request
@@ -23,17 +22,12 @@ _UNSET = ("", "None", "Unknown")
 
 
 def ending_of(
-    job: str,
-    status: Status | None,
-    fields: Mapping[str, str],
-    request: Request,
-    own: Path | None = None,
+    job: str, status: Status | None, fields: Mapping[str, str], request: Request
 ) -> Ending:
     """The ending of a stage that the end of its job stands for.
 
     This run did not want the job to end. There is no status if its batch program could not write
-    one; there are no fields if Slurm was not asked, or has forgotten the job. ``own`` is the folder
-    on its node of a job that does not see the store.
+    one; there are no fields if Slurm was not asked, or has forgotten the job.
     """
     code = None if status is None else status.code
     state = fields.get("JobState", "")
@@ -50,17 +44,11 @@ def ending_of(
     if state == "OUT_OF_MEMORY":
         return Ending("out_of_memory", code)
     if status is None:
-        doubt = f"does the node see the store at {request.store}?"
-        if own is not None:
-            doubt = (
-                "do its Python and its environment hold this code and reach the bucket? What it "
-                f"printed is in {own}/slurm.out of its node"
-            )
         return Ending(
             "failed",
             None,
             f"job {job} is over ({state or 'Slurm has forgotten it'}), and its batch program "
-            f"left no status in the store: {doubt}",
+            f"left no status in the store: does the node see the store at {request.store}?",
         )
     if status.silent and code == EXIT_FAILED:
         # Slurm may tell of a lost node minutes later (SlurmdTimeout), or take it for busy.
@@ -93,8 +81,6 @@ def _interruption(status: Status | None, state: str, fields: Mapping[str, str]) 
 
 # Between two looks at a job's files.
 _LOOK_SECONDS = 0.5
-# Between two questions to a bucket.
-_RECEIVE_SECONDS = 2.0
 # What a node wrote last may reach this host so much later, over a shared file system.
 _SETTLE_SECONDS = 20.0
 # A job is COMPLETING for a moment after its end; its final state comes then.
@@ -131,7 +117,7 @@ class JobWatch:
     job: str
     folder: JobFolder
     request: Request
-    settings: SlurmJobSettings
+    execution: Execution
     poller: Poller[QueuedJob]
     log: AttemptLog
     on_event: OnEvent
@@ -142,9 +128,8 @@ class JobWatch:
             Tail(self.folder.path / name) for name in ("events", "others", "log", "slurm.out")
         )
         self._told = ""
-        self._seen_at = self._received_at = self._began = time.monotonic()
+        self._seen_at = self._began = time.monotonic()
         self._running_since: float | None = None
-        self._silence = SilenceTeller("the Slurm controller", self.on_event)
 
     def wait(
         self, stopping: threading.Event, end: Callable[[], None], check_owner: Callable[[], None]
@@ -161,14 +146,10 @@ class JobWatch:
         is_overdue = False
         while True:
             check_owner()
-            if time.monotonic() - self._received_at > _RECEIVE_SECONDS:
-                self.folder.receive()
-                self._received_at = time.monotonic()
             # Before the output is read: it is whole once the status is there.
             status = self.folder.status()
             seen_at, jobs = self.poller.look()
-            self._silence.look(self.poller.silent_seconds)
-            queued = jobs.get(self.job)
+            queued = jobs.get(self.folder.name)
             gone = seen_at > self._began and (queued is None or queued.is_over)
             if status is not None or (gone and self._is_silent(stopping)):
                 self._read(last=True)
@@ -187,13 +168,12 @@ class JobWatch:
     def _ending(self, queued: QueuedJob | None, *, asked: bool) -> Ending:
         status = self.folder.status()
         fields = dict[str, str]()
-        stage = self.request.stage
-        key = self.request.key
-        store = self.request.store
-        ended_well = status is not None and status.code == EXIT_OK
-        # A job that sends its artifact has done so before it tells its end.
-        if not self.folder.address:
-            ended_well = ended_well and Store.open(store).load(stage, key) is not None
+        request = self.request
+        ended_well = (
+            status is not None
+            and status.code == EXIT_OK
+            and Store.open(request.store).load(request.stage, request.key) is not None
+        )
         if not (asked or ended_well):
             # A job with a silent node is COMPLETING until Slurm gives the node up.
             final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
@@ -204,8 +184,7 @@ class JobWatch:
                 fields = client.details(self.job)
             if not fields and queued is not None:
                 fields = {"JobState": queued.state}
-        own = folder_on_node(self.folder, self.settings) if self.folder.address else None
-        return ending_of(self.job, status, fields, self.request, own)
+        return ending_of(self.job, status, fields, request)
 
     def _is_silent(self, stopping: threading.Event) -> bool:
         """True if a job that is not in the queue will not tell its status either."""
@@ -219,7 +198,7 @@ class JobWatch:
             self._running_since = self._running_since or time.monotonic()
             said = f"job {self.job} runs on {queued.nodes}"
         elif queued.state == "PENDING" and queued.reason != "None":
-            check_pending(queued.reason, self.request, self.settings)
+            check_pending(queued.reason, self.request, self.execution)
             said = f"job {self.job} is pending: {queued.reason}"
         else:
             return
