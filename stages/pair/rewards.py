@@ -8,6 +8,7 @@ Shapes: `R` responses, `C` components.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -46,37 +47,31 @@ class Rewards:
 
     Attributes:
         params: Weights and normalisation.
-        moments: Number of responses, then sums and sums of products of the components' distances
-            from ``origin``, [C] and [C, C].
+        batches: Components of the responses that have a score, [R, C] for each batch.
     """
 
     params: PairParams
-    count: int = 0
-    origin: Array | None = None
-    total: Array = field(default_factory=lambda: np.zeros(0))
-    products: Array = field(default_factory=lambda: np.zeros(0))
+    batches: list[Array] = field(default_factory=list)
 
     def observe(self, batch: ScoredBatch) -> None:
         """Takes in a batch; all are, before the first one is totalled."""
         values = self._values(batch)
-        values = values[~np.isnan(values).any(axis=1)]
-        if not len(values):
-            return
-        if self.origin is None:
-            # Squares of distances from a value keep the digits that a large offset would cost.
-            self.origin = values[0]
-            self.total = np.zeros(values.shape[1])
-            self.products = np.zeros((values.shape[1],) * 2)
-        shifted = values - self.origin
-        self.count += len(values)
-        self.total += shifted.sum(axis=0)
-        self.products += shifted.T @ shifted
+        self.batches.append(values[~np.isnan(values).any(axis=1)])
+
+    @cached_property
+    def moments(self) -> tuple[Array, Array]:
+        """Means and covariances over all batches, [C] and [C, C]."""
+        values = np.concatenate(self.batches)
+        return values.mean(axis=0), np.cov(values, rowvar=False, ddof=0).reshape(
+            2 * values.shape[1:]
+        )
 
     def totals(self, batch: ScoredBatch) -> Array:
         """The weighted sum of each response, [R]; NaN for one without a score."""
         values = self._values(batch)
-        if self.params.normalise == "batch" and self.count:
-            values = _standardised(values, self._mean(), np.sqrt(np.diag(self._covariance())))
+        if self.params.normalise == "batch" and self._has_scores:
+            mean, covariance = self.moments
+            values = _standardised(values, mean, np.sqrt(np.diag(covariance)))
         elif self.params.normalise == "prompt":
             for start, end in pairwise(batch.starts):
                 own = values[start:end]
@@ -87,14 +82,16 @@ class Rewards:
 
     def report(self) -> dict[str, Any]:
         """Moments of the components and their correlations, as JSON values."""
-        if not self.count:
+        if not self._has_scores:
             return {}
         names = list(self.params.rewards)
-        covariance = self._covariance()
+        means, covariance = self.moments
         deviations = np.sqrt(np.diag(covariance))
-        moments = zip(names, self._mean().tolist(), deviations.tolist(), strict=True)
         return {
-            "rewards": {name: {"mean": mean, "std": std} for name, mean, std in moments},
+            "rewards": {
+                name: {"mean": float(mean), "std": float(deviation)}
+                for name, mean, deviation in zip(names, means, deviations, strict=True)
+            },
             "reward_correlations": [
                 [names[i], names[j], float(covariance[i, j] / (deviations[i] * deviations[j]))]
                 for i, j in combinations(range(len(names)), 2)
@@ -102,15 +99,9 @@ class Rewards:
             ],
         }
 
-    def _mean(self) -> Array:
-        assert self.origin is not None, "asked after the batches"
-        return self.origin + self.total / self.count
-
-    def _covariance(self) -> Array:
-        mean = self.total / self.count
-        covariance = self.products / self.count - np.outer(mean, mean)
-        np.fill_diagonal(covariance, np.diag(covariance).clip(min=0.0))
-        return covariance
+    @property
+    def _has_scores(self) -> bool:
+        return any(len(values) for values in self.batches)
 
     def _values(self, batch: ScoredBatch) -> Array:
         """The components, [R, C]; NaN in a row without a score."""

@@ -1,6 +1,7 @@
 """Pair: responses and scores in, ``pairs.parquet`` out.
 
-Columns are gathered with Arrow; only scores pass through Python. Memory is bounded by a batch.
+Columns are gathered with Arrow; only scores pass through Python. Memory holds a
+batch, and a few numbers for each response.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +22,7 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.pair.own_strategy import OwnStrategy, load_file
 from stages.pair.params import PairParams
-from stages.pair.rewards import Rewards
+from stages.pair.rewards import Array, Rewards
 from stages.pair.select import STRATEGIES, Selection
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
@@ -106,7 +106,7 @@ def pair_batch(
         rejected.append(worse)
         ties.append(tie)
     tally.pairs += len(chosen)
-    tally.margins.add(scores[chosen] - scores[rejected])
+    tally.margins.append(scores[chosen] - scores[rejected])
     return _gather(batch, chosen, rejected, ties)
 
 
@@ -152,7 +152,7 @@ def _selections(
         tally.prompts_cut_off += len(rows) < 2
         drawn = derive_seed(seed, "pair", prompt_id)
         yield from _disjoint(rows, select, params.pairs_per_prompt, drawn)
-    tally.best.add(np.array(best))
+    tally.best.append(np.array(best))
 
 
 def _usable(batch: ScoredBatch, params: PairParams) -> list[bool]:
@@ -237,46 +237,6 @@ STAGE = Stage(PairParams, run)
 
 
 @dataclass
-class Moments:
-    """Count, sum and sum of squares of values that come in batches.
-
-    Squares are taken of distances from the first value, so that a large common offset of the scores
-    does not cost digits.
-    """
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    origin: float | None = None
-
-    def add(self, values: npt.NDArray[np.float64]) -> None:
-        """Adds a batch."""
-        if len(values) == 0:
-            return
-        if self.origin is None:
-            self.origin = float(values[0])
-        shifted = values - self.origin
-        self.count += len(values)
-        self.total += float(shifted.sum())
-        self.squares += float(np.square(shifted).sum())
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of the values; None if there are none."""
-        if self.origin is None:
-            return None
-        return self.origin + self.total / self.count
-
-    @property
-    def std(self) -> float | None:
-        """Standard deviation of the population; None if there are no values."""
-        if self.origin is None:
-            return None
-        variance = self.squares / self.count - (self.total / self.count) ** 2
-        return max(variance, 0.0) ** 0.5
-
-
-@dataclass
 class Tally:
     """Counts and means over all prompts."""
 
@@ -288,19 +248,19 @@ class Tally:
     prompts_with_null_score: int = 0
     truncated: int = 0
     prompts_cut_off: int = 0
-    rewards: Moments = field(default_factory=Moments)
-    best: Moments = field(default_factory=Moments)
-    margins: Moments = field(default_factory=Moments)
-    lengths: Moments = field(default_factory=Moments)
+    rewards: list[Array] = field(default_factory=list)
+    best: list[Array] = field(default_factory=list)
+    margins: list[Array] = field(default_factory=list)
+    lengths: list[Array] = field(default_factory=list)
 
-    def add(self, batch: ScoredBatch, scores: npt.NDArray[np.float64]) -> None:
+    def add(self, batch: ScoredBatch, scores: Array) -> None:
         """Counts the responses of a batch of prompts; scores are NaN if there is none."""
         self.prompts += batch.num_prompts
         self.responses += batch.responses.num_rows
         self.null_scores += batch.scores.null_count
-        self.rewards.add(scores[~np.isnan(scores)])
+        self.rewards.append(scores[~np.isnan(scores)])
         lengths = pc.list_value_length(batch.responses["response_token_ids"])
-        self.lengths.add(lengths.to_numpy().astype(np.float64))
+        self.lengths.append(lengths.to_numpy().astype(np.float64))
         truncated = pc.equal(batch.responses["finish_reason"], "length")
         self.truncated += pc.sum(truncated).as_py() or 0
 
@@ -313,10 +273,16 @@ class Tally:
             "ties": self.ties,
             "null_scores": self.null_scores,
             "prompts_with_null_score": self.prompts_with_null_score,
-            "mean_reward": self.rewards.mean,
-            "std_reward": self.rewards.std,
-            "mean_best_reward": self.best.mean,
-            "mean_margin": self.margins.mean,
-            "mean_response_tokens": self.lengths.mean,
+            "mean_reward": _joined(self.rewards, np.mean),
+            "std_reward": _joined(self.rewards, np.std),
+            "mean_best_reward": _joined(self.best, np.mean),
+            "mean_margin": _joined(self.margins, np.mean),
+            "mean_response_tokens": _joined(self.lengths, np.mean),
             "truncated_share": self.truncated / self.responses,
         }
+
+
+def _joined(batches: Sequence[Array], statistic: Callable[[Array], Any]) -> float | None:
+    """A statistic of the values of all batches; None without values."""
+    values = np.concatenate(batches)
+    return float(statistic(values)) if len(values) else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from stages.contract.digests import find_whole
 from stages.contract.errors import UserError
@@ -61,32 +63,36 @@ def run(ctx: Context) -> None:
             parts.append(path)
     if asked < total:
         ctx.events.info(f"{total - asked} of {total} scores were there already")
-    statistics = _assemble(ctx, parts)
-    _check_nulls(ctx, statistics)
-    metrics = {**statistics.summary(), "oracle": identity}
+    table = ctx.out / "scores.parquet"
+    with TableWriter(table, SCORES) as writer:
+        for batch in read_batches(parts, SCORES):
+            writer.write_batch(batch)
+    scored = pq.read_table(table, columns=["score", "error"])
+    _check_nulls(ctx, scored)
+    metrics = {**_statistics(scored["score"]), "oracle": identity}
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 
-def _assemble(ctx: Context, parts: list[Path]) -> _Statistics:
-    """Joins the parts into ``scores.parquet``."""
-    statistics = _Statistics()
-    with TableWriter(ctx.out / "scores.parquet", SCORES) as writer:
-        for batch in read_batches(parts, SCORES):
-            writer.write_batch(batch)
-            for row in batch.select(["score", "error"]).to_pylist():
-                statistics.add(row)
-    return statistics
+def _statistics(scores: Any) -> dict[str, Any]:
+    """Moments and range of a column of scores as JSON values; null without any score."""
+    return {
+        "responses": len(scores),
+        "null_scores": scores.null_count,
+        "mean": pc.mean(scores).as_py(),
+        "min": pc.min(scores).as_py(),
+        "max": pc.max(scores).as_py(),
+        "std": pc.stddev(scores).as_py(),
+    }
 
 
-def _check_nulls(ctx: Context, statistics: _Statistics) -> None:
-    if not statistics.num_null:
+def _check_nulls(ctx: Context, scored: pa.Table) -> None:
+    num_null = scored["score"].null_count
+    if not num_null:
         return
-    total = statistics.num_null + statistics.num_scored
-    what = (
-        f"{statistics.num_null} of {total} responses have no score (the first: "
-        f"{statistics.first_error})"
-    )
-    if statistics.num_null > ctx.params.max_null_share * total:
+    total = scored.num_rows
+    first_error = pc.drop_null(scored["error"])[0]
+    what = f"{num_null} of {total} responses have no score (the first: {first_error})"
+    if num_null > ctx.params.max_null_share * total:
         raise UserError(
             f"{what}; max_null_share allows {ctx.params.max_null_share:g}",
             "remove what keeps the oracle from scoring; or raise max_null_share to leave their "
@@ -198,45 +204,6 @@ def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
         "components": list(verdict.components.items()),
         "oracle": identity,
     }
-
-
-@dataclass
-class _Statistics:
-    """Mean and spread of a stream of scores, by Welford's update."""
-
-    num_scored: int = 0
-    num_null: int = 0
-    first_error: str | None = None
-    mean: float = 0.0
-    lowest: float = math.inf
-    highest: float = -math.inf
-    _squares: float = 0.0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Takes one more row of scores in."""
-        score = row["score"]
-        if score is None:
-            self.num_null += 1
-            self.first_error = self.first_error or row["error"]
-            return
-        self.num_scored += 1
-        distance = score - self.mean
-        self.mean += distance / self.num_scored
-        self._squares += distance * (score - self.mean)
-        self.lowest = min(self.lowest, score)
-        self.highest = max(self.highest, score)
-
-    def summary(self) -> dict[str, Any]:
-        """The statistics as JSON values; those of no score at all are null."""
-        some = self.num_scored > 0
-        return {
-            "responses": self.num_scored + self.num_null,
-            "null_scores": self.num_null,
-            "mean": self.mean if some else None,
-            "min": self.lowest if some else None,
-            "max": self.highest if some else None,
-            "std": math.sqrt(self._squares / self.num_scored) if some else None,
-        }
 
 
 STAGE = Stage(ScoreParams, run)
