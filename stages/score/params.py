@@ -92,9 +92,6 @@ class JudgeSettings(ServerSettings):
     opponents: int = Field(2, ge=1)
     """Pairwise against samples: with how many of the prompt's following samples each one is
     compared, the first following the last; as many as there are at most."""
-    passes: int = Field(1, ge=1)
-    """Times that each question is asked; the score is the mean. With several, components tell how
-    far the judge repeats itself: `repeat_agreement` and, pairwise, `order_agreement`."""
     template: Literal["default", "coherence", "alpaca_eval"] = "default"
     """Shipped prompt template, if the input ``code`` brings none: that of `mode`, the paper's
     coherence judge, which marks from 0 (coherent) to 3 (nonsense), or that of AlpacaEval's default

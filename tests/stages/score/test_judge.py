@@ -106,15 +106,6 @@ class TestTemplate:
             score("http://127.0.0.1:9", template=template)
 
 
-def test_a_mark_asked_for_several_times_is_their_mean(serve, score):
-    said = iter(["Score: 4", "Score: 7", "Score: 2", "Score: 2"])
-    server = serve(lambda number, request: completion(next(said)))
-    rows = score(server.url, passes=2, concurrency=1)
-    assert [each["score"] for each in rows] == [5.5, 2.0]
-    assert [dict(each["components"])["repeat_agreement"] for each in rows] == [0.0, 1.0]
-    assert dict(rows[0]["components"])["judge_prompt_tokens"] == 200.0
-
-
 class TestCoherence:
     """The paper's judge of coherence."""
 

@@ -134,19 +134,6 @@ def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, s
     assert not any("<reference>" in str(each["messages"]) for each in server.requests)
 
 
-def test_several_passes_tell_how_far_the_judge_repeats_itself(serve, score):
-    said = iter(["A", "B", "A", "A"])
-    server = serve(lambda number, request: verdict(next(said)))
-    rows = [response("q", 0, "one", reference_answer="other")]
-    settings = {"against": "reference", "passes": 2}
-    [found] = score(server.url, rows, judge=settings, concurrency=1)
-    # Shown as A: won, lost. Shown as B: lost twice.
-    assert found["score"] == 0.25
-    components = dict(found["components"])
-    assert (components["repeat_agreement"], components["order_agreement"]) == (0.5, 0.5)
-    assert components["judge_prompt_tokens"] == 400
-
-
 def test_one_response_alone_has_no_score(serve, score):
     [row] = score(serve(prefer_longer).url, samples("q", "a"), max_null_share=1)
     assert "no second response" in row["error"]
