@@ -70,7 +70,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "970a380bac367c57b2f831f043eb640f29a0e0b4669aad81bd58f72062d43c90",
+        "1617e6138ce8705eeb5f87f5c1ce9768099a1fd6bcea7cfb65f316dc33e5759f",
     ),
     (PairParams(), SCORED, "be6f23cdc6ec942e16e727be3be20021d4fa6cc5f62c9800cddd0618bf9a85f6"),
     (
