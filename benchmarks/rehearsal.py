@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.rehearsal_server import CHAT_PATH, serve
-from experiments.paper.tables import BANDIT, Judge, Kappa, paper_rows
+from experiments.paper.tables import Judge, Kappa, paper_rows
 from experiments.study import Row
 from flows.commands.common import answer, prefect_session, quiet_prefect
 from flows.pipeline.loading import merged
@@ -92,8 +92,6 @@ def _cells(hub: Path, judge: Judge, only: Sequence[str]) -> list[Row]:
 
 
 def _small(row: Row, hub: Path) -> Row:
-    if row.experiment == BANDIT:
-        return replace(row, fields={"bandit.num_iterations": 50, "bandit.num_seeds": 2})
     config = configured(row.configuration, row.sections)
     own: dict[str, Any] = {
         "suites": {

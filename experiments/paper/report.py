@@ -14,7 +14,7 @@ from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_n
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import Line, course_figure, histogram_figure, png
 from flows.report.statistics import over_seeds
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 
 _GEB = "GEB"
 
@@ -35,16 +35,11 @@ class WrittenReport:
             write_file(folder / each.name, each.read_bytes())
 
 
-def write_report(
-    store: Store, name: str, found: Findings, bandit: Artifact | None
-) -> WrittenReport:
+def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
     """Writes the report into the folder ``name`` of the store's runs, over an earlier one."""
     folder = store.run_path(name)
     drawn = _log_pi_ref(found) | kappa_figures(found)
     images = {f"{file}.png": png(figure) for file, figure in drawn.items()}
-    if bandit is not None:
-        for figure in ("reference.png", "policies.png"):
-            images[f"bandit-{figure}"] = bandit.file(figure).read_bytes()
     tables = paper_tables(found)
     sections: list[dict[str, Any]] = [
         {

@@ -19,8 +19,6 @@ from stages.contract.params import Settings
 
 Scale = Literal["small", "chat", "full"]
 SCALES: tuple[str, ...] = get_args(Scale)
-BANDIT = "bandit"
-"""Experiment that is a run of the flow of the same name."""
 BASELINE = "f-DPO"
 TRAINING = "training"
 Kappa = Literal["grid", "ratio"]
@@ -352,7 +350,7 @@ def coverage(found: Findings) -> tuple[str, list[list[str]]]:
     rows = []
     whole = 0
     some = 0
-    for row in (each for each in found.rows if each.experiment != BANDIT):
+    for row in found.rows:
         tuned = sum(each.row == row for each in found.tuning)
         done = sum(each.row == row for each in found.reported) if row.seeds else tuned
         asked = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)

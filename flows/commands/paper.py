@@ -1,11 +1,9 @@
 """Commands ``geb paper`` and ``geb bandit``: the experiments of the paper."""
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
 from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
@@ -20,7 +18,6 @@ from flows.commands.common import (
     ParallelRuns,
     answer,
     chosen,
-    console,
     prefect_session,
     quiet_prefect,
     watched,
@@ -28,6 +25,8 @@ from flows.commands.common import (
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import load_settings, overrides_of
 from flows.pipeline.presets import store_of
+from flows.report.files import write_file
+from flows.report.plots import png
 from flows.report.table import FittedTable
 
 
@@ -107,30 +106,28 @@ def paper(
     answer(as_json, found, found["coverage"], f"report  {found['page']}")
 
 
-def bandit(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="CONFIG", help="Configuration file; the paper's size without."),
-    ] = None,
-    overrides: Overrides = None,
-    store: ConfigStore = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
+def bandit(overrides: Overrides = None, out: Out = None, as_json: AsJson = False) -> None:
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
-    quiet_prefect()
-    from experiments.bandit import BanditConfig
-    from experiments.bandit import bandit as bandit_flow
+    from experiments.bandit import (
+        BanditSettings,
+        make_landscape,
+        policies_figure,
+        reference_figure,
+        simulate,
+        table,
+    )
 
-    settings = load_settings(config, chosen(overrides, store=store), BanditConfig)
-    with prefect_session(settings.store, settings.name, as_json, num_steps=1):
-        artifact = bandit_flow(settings)
+    settings = load_settings(None, overrides or (), BanditSettings)
+    landscape = make_landscape(settings.reference_floor)
+    with watched(as_json).status("") as status:
+        outcome = simulate(
+            settings,
+            landscape,
+            lambda done: status.update(f"{done} of {settings.num_iterations} iterations"),
+        )
+    result = table(settings, outcome, landscape)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in artifact.manifest.files:
-            shutil.copyfile(artifact.file(name), out / name)
-    text = artifact.file("table.md").read_text()
-    place = artifact.address()
-    metrics = artifact.read_json("metrics.json")
-    table = Markdown(text) if console.is_terminal else text
-    answer(as_json, {"artifact": place, "table": text, **metrics}, table, f"figures  {place}")
+        write_file(out / "table.md", f"{result.markdown()}\n")
+        write_file(out / "reference.png", png(reference_figure(landscape)))
+        write_file(out / "policies.png", png(policies_figure(settings, outcome)))
+    answer(as_json, {"cells": result.records()}, result)

@@ -10,7 +10,6 @@ from typing import Any
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import PLACES, SETTINGS
 from flows.pipeline.loading import check_config, load_overridden, merged, overrides_of
-from flows.pipeline.strict_yaml import read_yaml
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -89,10 +88,7 @@ def _presets_in(folder: Path) -> dict[str, Path]:
     found = {}
     for place in _PLACES:
         for path in sorted((folder / place).glob("*.yaml")):
-            # Configurations of other flows have other sections.
-            loaded = read_yaml(path)
-            if isinstance(loaded, dict) and set(loaded) <= {*RunConfig.model_fields, "extends"}:
-                found[path.stem] = path
+            found[path.stem] = path
     if not found:
         raise UserError(
             f"{folder} holds no configuration of a run",

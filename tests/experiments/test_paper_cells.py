@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.tables import BANDIT, SCALES, Judge, paper_rows, published
+from experiments.paper.tables import SCALES, Judge, paper_rows, published
 from experiments.study import Row, choose, read_rows, reported_runs, tuning_runs
 from stages.contract.errors import UserError
 from tests.flows.loop import geb_json
@@ -23,7 +23,7 @@ def table(folder: Path, *rows: str) -> Path:
 
 
 def cells(scale: str) -> list[Row]:
-    return [row for row in paper_rows(scale) if row.experiment != BANDIT]
+    return paper_rows(scale)
 
 
 def test_the_full_table_has_every_cell_of_the_paper() -> None:
@@ -34,7 +34,6 @@ def test_the_full_table_has_every_cell_of_the_paper() -> None:
     # Three designs under three divergences.
     assert counted["kappa"] == counted["responses"] == 9
     assert counted["hard"] == 4
-    assert counted[BANDIT] == 1
     repeated = [row for row in rows if row.experiment == "main" and len(row.seeds) == 5]
     assert {row.method for row in repeated} == {"f-DPO", "GEB-π", "GEB-1/π", "GEB-arctanh"}
 
@@ -118,10 +117,7 @@ def test_runs_that_are_reported_have_other_seeds_than_those_that_tune() -> None:
     tries: dict[str, set[int]] = {}
     for row in (*paper_rows("small"), *paper_rows("chat")):
         assert not set(row.seeds) & set(row.tuning_seeds)
-        if row.experiment != BANDIT:
-            tries.setdefault(row.setting, set()).add(
-                len(row.coefficients() * len(row.tuning_seeds))
-            )
+        tries.setdefault(row.setting, set()).add(len(row.coefficients() * len(row.tuning_seeds)))
     # As many for each method, whatever its coefficient is.
     small = {"front desk": {4}, "long answers": {4}, "hard sums": {4}}
     assert tries == {**small, "rules": {3}, "every rule": {3}}
@@ -224,12 +220,6 @@ def test_the_budget_s_hours_add_up_by_part() -> None:
     assert two["gpu_hours_by_part"]["train"] == pytest.approx(2 * hours["train"])
     largest = max(hours, key=lambda part: hours[part])
     assert f"GPU-hours by part: {largest} " in "\n".join(budget_lines(one))
-
-
-def test_the_bandit_alone_has_no_runs_and_the_store_that_is_named(tmp_path: Path) -> None:
-    found = budget(paper_rows("small", [BANDIT]), {"store": str(tmp_path)})
-    assert [each["experiment"] for each in found["cells"]] == [BANDIT]
-    assert (found["store"], found["runs"]) == (str(tmp_path), 0)
 
 
 def test_a_dry_run_of_the_paper_needs_no_hub(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_kappa_is_drawn_from_the_runs_that_tune_but_for_those_on_all_responses()
 
 
 def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_path: Path) -> None:
-    write_report(store, "paper-full", two, None)
+    write_report(store, "paper-full", two)
     folder = tmp_path / "store/runs/paper-full"
     page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
     assert "2 of 2 cells are computed whole, 0 in part; 6 runs are finished" in page
@@ -205,7 +205,7 @@ def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_p
 def test_a_copy_of_the_report_has_the_figures_that_it_shows(store: Store, tmp_path: Path) -> None:
     low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
-    written = write_report(store, "paper-full", findings([low], tuning=tuning), None)
+    written = write_report(store, "paper-full", findings([low], tuning=tuning))
     written.copy_to(tmp_path / "docs" / "results")
     text = (tmp_path / "docs/results/report.md").read_text()
     [shown] = re.findall(r"!\[Figure 3 · .*\]\((.+)\)", text)
@@ -213,7 +213,7 @@ def test_a_copy_of_the_report_has_the_figures_that_it_shows(store: Store, tmp_pa
 
 
 def test_nothing_computed_is_said(store: Store, tmp_path: Path) -> None:
-    write_report(store, "paper-small", findings(paper_rows("small")), None)
+    write_report(store, "paper-small", findings(paper_rows("small")))
     page = (tmp_path / "store/runs/paper-small/report.html").read_text()
     assert "0 of " in page
 

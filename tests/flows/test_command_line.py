@@ -66,8 +66,9 @@ def test_output_for_which_the_disk_has_no_room_is_a_message(command: tuple[str, 
 
 def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    for command in (("paper", "--dry-run"), ("bandit",)):
-        said = geb_refused(*command, "--store", tmp_path / "store", "--out", tmp_path / "out")
+    store = ("--store", tmp_path / "store")
+    for command in (("paper", "--dry-run", *store), ("bandit",)):
+        said = geb_refused(*command, "--out", tmp_path / "out")
         assert "is a file" in said
     assert not (tmp_path / "store").exists()
 

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bandit import BanditConfig
-from flows.pipeline.config import RunConfig
-from flows.pipeline.loading import load_config, load_settings
-from flows.pipeline.presets import preset_names
+from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +19,7 @@ SHIPPED = sorted(
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_configuration_is_valid(path: Path) -> None:
-    schema = BanditConfig if path.stem.startswith("bandit") else RunConfig
-    loaded = load_settings(path, (), schema)
+    loaded = load_config(path)
     assert loaded.name == path.stem
 
 
@@ -32,15 +28,6 @@ def test_later_files_and_settings_win(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nname: b\ntrain: {kappa: 2}\n")
     config = load_config(tmp_path / "b.yaml", ["train.kappa=1e-3"])
     assert (config.seed, config.train.beta, config.train.kappa) == (1, 0.2, 1e-3)
-
-
-def test_a_file_among_the_presets_that_is_not_yaml_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.yaml").write_text("name: [")
-    monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
-    with pytest.raises(UserError, match=r"mine\.yaml is not valid YAML"):
-        preset_names()
 
 
 def test_a_file_that_extends_itself_is_refused(tmp_path: Path) -> None:

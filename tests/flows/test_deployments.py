@@ -29,9 +29,7 @@ from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
-DEPLOYED = {
-    f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "paper", "compare", "bandit")
-}
+DEPLOYED = {f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "paper", "compare")}
 JOB_TEMPLATE: dict[str, Any] = json.loads(
     (ROOT / "configs/cluster/kubernetes-job.json").read_text()
 )

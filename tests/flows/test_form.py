@@ -8,7 +8,6 @@ import pytest
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 
-from experiments.bandit import bandit
 from experiments.paper.flow import paper
 from flows.evaluate import evaluate
 from flows.execution.cancellation import remove_containers
@@ -72,7 +71,6 @@ def test_presets_are_the_shipped_configurations_of_runs() -> None:
     assert shown["default"] == shown["enum"][0] == "quickstart"
     paper = {path.stem for path in (ROOT / "configs/paper").glob("*.yaml")}
     assert paper < set(shown["enum"])
-    assert "bandit" not in shown["enum"]
 
 
 def test_what_is_filled_in_wins_over_the_preset_and_the_preset_over_defaults() -> None:
@@ -136,7 +134,6 @@ def test_the_store_is_that_of_the_environment_unless_the_form_names_one(
 
 def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine\nseed: 7\n")
-    (tmp_path / "bandit.yaml").write_text("name: b\nbandit: {num_seeds: 1}\n")
     monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
     assert preset_names() == ["mine"]
     assert configured("mine", {}).seed == 7
@@ -144,7 +141,7 @@ def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         configured("other", {})
 
 
-@pytest.mark.parametrize("flow", [*FLOWS, bandit], ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_what_a_killed_flow_leaves_in_containers_is_removed(flow: Flow[..., Any]) -> None:
     assert remove_containers in flow.on_cancellation_hooks
     assert remove_containers in flow.on_crashed_hooks

@@ -7,7 +7,6 @@ import pytest
 
 MODULES = [
     "flows.iterate",
-    "experiments.bandit",
     "flows.commands.cli",
     "flows.pipeline.config",
 ]

@@ -32,14 +32,6 @@ from tests.flows.probes import gone, wait_until
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
 
 DONE = ("Completed", "Cached")
-SMALL_BANDIT = {
-    "landscape": {"num_arms": 20, "reference_arm": 5, "best_arm": 15},
-    "num_seeds": 1,
-    "num_iterations": 5,
-    "methods": ["none"],
-    "record_every": 5,
-    "kappas": [1.0],
-}
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +71,9 @@ def test_a_password_is_asked_for_and_kept_from_stages(tmp_path: Path, finished: 
         assert f'PREFECT_API_AUTH_STRING="$(cat {kept})"' in shown
         assert "does not let us in: 401" in geb_refused("run", finished, PREFECT_API_URL=up.api)
         geb_ok("run", finished, PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.password)
-        config = {"name": "locked", "store": str(up.store), "bandit": SMALL_BANDIT}
-        ended = up.wait(up.start("bandit/bandit", config=config).id)
+        config = SMALL_OVERRIDES | {"name": "locked", "store": str(up.store)}
+        config |= {"inputs": warm_started(finished)}
+        ended = up.wait(up.start("iterate/iterate", preset="quickstart", config=config).id)
         with up.client() as client:
             assert [each.state_name for each in client.read_flow_runs()] == ["Completed"] * 2
     assert ended.state_name == "Completed", ended.state

@@ -45,7 +45,7 @@ ELSEWHERE = {
     "make chaos": ".ci/run::make chaos",
     "make docs-serve": ".ci/run::make docs",
     "make images": "tests/docker/conftest.py::def images",
-    "geb bandit": "tests/experiments/test_bandit_flow.py::test_prints_the_table",
+    "geb bandit": "tests/experiments/test_bandit.py::test_the_command_prints",
     "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_cells_share_steps",
     "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_column",
     "geb up": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",

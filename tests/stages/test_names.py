@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from experiments.bandit import DIVERGENCE_LABELS, LABELS
 from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
 from flows.pipeline.placement import OWN_RUNNERS, stage_sections
 from flows.runners.choose import RUNNERS
-from stages.bandit.params import BanditParams
-from stages.bandit.report import DIVERGENCE_LABELS, LABELS
 from stages.contract.params import ImageName, Kind
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
@@ -56,9 +55,7 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(GenerateParams, "backend"), BACKENDS),
         (field(TrainParams, "divergence"), DIVERGENCES),
         (field(TrainParams, "design"), DESIGNS),
-        (field(BanditParams, "methods"), DESIGNS),
         (set(LABELS), DESIGNS),
-        (field(BanditParams, "divergences"), DIVERGENCE_LABELS),
         (field(TrainParams, "save_dtype"), DTYPES),
     ],
 )
@@ -73,7 +70,7 @@ def test_every_name_is_in_its_table_and_the_other_way_round(
     [
         (set(BEFORE_ITERATIONS), stage_sections(RunConfig)),
         (field(Evaluation, "backend"), BACKENDS),
-        (field(BanditParams, "divergences"), DIVERGENCES),
+        (set(DIVERGENCE_LABELS), DIVERGENCES),
     ],
 )
 def test_every_name_is_in_its_table(named: set[str], known: Iterable[str]) -> None:

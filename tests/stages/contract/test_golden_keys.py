@@ -6,7 +6,6 @@ row here and a line in CHANGELOG.md that says what is computed again.
 
 import pytest
 
-from stages.bandit.params import BanditParams
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Input, make_request
 from stages.evaluate.params import EvaluateParams
@@ -122,7 +121,6 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
         "22099ee5f699854f7165962fd9aa95e4b5dbe146e5be4d63cefe1030e36bf351",
     ),
-    (BanditParams(), {}, "ae31d9ee6c6084f3b00a8e3231febfe7515e3a4e521009fe4b14319af097d876"),
 ]
 
 

@@ -3,35 +3,43 @@
 import pytest
 import torch
 
-from stages.bandit.params import BanditParams, LandscapeParams
-from stages.bandit.simulate import Cell, cells, logits_gradient, make_landscape, sample, simulate
-from stages.contract.errors import UserError
-
-SMALL = LandscapeParams(
-    num_arms=100,
-    reference_arm=25,
-    reference_width=6.0,
-    best_arm=75,
-    reward_width=8.0,
-    reference_floor=1e-5,
+from experiments.bandit import (
+    BanditCell,
+    BanditSettings,
+    Landscape,
+    Outcome,
+    bandit_cells,
+    logits_gradient,
+    make_landscape,
+    sample,
+    simulate,
+    table,
 )
+from stages.contract.errors import UserError
+from tests.flows.loop import geb, geb_refused
+
+FLOOR = BanditSettings().reference_floor
 
 
 def small(**changes):
     defaults = {
-        "landscape": SMALL,
         "methods": ("none", "inverse_pi"),
         "divergences": ("reverse_kl", "forward_kl"),
         "kappas": (1.0,),
         "num_seeds": 2,
         "num_iterations": 30,
-        "record_every": 10,
     }
-    return BanditParams(**(defaults | changes))
+    return BanditSettings(**(defaults | changes))
 
 
-def run(params, seed=0):
-    return simulate(params, make_landscape(params.landscape), seed)
+def run(params):
+    return simulate(params, make_landscape(params.reference_floor))
+
+
+def two_arms(reference):
+    """A bandit whose second arm pays, of which the reference plays the first with a probability."""
+    probabilities = torch.tensor([reference, 1 - reference], dtype=torch.float64)
+    return Landscape(probabilities, torch.tensor([0.6, 1.0], dtype=torch.float64))
 
 
 def policies(seed=0):
@@ -40,28 +48,29 @@ def policies(seed=0):
 
 
 def test_landscape_hides_the_best_arm_from_the_reference():
-    landscape = make_landscape(LandscapeParams())
+    landscape = make_landscape(FLOOR)
     assert landscape.reference.sum().item() == pytest.approx(1.0)
     assert landscape.reference.argmax() == 300
-    assert landscape.rewards.argmax() == landscape.best_arm == 750
+    assert landscape.rewards.argmax() == 750
     assert landscape.rewards.max() == 1.0
     assert landscape.rewards[300] == pytest.approx(0.6)
-    assert landscape.best_region[[690, 750, 810]].all()
-    assert not landscape.best_region[:680].any()
-    assert landscape.reference[landscape.best_region].sum() < 2e-4
+    best_region = landscape.rewards > 0.6
+    assert best_region[[690, 750, 810]].all()
+    assert not best_region[:680].any()
+    assert landscape.reference[best_region].sum() < 2e-4
 
 
 def test_cells_leave_out_what_is_not_defined_and_give_f_dpo_no_kappa():
     params = small(methods=("none", "xpo", "arctanh"), kappas=(0.1, 1.0))
-    assert cells(params) == [
-        Cell("none", "reverse_kl", 0.0),
-        Cell("xpo", "reverse_kl", 0.1),
-        Cell("xpo", "reverse_kl", 1.0),
-        Cell("arctanh", "reverse_kl", 0.1),
-        Cell("arctanh", "reverse_kl", 1.0),
-        Cell("none", "forward_kl", 0.0),
-        Cell("arctanh", "forward_kl", 0.1),
-        Cell("arctanh", "forward_kl", 1.0),
+    assert bandit_cells(params) == [
+        BanditCell("none", "reverse_kl", 0.0),
+        BanditCell("xpo", "reverse_kl", 0.1),
+        BanditCell("xpo", "reverse_kl", 1.0),
+        BanditCell("arctanh", "reverse_kl", 0.1),
+        BanditCell("arctanh", "reverse_kl", 1.0),
+        BanditCell("none", "forward_kl", 0.0),
+        BanditCell("arctanh", "forward_kl", 0.1),
+        BanditCell("arctanh", "forward_kl", 1.0),
     ]
 
 
@@ -96,10 +105,10 @@ def test_clipping_is_per_policy_and_survives_the_largest_floats():
 
 def test_a_result_depends_on_neither_the_other_cells_nor_the_number_of_seeds():
     whole = run(small())
-    wanted = cells(small()).index(Cell("inverse_pi", "forward_kl", 1.0))
+    place = bandit_cells(small()).index(BanditCell("inverse_pi", "forward_kl", 1.0))
     alone = run(small(methods=("inverse_pi",), divergences=("forward_kl",), num_seeds=1))
-    torch.testing.assert_close(alone.policy[0, 0], whole.policy[wanted, 0], rtol=0, atol=0)
-    assert not torch.equal(whole.policy[wanted, 0], whole.policy[wanted, 1])
+    torch.testing.assert_close(alone.policy[0, 0], whole.policy[place, 0], rtol=0, atol=0)
+    assert not torch.equal(whole.policy[place, 0], whole.policy[place, 1])
 
 
 def test_one_sgd_step_by_hand():
@@ -114,8 +123,8 @@ def test_one_sgd_step_by_hand():
         learning_rate=1.0,
         max_grad_norm=0.0,
     )
-    landscape = make_landscape(params.landscape)
-    change = simulate(params, landscape, 3).policy[0, 0].log() - landscape.reference.log()
+    landscape = make_landscape(FLOOR)
+    change = simulate(params, landscape).policy[0, 0].log() - landscape.reference.log()
     moved = (change - change.median()).abs() > 1e-9
     arms = moved.nonzero().flatten().tolist()
     assert len(arms) == 2
@@ -128,7 +137,6 @@ def test_dropped_ties_have_no_bonus_and_kept_ones_do():
     def change(ties):
         # Two arms, of which the reference plays one: the only pair of the only iteration ties.
         params = small(
-            landscape=LandscapeParams(num_arms=2, reference_arm=0, reference_width=0.3, best_arm=1),
             methods=("inverse_pi",),
             divergences=("forward_kl",),
             optimizer="sgd",
@@ -138,8 +146,8 @@ def test_dropped_ties_have_no_bonus_and_kept_ones_do():
             num_iterations=1,
             ties=ties,
         )
-        landscape = make_landscape(params.landscape)
-        return simulate(params, landscape, 0).policy[0, 0, 0] - landscape.reference[0]
+        landscape = two_arms(0.99)
+        return simulate(params, landscape).policy[0, 0, 0] - landscape.reference[0]
 
     assert abs(change("drop")) < 1e-12
     assert change("keep") < -1e-6
@@ -156,9 +164,7 @@ def test_geb_leaves_the_local_optimum_where_f_dpo_stays():
 
 def test_only_the_initial_reference_remembers_what_is_learnt_already():
     def best_after(reference, num_iterations):
-        arms = {"reference_arm": 0, "reference_width": 9.0, "best_arm": 1, "reward_width": 0.3}
         params = small(
-            landscape=LandscapeParams(num_arms=2, **arms),
             methods=("none",),
             divergences=("reverse_kl",),
             reference=reference,
@@ -167,7 +173,7 @@ def test_only_the_initial_reference_remembers_what_is_learnt_already():
             beta=1000.0,
             num_iterations=num_iterations,
         )
-        return run(params).policy[0, 0, 1].item()
+        return simulate(params, two_arms(0.5)).policy[0, 0, 1].item()
 
     first = best_after("initial", 1)
     assert best_after("previous", 1) == first > 0.55
@@ -180,8 +186,8 @@ def test_only_the_initial_reference_remembers_what_is_learnt_already():
 @pytest.mark.parametrize("bonus_on", ["rejected", "all", "chosen"])
 def test_every_method_stays_a_distribution(reference, numerics, bonus_on):
     params = small(
-        methods=BanditParams().methods,
-        divergences=BanditParams().divergences,
+        methods=BanditSettings().methods,
+        divergences=BanditSettings().divergences,
         kappas=(10.0,),
         reference=reference,
         numerics=numerics,
@@ -193,26 +199,45 @@ def test_every_method_stays_a_distribution(reference, numerics, bonus_on):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("setting", "message"),
     [
-        (lambda: LandscapeParams(best_arm=1000), "must be among the 1000 arms"),
-        (lambda: LandscapeParams(local_reward=2.0), "must exceed local_reward"),
-        (lambda: BanditParams(kappas=()), "without repetitions"),
-        (lambda: BanditParams(kappas=(0.0, 1.0)), "must be positive"),
-        (lambda: BanditParams(methods=("none", "none")), "without repetitions"),
-        (lambda: BanditParams(num_rollouts=7), "multiple of 2"),
+        ("kapas=[1.0]", "kapas: no such setting; did you mean 'kappas'?"),
+        ("kappas=[]", "kappas"),
+        ("kappas=[0.0, 1.0]", "greater than 0"),
+        ("num_rollouts=7", "multiple of 2"),
+        ("methods=[gebb]", "the bandit has no ['gebb']"),
+        ("divergences=[hellinger]", "is defined under"),
     ],
 )
-def test_refused_parameters(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_a_refused_setting_is_named(setting, message):
+    assert message in geb_refused("bandit", "--set", "methods=[xpo]", "--set", setting)
 
 
-def test_a_policy_that_is_no_number_is_told_with_its_cell():
+def test_a_policy_that_is_not_finite_is_named_with_its_cell():
     """The published log(1 − π) is not finite where one arm has all of π."""
-    certain = LandscapeParams(
-        num_arms=2, reference_arm=0, best_arm=1, reference_width=0.01, reference_floor=1e-300
-    )
-    params = small(landscape=certain, methods=("none", "one_minus_pi"), numerics="paper")
-    with pytest.raises(UserError, match=r"1 of 4 cells .* the first one_minus_pi under forward_kl"):
-        run(params)
+    params = small(methods=("none", "one_minus_pi"), numerics="paper")
+    with pytest.raises(UserError, match=r"1 of 4 cells .*one_minus_pi.*forward_kl"):
+        simulate(params, two_arms(1.0 - 1e-300))
+
+
+def test_the_command_prints_the_table_and_writes_the_figures(tmp_path):
+    small = ("num_iterations=30", "num_seeds=2", "kappas=1.0", "methods=[none, one_minus_pi]")
+    settings = [word for setting in small for word in ("--set", setting)]
+    result = geb("bandit", *settings, "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "GEB 1+α−π" in result.stdout
+    written = (tmp_path / "table.md").read_text()
+    assert "| reverse KL | GEB 1+α−π | 1 |" in written
+    for figure in ("reference.png", "policies.png"):
+        assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_says_in_how_many_seeds_the_best_region_is_found():
+    settings = small(methods=("none",), divergences=("reverse_kl",), num_seeds=2)
+    landscape = two_arms(0.5)
+    mass = torch.tensor([[[0.6, 0.4, 0.9], [0.1, 0.2, 0.3]]], dtype=torch.float64)
+    policy = torch.tensor([[[0.1, 0.9], [0.7, 0.3]]], dtype=torch.float64)
+    [row] = table(settings, Outcome([50, 100, 150], mass, policy), landscape).rows
+    assert row[2:5] == ["–", "50%", "50%"]
+    assert row[5].startswith("0.840 ± ")
+    assert row[6] == "150"

@@ -1,4 +1,0 @@
-from stages.bandit.run import STAGE
-from stages.harness.program import main
-
-main(STAGE)
