@@ -1,17 +1,14 @@
 """Parameters of the pair stage."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StageParams
 
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
-SCORE = "score"
-RESPONSE_TOKENS = "response_tokens"
-"""Components that every response has: the oracle's whole score, and the number of its tokens."""
 
 
 class OwnStrategy(OwnFunction):
@@ -44,18 +41,6 @@ class PairParams(StageParams):
     python: OwnStrategy = OwnStrategy()
     """Settings of the strategy `python`."""
 
-    rewards: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
-    """Weights of several rewards whose sum takes the place of the score here: components of the
-    score, `score` itself, and `response_tokens`, the length, whose negative weight is a penalty.
-    Evaluations keep the oracle's score."""
-
-    normalise: Literal["batch", "prompt", "none"] = "batch"
-    """Each of `rewards` less its mean and divided by its standard deviation before it is weighed:
-    over all responses of the iteration, or over those of a prompt, as GDPO has it."""
-
-    clip: float | None = Field(None, gt=0)
-    """Standard deviations at which a normalised reward is cut off; unset cuts nothing."""
-
     ties: Literal["drop", "keep"] = "drop"
     """Pairs whose scores tie: dropped, as in the paper, or kept and marked."""
 
@@ -73,20 +58,6 @@ class PairParams(StageParams):
     def unused_fields(self) -> frozenset[str]:
         """The settings of other strategies."""
         return frozenset() if self.strategy == "python" else frozenset({"python"})
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        if not self.rewards and (self.clip is not None or self.normalise != "batch"):
-            raise ValueError(
-                f"normalise = {self.normalise!r} and clip = {self.clip} without rewards, which "
-                "they are for: give each reward its weight in rewards"
-            )
-        if self.clip is not None and self.normalise == "none":
-            raise ValueError(
-                f"clip = {self.clip:g} with normalise = 'none': it counts standard deviations; set "
-                "normalise to 'batch' or 'prompt'"
-            )
-        return self
 
     def tie_warning(self, pairs: int, ties: int) -> str | None:
         """A warning if nearly all pairs tie; ties that are dropped are not among the pairs."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,11 +23,11 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.pair.own_strategy import OwnStrategy, load_file
 from stages.pair.params import PairParams
-from stages.pair.rewards import Array, Rewards
 from stages.pair.select import STRATEGIES, Selection
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
 
+Array = npt.NDArray[np.float64]
 # Column of the responses table -> column of the pairs table, for each side.
 _SIDE_COLUMNS = {
     "sample_index": "sample_index",
@@ -49,15 +50,10 @@ def run(ctx: StageContext[PairParams]) -> None:
     python = ctx.params.python
     is_own = ctx.params.strategy == "python"
     own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
-    rewards = Rewards(ctx.params) if ctx.params.rewards else None
-    parts = ("components",) if own or rewards else ()
-    if rewards:
-        lengths = ("response_token_ids",)
-        for batch in read_scored(responses, scores, columns=lengths, score_columns=parts):
-            rewards.observe(batch)
+    parts = ("components",) if own else ()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for batch in read_scored(responses, scores, score_columns=parts):
-            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own, rewards)
+            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own)
             if pairs.num_rows:
                 writer.write_batch(pairs)
             ctx.events.progress(tally.responses, total, "responses")
@@ -65,7 +61,6 @@ def run(ctx: StageContext[PairParams]) -> None:
     report: dict[str, Any] = tally.report()
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
-    report |= rewards.report() if rewards else {}
     (ctx.out / "metrics.json").write_text(dump_json(report))
     ctx.notes.update({name: report[name] for name in ("prompts", "pairs", "ties", "null_scores")})
     if tally.null_scores:
@@ -83,20 +78,16 @@ def pair_batch(
     seed: int,
     tally: Tally,
     own: OwnStrategy | None = None,
-    rewards: Rewards | None = None,
 ) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
-    rated = scores = batch.scores.to_numpy(zero_copy_only=False)
-    tally.add(batch, rated)
-    if rewards:
-        scores = rewards.totals(batch)
-        batch = batch.with_scores(pa.array(scores, pa.float64(), from_pandas=True))
+    scores = batch.scores.to_numpy(zero_copy_only=False)
+    tally.add(batch, scores)
     chosen = []
     rejected = []
     ties = []
     token_ids = batch.responses["response_token_ids"]
     select = _selector(batch, scores.tolist(), params, own)
-    for better, worse in _selections(batch, rated.tolist(), params, seed, tally, select):
+    for better, worse in _selections(batch, scores.tolist(), params, seed, tally, select):
         same = token_ids[better] == token_ids[worse]
         tie = same or bool(scores[better] - scores[worse] <= params.tie_margin)
         tally.ties += tie

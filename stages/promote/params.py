@@ -1,6 +1,6 @@
 """Parameters of the promote stage."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator
 
@@ -58,11 +58,6 @@ class PromoteParams(StageParams):
     max_perplexity_ratio: float | None = Field(None, gt=0)
     """Largest perplexity of `inputs.perplexity_text`, as a multiple of the base model's; null sets
     no gate."""
-
-    def result_fields(self) -> dict[str, Any]:
-        """As in artifacts of versions that had more gates."""
-        gone = ("min_win_rate_confidence", "min_mean_reward", "max_truncated_share")
-        return dict.fromkeys(gone) | super().result_fields()
 
     @field_validator("aliases")
     @classmethod

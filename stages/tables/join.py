@@ -5,10 +5,9 @@ batches of whole prompts. Memory is bounded by a batch, whatever the tables' len
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,11 +40,6 @@ class ScoredBatch:
     def scores(self) -> pa.DoubleArray:
         """[R] scores; null if the oracle could not score, finite elsewhere."""
         return self.scored["score"]
-
-    def with_scores(self, scores: pa.DoubleArray) -> Self:
-        """The same responses with other scores, [R]; null where there is none."""
-        place = self.scored.schema.get_field_index("score")
-        return replace(self, scored=self.scored.set_column(place, "score", scores))
 
     @property
     def prompt_ids(self) -> list[str]:

@@ -71,11 +71,11 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
         "1617e6138ce8705eeb5f87f5c1ce9768099a1fd6bcea7cfb65f316dc33e5759f",
     ),
-    (PairParams(), SCORED, "be6f23cdc6ec942e16e727be3be20021d4fa6cc5f62c9800cddd0618bf9a85f6"),
+    (PairParams(), SCORED, "625fc561fb12e0504a13a189bd0aaf8a961f6cb4cefe8722bb8c77b4c47aaacc"),
     (
         PairParams(strategy="random", ties="keep"),
         SCORED,
-        "9890f69b33ba69c4890c628e33792897fc387df30fbdf16ade4eab1e0a483b56",
+        "ad18e8b2992cc84c75aeb43416dc80c9344efb81e801d3bb25de45db452cbdd9",
     ),
     (
         TrainParams(),
@@ -119,7 +119,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "22099ee5f699854f7165962fd9aa95e4b5dbe146e5be4d63cefe1030e36bf351",
+        "1f4fc726495ae048e213ab25f3a4bae6d8499a3497034aa67134d8233ea148e5",
     ),
 ]
 
