@@ -13,7 +13,6 @@ from flows.execution.cancellation import interruptible_together, stage_flow
 from flows.execution.observer import OBSERVERS
 from flows.execution.run_record import SweepRecord, save_sweep
 from flows.iterate import NOTHING, Preset, iterate_resolved
-from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
@@ -66,8 +65,7 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Comparison
     store = open_store(planned[0].config.store, create=True)
     known = SweepRecord(runs=[each.config.name for each in planned], parallel_runs=parallel_runs)
     save_sweep(store, name, known)
-    with inputs_resolved_once():
-        findings = run_cells(planned, parallel_runs, name)
+    findings = run_cells(planned, parallel_runs, name)
     labels = {
         each.cell.config.name: each.cell.label() if each.cell.fields else name for each in findings
     }

@@ -15,7 +15,6 @@ from experiments.paper.tables import Findings, Judge, Kappa, Scale, paper_rows
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING
-from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.presets import store_of
 from flows.report.prefect_artifacts import failed
@@ -82,15 +81,14 @@ def compute(
     store = open_store(store_of(config), create=True)
     asked = cells(only)
     rows = cells(_ALL)
-    with inputs_resolved_once():
-        errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
-        tuning = study.finished(study.tuning_runs(rows, config), kept)
-        chosen = study.choose(tuning, study.mean_rewards(tuning))
-        runs = study.reported_runs(asked, config, chosen, seeds)
-        errors |= _compute(runs, parallel_runs, kept)
-        reported = study.finished(study.reported_runs(rows, config, chosen), kept)
-        if kept is not None:
-            study.keep([*tuning, *reported], kept)
+    errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
+    tuning = study.finished(study.tuning_runs(rows, config), kept)
+    chosen = study.choose(tuning, study.mean_rewards(tuning))
+    runs = study.reported_runs(asked, config, chosen, seeds)
+    errors |= _compute(runs, parallel_runs, kept)
+    reported = study.finished(study.reported_runs(rows, config, chosen), kept)
+    if kept is not None:
+        study.keep([*tuning, *reported], kept)
     found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
     written = write_report(store, name, found)
     page = written.document["page"]

@@ -19,7 +19,6 @@ from flows.commands.common import (
     prefect_session,
 )
 from flows.execution.plan import plan
-from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import NO_PRESET
 from flows.report.files import export, parse_export
@@ -104,8 +103,7 @@ def sweep(
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
     if dry_run:
-        with inputs_resolved_once():
-            _show_runs(planned, as_json)
+        _show_runs(planned, as_json)
         return
     with prefect_session(settings.store, title, as_json):
         from flows.sweep import sweep as sweep_flow

@@ -22,7 +22,6 @@ from flows.commands.common import (
     quiet_prefect,
     watched,
 )
-from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import load_settings, overrides_of
 from flows.pipeline.presets import store_of
 from flows.report.files import write_file
@@ -84,8 +83,7 @@ def paper(
     laid_over = overrides_of(chosen(overrides, store=store))
     asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
     rows = paper_rows(scale, only or (), kappa, asked)
-    with inputs_resolved_once():
-        expected = budget(rows, laid_over, seeds, parallel_runs, kept)
+    expected = budget(rows, laid_over, seeds, parallel_runs, kept)
     lines = budget_lines(expected)
     if dry_run:
         header = (*KINDS, "configuration", "fields", "seeds", "tunes")

@@ -37,7 +37,6 @@ from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import inputs_resolved_once
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.show import cost_lines
@@ -96,13 +95,12 @@ def plan(
 ) -> None:
     """Show what a run would reuse, compute, and why, and its cost; or try its task on prompts."""
     asked = configured(config, overrides, runner, store)
-    with inputs_resolved_once():
-        lines = planned(asked, forced_from(from_stage, from_iteration, asked.iterations))
-        _check_before(asked, lines)
-        if sample:
-            _show_trial(asked, sample, as_json)
-        else:
-            _show_plan(asked, lines, as_json)
+    lines = planned(asked, forced_from(from_stage, from_iteration, asked.iterations))
+    _check_before(asked, lines)
+    if sample:
+        _show_trial(asked, sample, as_json)
+    else:
+        _show_plan(asked, lines, as_json)
 
 
 def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
@@ -138,14 +136,12 @@ def _run(
     as_json: bool,
 ) -> None:
     forced = forced_from(from_stage, from_iteration, config.iterations)
-    # The run's inputs are those of its plan.
-    with inputs_resolved_once():
-        lines = planned(config, forced)
-        _check_before(config, lines)
-        if dry_run:
-            _show_plan(config, lines, as_json)
-        else:
-            _execute(config, lines, forced, as_json)
+    lines = planned(config, forced)
+    _check_before(config, lines)
+    if dry_run:
+        _show_plan(config, lines, as_json)
+    else:
+        _execute(config, lines, forced, as_json)
 
 
 def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:

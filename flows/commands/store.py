@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from flows.commands.common import AsJson, StorePath, console, print_json
 from flows.execution.run_record import RunRecord, recorded
-from flows.pipeline.external import inputs_resolved_once, resolve
+from flows.pipeline.external import resolve
 from stages.contract.adapters import BASE, base_of_adapter
 from stages.contract.errors import EXIT_FAILED, DamagedArtifactError, UserError
 from stages.contract.manifest import Manifest
@@ -30,9 +30,7 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
     """Hash every file of every artifact; exit code 1 when one is damaged, or lacks its base."""
     opened = open_store(store)
     keys = list(opened.artifacts())
-    # The base outside the store that many adapters share is hashed once.
-    with inputs_resolved_once():
-        faults = {f"{stage}/{key}": _fault(opened, stage, key) for stage, key in keys}
+    faults = {f"{stage}/{key}": _fault(opened, stage, key) for stage, key in keys}
     damaged = {name: fault for name, fault in faults.items() if fault is not None}
     if as_json:
         print_json({"artifacts": len(keys), "damaged": damaged})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import unread
 from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
-from flows.pipeline.preflight import check_checkpoints, check_environment, check_parallelism
+from flows.pipeline.preflight import check_checkpoints, check_environment
 from flows.pipeline.step import Model, Output, Source, Step
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.pipeline.tracking import check_trackers
@@ -147,7 +147,6 @@ def walk(config: RunConfig, do: Do) -> None:
     """Hands every step of a run to ``do``, in an order in which they could be computed."""
     external = resolve_inputs(config)
     check_checkpoints(config, external)
-    check_parallelism(config, external)
     check_environment(config)
     check_trackers(config.tracking)
     start = external["policy"][0] if external["policy"] else None

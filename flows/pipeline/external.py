@@ -9,9 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -34,45 +33,28 @@ class HubUnreachableError(StoreError):
     """The hub cannot be asked."""
 
 
-_Resolved = dict[tuple[str, RepoType, str], External]
-_RESOLVED: ContextVar[_Resolved | None] = ContextVar("resolved inputs", default=None)
 # A thread that wants an input waits for another's hashing.
 _LOCK = threading.Lock()
-
-
-@contextmanager
-def inputs_resolved_once() -> Iterator[None]:
-    """Hashes each file, and asks the hub for each revision, once in the block.
-
-    A plan and its run, and the runs of a sweep, so have the same inputs. Files whose size or time
-    of modification changes meanwhile are hashed again.
-    """
-    known = _RESOLVED.get()
-    token = _RESOLVED.set({} if known is None else known)
-    try:
-        yield
-    finally:
-        _RESOLVED.reset(token)
 
 
 def resolve(place: str, repo_type: RepoType) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
+    A process hashes each file, and asks the hub for each revision, once: a plan and its run, and
+    the runs of a sweep, so have the same inputs. Files whose size or time of modification changes
+    are hashed again.
+
     Raises:
         UserError: The place is neither a file nor a hub id.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
-    known = _RESOLVED.get()
-    if known is None:
-        return _resolve(place, repo_type)
     with _LOCK:
-        name = place, repo_type, state_of(Path(place).expanduser())
-        if name not in known:
-            known[name] = _resolve(place, repo_type)
-        return known[name]
+        return resolved(place, repo_type, state_of(Path(place).expanduser()))
 
 
-def _resolve(place: str, repo_type: RepoType) -> External:
+@cache
+def resolved(place: str, repo_type: RepoType, state: str) -> External:
+    """The input at a place whose files are in a state; see :func:`resolve`."""
     path = Path(place).expanduser()
     if repo_type == "model" and (gguf := gguf_file(path)):
         path = checkpoint_of(gguf)

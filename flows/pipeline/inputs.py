@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
-from flows.pipeline.external import External, gguf_file, inputs_resolved_once, resolve, unread
+from flows.pipeline.external import External, gguf_file, resolve, unread
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
@@ -96,7 +96,6 @@ def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -
         raise error.at(suite_input(suite, field)) from error
 
 
-@inputs_resolved_once()
 def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     """Finds all that comes into a run from outside; UserError if some is missing or not named."""
     inputs = config.inputs

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,36 +49,6 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
                 )
 
 
-def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
-    """Checks that vLLM can split a local policy as `generate.vllm` asks; the hub's is its task.
-
-    Raises:
-        UserError: Heads or layers cannot be dealt out.
-    """
-    if "vllm" not in config.backends():
-        return
-    engine = config.generate.vllm
-    pipeline = engine.pipeline_parallel_size
-    for each in external["policy"]:
-        if not isinstance(each, FileInput):
-            continue
-        sizes = read_settings(Path(each.location) / "config.json")
-        heads = sizes.get("num_attention_heads")
-        layers = sizes.get("num_hidden_layers")
-        if isinstance(heads, int) and heads % engine.tensor_parallel_size:
-            raise UserError(
-                f"generate.vllm.tensor_parallel_size is {engine.tensor_parallel_size}, and the "
-                f"{heads} attention heads of inputs.policy do not split so",
-                f"set it to a divisor of {heads}",
-            )
-        if isinstance(layers, int) and layers < pipeline:
-            raise UserError(
-                f"generate.vllm.extra_engine_args.pipeline_parallel_size is {pipeline}, and "
-                f"inputs.policy has {layers} layers",
-                f"set it to {layers} or less",
-            )
-
-
 def check_environment(config: RunConfig) -> None:
     """Checks that interpreters and servers' keys are there, where stages run on this machine.
 
@@ -107,12 +76,6 @@ def check_environment(config: RunConfig) -> None:
                     f"{place} is {name!r}, and that environment variable is not set",
                     f"export it with the key, or correct {place}",
                 )
-
-
-def has_module(interpreter: str, module: str) -> bool:
-    """True if a Python interpreter of this machine has a module; the module is not loaded."""
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([interpreter, "-c", code], check=False).returncode == 0
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:

@@ -1,12 +1,10 @@
 """Cautions before a run: settings that are valid and cannot work, with the numbers that say so."""
 
 import math
-import sys
 from collections.abc import Iterator
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve_input
-from flows.pipeline.preflight import has_module
 from flows.planning import sizes
 
 # Below it an iteration's training is hardly more than its warm-up.
@@ -25,15 +23,8 @@ def cautions(config: RunConfig) -> Iterator[str]:
     )
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
-    yield from _lacking_modules(config)
     test = sizes.rows_of([resolve_input(config, None, "test_prompts", own)] if own else [])
     held_out = sizes.held_out_prompts(config, test)
-    asked = config.prepare.test_prompts
-    if data and not own and asked >= data.number:
-        yield (
-            f"prepare.test_prompts is {asked} of {data.number} prompts: none is left to train on. "
-            "Lower it, add prompts, or set inputs.test_prompts"
-        )
     # None at all is an error of `prepare`.
     if 0 < held_out < _FEW_PROMPTS:
         where = "inputs.test_prompts" if own else "prepare.test_prompts"
@@ -41,25 +32,6 @@ def cautions(config: RunConfig) -> Iterator[str]:
             f"{held_out:g} held-out prompts tell little: the win rate is known to "
             f"±{98 / math.sqrt(held_out):.0f} points. Raise {where} to {_FEW_PROMPTS} or more"
         )
-
-
-def _lacking_modules(config: RunConfig) -> Iterator[str]:
-    """Names the libraries that interpreters of this machine lack."""
-    execution = config.execution
-    if execution.runner != "process":
-        return
-    needs = {"train": "torch"}
-    if config.generate.backend == "vllm":
-        needs["generate"] = "vllm"
-    for stage, module in needs.items():
-        interpreter = execution.interpreters.get(stage, sys.executable)
-        if not has_module(interpreter, module):
-            folder = ".venv-vllm" if module == "vllm" else ".venv"
-            yield (
-                f"{stage} needs {module}, which {interpreter} does not have. Run `make "
-                f"setup{folder.removeprefix('.venv')}`, and set execution.interpreters.{stage} to "
-                f"its {folder}/bin/python"
-            )
 
 
 def _training(config: RunConfig, pairs: int) -> Iterator[str]:

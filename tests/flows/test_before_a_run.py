@@ -1,7 +1,6 @@
 """Words of `geb plan` and `geb run` before the first stage: cautions, an oracle that fails."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,25 +57,6 @@ def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numb
     assert "±24 points" in prompts
     train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
     assert said_of(tmp_path, 1000, train=train) == []
-    assert "is 20 of 20 prompts: none" in said_of(tmp_path, 20, prepare={"test_prompts": 20})[0]
-
-
-@pytest.mark.parametrize(
-    ("execution", "lacks_vllm"),
-    [
-        ({}, True),
-        ({"interpreters": {"generate": sys.executable}}, True),
-        ({"runner": "docker"}, False),
-    ],
-)
-def test_a_library_that_an_interpreter_lacks_is_named(
-    tmp_path: Path, execution: dict[str, Any], lacks_vllm: bool
-) -> None:
-    train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
-    settings = {"train": train, "generate": {"backend": "vllm"}, "execution": execution}
-    lines = said_of(tmp_path, 1000, **settings)
-    needs = f"generate needs vllm, which {sys.executable} does not have. Run `make setup-vllm`"
-    assert [line.startswith(needs) for line in lines] == [True] * lacks_vllm
 
 
 def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Inputs from outside: hashed once in a block, again where a file has changed."""
+"""Inputs from outside: hashed once, and again where a file has changed."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.external import inputs_resolved_once, resolve
+from flows.pipeline.external import resolve
 from stages.contract.errors import UserError
 from tests.scripted_server import served
 
@@ -18,23 +18,16 @@ def rewrite(path: Path, text: str, modified: int) -> None:
     os.utime(path, ns=(modified, modified))
 
 
-def test_a_file_is_read_once_in_a_block_and_again_where_it_was_changed(tmp_path: Path) -> None:
+def test_a_file_is_read_again_only_where_it_was_changed(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     weights = checkpoint / "model.safetensors"
     rewrite(weights, "old", 1)
-    with inputs_resolved_once():
-        first = resolve(str(checkpoint), "model")
-        rewrite(weights, "new", 1)
-        assert resolve(str(checkpoint), "model") == first, "it was read again"
-        with inputs_resolved_once():
-            assert resolve(str(checkpoint), "model") == first, "an inner block reads again"
-        rewrite(weights, "new", 2)
-        changed = resolve(str(checkpoint), "model")
-    assert changed.digest != first.digest
-    rewrite(weights, "old", 2)
-    again = resolve(str(checkpoint), "model")
-    assert again.digest == first.digest, "outside of a block nothing is remembered"
+    first = resolve(str(checkpoint), "model")
+    rewrite(weights, "new", 1)
+    assert resolve(str(checkpoint), "model") == first, "it was read again"
+    rewrite(weights, "new", 2)
+    assert resolve(str(checkpoint), "model").digest != first.digest
 
 
 class Refusing(BaseHTTPRequestHandler):

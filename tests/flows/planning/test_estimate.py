@@ -272,8 +272,6 @@ def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "gpus", "said"),
     [
-        ("tensor_parallel_size=3", 3, "32 attention heads"),
-        ("extra_engine_args={pipeline_parallel_size: 48}", 48, "has 32 layers"),
         ("extra_engine_args={pipeline_parallel_size: two}", 1, "write an integer from 1 on"),
         ("extra_engine_args={pipeline_parallel_size: 0}", 1, "write an integer from 1 on"),
     ],
