@@ -8,9 +8,16 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, StringConstraints, model_validator
 
-from flows.pipeline.placement import Estimation, Execution, resources_of
+from flows.pipeline.placement import (
+    ON_THIS_MACHINE,
+    Estimation,
+    Execution,
+    resources_of,
+    stage_sections,
+)
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
+from stages.contract.number_types import Processor, this_processor
 from stages.contract.params import Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
@@ -260,6 +267,32 @@ class RunConfig(StageSettings):
                 "tell whether a prompt is solved: use an oracle that scores"
             )
         return self
+
+    def for_processors(self) -> RunConfig:
+        """The same with each stage's type of numbers instead of `auto`."""
+        changes: dict[str, Any] = {
+            name: getattr(self, name).for_processor(self._processor(name))
+            for name in stage_sections(StageSettings)
+        }
+        changes["suites"] = {
+            name: self._suite_for_processors(each) for name, each in self.suites.items()
+        }
+        return self.model_copy(update=changes)
+
+    def _suite_for_processors(self, suite: Suite) -> Suite:
+        changes: dict[str, Any] = {}
+        for name in ("score", "evaluate"):
+            section = getattr(suite, name)
+            if section is not None:
+                changes[name] = section.for_processor(self._processor(name))
+        return suite.model_copy(update=changes)
+
+    def _processor(self, stage: str) -> Processor:
+        gpu = getattr(self.resources, stage).gpus > 0
+        if self.execution.runner in ON_THIS_MACHINE:
+            return this_processor(gpu=gpu)
+        # Nobody knows the CPU of another host.
+        return Processor(gpu=gpu, fast_bfloat16=gpu)
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, cast, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -110,6 +110,7 @@ def _check(
             check(checked)
         except ValueError as error:
             raise _invalid(place, [f"configuration: {error}"], remedy) from error
+        return cast(S, checked.for_processors())
     return checked
 
 

@@ -51,7 +51,7 @@ def this_cpu(cpus: float | None) -> Device:
     return Device("cpu", memory, _CORE_RATE * min(cpus or cores, cores))
 
 
-def training_bytes(number: int, params: TrainingParams, processes: int, *, on_gpu: bool) -> float:
+def training_bytes(number: int, params: TrainingParams, processes: int) -> float:
     """Bytes of one process for weights, gradients and AdamW, split as ZeRO splits them.
 
     ``number`` counts the model's parameters. Adapters are small and left out.
@@ -59,7 +59,7 @@ def training_bytes(number: int, params: TrainingParams, processes: int, *, on_gp
     zero = params.deepspeed.zero_stage
     deepspeed = zero != "off"
     stage = 0 if zero == "off" else zero
-    in_16_bits = on_gpu if params.precision == "auto" else params.precision != "float32"
+    in_16_bits = params.precision == "bfloat16"
     adapters = params.lora.rank > 0
     size = 2 if in_16_bits and (deepspeed or adapters) else 4
     weights = size * number / (processes if stage >= 3 else 1)

@@ -130,8 +130,7 @@ class _Counter:
 
     def _training_bytes(self, step: Step, params: SftParams | TrainParams) -> float:
         resources: Resources = getattr(self._config.resources, step.stage)
-        on_gpu = resources.gpus > 0
-        return training_bytes(self._policy, params, resources.world_size, on_gpu=on_gpu)
+        return training_bytes(self._policy, params, resources.world_size)
 
     @cached_property
     def _policy(self) -> int:

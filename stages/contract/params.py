@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from stages.contract.errors import GebError, UserError
+from stages.contract.number_types import Processor
 
 _MARK = "affects_result"
+# Names of the fields that hold a type of numbers.
+_NUMBER_TYPES = ("dtype", "precision")
 
 Kind = Literal[
     "artifact",
@@ -150,6 +153,16 @@ class Settings(BaseModel):
             value = getattr(self, name)
             kept[name] = value.result_fields() if isinstance(value, Settings) else dumped[name]
         return kept
+
+    def for_processor(self, processor: Processor) -> Self:
+        """These settings with `auto` as a type of numbers replaced, in nested ones too."""
+        changes: dict[str, Any] = {}
+        for name, value in self:
+            if isinstance(value, Settings):
+                changes[name] = value.for_processor(processor)
+            elif name in _NUMBER_TYPES and value == "auto":
+                changes[name] = processor.number_type
+        return self.model_copy(update=changes)
 
 
 class OwnFunction(Settings):

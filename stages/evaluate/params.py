@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from stages.contract.number_types import NumberType
 from stages.contract.params import (
     ImageName,
     InputSpec,
@@ -56,7 +57,7 @@ class EvaluateParams(StageParams):
     """Resamples of the bootstrap of the length-controlled win rate, a regression each; 0 for no
     interval."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: NumberType = "float32"
     """Type of the reference's weights for that forward pass; log-probabilities are float32."""
 
     batch_tokens: int = speed_only(16384, ge=1)

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 
 from stages.contract.errors import UserError
+from stages.contract.number_types import NumberType
 from stages.evaluate.params import EvaluateParams
 from stages.harness.context import ModelSource, StageContext
-from stages.modeling.load import Precision, load_causal_lm, load_config
+from stages.modeling.load import load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import UnfitModelError, check_logprobs, require_static_rope
 from stages.modeling.process_pool import DevicePool
@@ -93,7 +94,7 @@ class Reference:
 class _Model:
     """The reference, loaded in one process; called with a pass, it sums each row's log π_ref."""
 
-    def __init__(self, source: ModelSource, dtype: Precision, remedy: str) -> None:
+    def __init__(self, source: ModelSource, dtype: NumberType, remedy: str) -> None:
         model = load_causal_lm(source, dtype=dtype)
         try:
             check_logprobs(model)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from stages.contract.number_types import NumberType
 from stages.contract.params import (
     ImageName,
     InputSpec,
@@ -126,8 +127,9 @@ class GenerateParams(StageParams):
     """System turn put before conversations that open with none; empty adds none."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template (`{enable_thinking: false}`)."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type of weights and activations."""
+    dtype: NumberType = "auto"
+    """Type of weights and activations. `auto` is bfloat16 on a GPU, and on this machine's CPU if it
+    has instructions for it (avx512_bf16, amx); else float32."""
     shard_index: int = Field(0, ge=0)
     """Contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1, le=1000)

@@ -33,6 +33,7 @@ from stages.contract.errors import (
 )
 from stages.contract.events import Done, Emitter, Failure
 from stages.contract.manifest import describe_files, make_manifest
+from stages.contract.number_types import this_processor
 from stages.contract.params import StageParams, check_outputs
 from stages.contract.request import FileInput, HubInput, Input, Request, check_sources, key_fields
 from stages.harness.context import ResolvedInput, StageContext
@@ -235,7 +236,7 @@ def checked_params(kind: type[StageParams], request: Request) -> StageParams:
             "make requests with stages.contract.request.make_request",
         )
     check_sources(params, request.inputs)
-    return params
+    return params.for_processor(this_processor(gpu=request.resources.gpus > 0))
 
 
 def resolved_input(store: Store, name: str, source: Input) -> ResolvedInput:

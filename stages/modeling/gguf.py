@@ -12,8 +12,9 @@ from typing import cast
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
+from stages.contract.number_types import NumberType
 from stages.harness.program import run_program
-from stages.modeling.load import DTYPES, Precision
+from stages.modeling.load import DTYPES
 
 RECORD = "gguf.json"
 """File beside the weights: digest and quantisation of the GGUF file, and the type written."""
@@ -21,7 +22,7 @@ CARD = "README.md"
 """Model card with the licence that the file names; an exported model's card repeats it."""
 
 
-def convert(source: Path, target: Path, dtype: Precision) -> None:
+def convert(source: Path, target: Path, dtype: NumberType) -> None:
     """Writes the checkpoint that a GGUF file holds: weights, tokenizer and chat template.
 
     Raises:
@@ -73,7 +74,7 @@ def convert(source: Path, target: Path, dtype: Precision) -> None:
 def _convert(events: Emitter) -> None:
     """Converts as the command line says."""
     source, target, dtype = sys.argv[1:]
-    convert(Path(source), Path(target), cast(Precision, dtype))
+    convert(Path(source), Path(target), cast(NumberType, dtype))
     events.info("converted")
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,6 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 
 from stages.contract.checkpoints import check_config_files, check_weight_files
 from stages.contract.errors import UserError
+from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import (
     check_finite_files,
@@ -35,9 +36,7 @@ logging.disable_progress_bar()
 # than the attention itself, whose rows have all lengths here.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-Precision = Literal["float32", "bfloat16", "float16"]
-
-DTYPES: dict[Precision, torch.dtype] = {
+DTYPES: dict[NumberType, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -64,7 +63,7 @@ def load_config(source: ModelSource) -> Any:
 
 
 def load_causal_lm(
-    source: ModelSource, *, dtype: Precision, device: torch.device | None = None
+    source: ModelSource, *, dtype: NumberType, device: torch.device | None = None
 ) -> Any:
     """Loads a causal language model in evaluation mode, with sdpa attention if it has that.
 
@@ -96,7 +95,7 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
     return merged.merge_and_unload().eval()
 
 
-def load_sequence_classifier(source: ModelSource, *, dtype: Precision) -> Any:
+def load_sequence_classifier(source: ModelSource, *, dtype: NumberType) -> Any:
     """Loads a sequence classifier (a reward model) as :func:`load_causal_lm` loads its models.
 
     A checkpoint without a classification head is refused: transformers would start it at random.
@@ -104,7 +103,7 @@ def load_sequence_classifier(source: ModelSource, *, dtype: Precision) -> Any:
     return _load(AutoModelForSequenceClassification, source, dtype)
 
 
-def load_exactly(model_class: Any, source: ModelSource, *, dtype: Precision) -> Any:
+def load_exactly(model_class: Any, source: ModelSource, *, dtype: NumberType) -> Any:
     """Loads a model of a class of our own as :func:`load_causal_lm` loads its models.
 
     Besides, a checkpoint with weights that the class does not know, or with other shapes, is
@@ -167,7 +166,7 @@ def _stored_weight(source: ModelSource, name: str) -> torch.Tensor | None:
 def _load(
     auto_class: Any,
     source: ModelSource,
-    dtype: Precision,
+    dtype: NumberType,
     device: torch.device | None = None,
     *,
     exactly: bool = False,

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from stages.contract.number_types import NumberType
 from stages.contract.params import (
     InputSpec,
     OutputSpec,
@@ -37,8 +38,8 @@ class PythonSettings(Settings):
 class ClassifierSettings(Settings):
     """Settings that all reward models loaded by the stage share."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type of weights and activations."""
+    dtype: NumberType = "auto"
+    """Type of weights and activations; `auto` as for `generate.dtype`."""
     max_length_tokens: int | None = Field(None, ge=1)
     """Longest conversation that is read, in tokens; unset takes the model's. A longer one gets no
     score."""

@@ -13,10 +13,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
+from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.chat import render_conversation, require_chat_template
 from stages.modeling.load import (
-    Precision,
     context_tokens,
     load_config,
     load_sequence_classifier,
@@ -180,7 +180,7 @@ def load_reward_model(
     )
 
 
-def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
+def load_classifier(source: ModelSource, dtype: NumberType) -> Classifier:
     """Loads a sequence classifier; refuses one with several outputs."""
     model = load_sequence_classifier(source, dtype=dtype)
     num_outputs = model.config.num_labels

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaModel, LlamaPreTrainedModel
 
+from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
-from stages.modeling.load import Precision, load_exactly
+from stages.modeling.load import load_exactly
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 from stages.score.reward_model import Classifier, RewardModel, load_reward_model
@@ -87,7 +88,7 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     return load_reward_model(ctx, ctx.params.reward_model, load_one, one_bos=True)
 
 
-def load_classifier(source: ModelSource, dtype: Precision, oracle: str) -> Classifier:
+def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:
     """Loads the model, to be read as the oracle of that name does."""
     reading = _READINGS[oracle]
     return Classifier(

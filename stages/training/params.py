@@ -1,9 +1,11 @@
 """Parameters that the stages `train` and `sft` share."""
 
+from dataclasses import replace
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from stages.contract.number_types import Processor
 from stages.contract.params import Settings, StageParams, speed_only
 
 RowLayoutName = Literal["packed", "padded"]
@@ -79,8 +81,8 @@ class TrainingParams(StageParams, OptimizerParams):
     lora: LoraParams = LoraParams()
     """Low-rank adapters."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the forward pass: `auto` is bfloat16 on a GPU, float32 on the CPU. Log-probabilities
-    and optimizer state are float32 always."""
+    """Type of the forward pass: `auto` as for `generate.dtype`, but float32 for adapters on a CPU.
+    Log-probabilities and optimizer state are float32 always."""
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the saved weights. Types of 16 bits halve the checkpoint, and lose an update that is
     small beside its weight."""
@@ -105,6 +107,13 @@ class TrainingParams(StageParams, OptimizerParams):
     """Steps between checkpoints from which a retry goes on."""
     checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
     """Seconds between such checkpoints."""
+
+    def for_processor(self, processor: Processor) -> Self:
+        """These settings with `auto` as a type of numbers replaced."""
+        if self.lora.rank and not processor.gpu:
+            # Added to bfloat16 activations one by one, small updates of an adapter are lost.
+            processor = replace(processor, fast_bfloat16=False)
+        return super().for_processor(processor)
 
     @property
     def token_budget(self) -> int:

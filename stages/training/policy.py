@@ -16,8 +16,9 @@ from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.contract.errors import UserError
+from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource
-from stages.modeling.load import Precision, load_causal_lm
+from stages.modeling.load import load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import (
     UnfitModelError,
@@ -43,7 +44,7 @@ class Numerics:
     """Device and dtypes of policy and reference: the same for both."""
 
     device: torch.device
-    weights: Precision
+    weights: NumberType
     """Type of the weights in memory."""
     autocast: bool
     """True if matrix products are in bfloat16 although the weights are float32."""
@@ -53,8 +54,7 @@ class Numerics:
     @classmethod
     def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
         """Chooses the numerics for a process."""
-        wanted = params.precision
-        bfloat16 = on_gpu if wanted == "auto" else wanted == "bfloat16"
+        bfloat16 = params.precision == "bfloat16"
         # DeepSpeed keeps its own float32 master weights; frozen weights need none.
         in_deepspeed = params.deepspeed.zero_stage != "off"
         low = bfloat16 and (in_deepspeed or params.lora.rank > 0)

@@ -52,12 +52,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "ac08a9c4493b67794a2c5ec746a5ffb55509fbc3f639fc79eb24b43cb893cb9e",
+        "d0c68e49d64c8b239d236999d368620b7bf926bc4e8b1ac1faa1e0755314bb4a",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "6c5e8ed329216cf0b25ab47474e3ae0594fdee6d1dce17b0da692998bc7d89d2",
+        "304b6c8add0b53ba1b7c14720a313d1019c1cac598fefe5aa336af88ec5b257f",
     ),
     (
         ScoreParams(oracle="python"),
