@@ -68,7 +68,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     inspect.fields,
     models.models,
     models.promote,
-    models.rollback,
     models.export,
     store.verify,
     store.gc,

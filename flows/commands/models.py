@@ -13,9 +13,7 @@ from stages.store.opening import open_store
 from stages.store.registry import LATEST, ModelRegistry, ModelVersion
 from stages.store.registry import Alias as AliasState
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
-Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
 
 
 def models(store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -62,7 +60,7 @@ def _win_rate(metrics: Mapping[str, Any]) -> str:
 def promote(
     model: Registered,
     store: StorePath = "store",
-    alias: Alias = "production",
+    alias: Annotated[str, typer.Option(help="Alias to move.")] = "production",
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
@@ -71,18 +69,6 @@ def promote(
     registry.set_alias(version.name, alias, version.version, reason=reason)
     where = artifact.address(version.checkpoint.path)
     console.print(f"{version.name}@{alias} is version {version.version}: {where}", markup=False)
-
-
-def rollback(
-    name: ModelName,
-    store: StorePath = "store",
-    alias: Alias = "production",
-    reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
-) -> None:
-    """Move an alias back to the version that it meant before."""
-    registry = ModelRegistry(open_store(store))
-    moved = registry.rollback(name, alias, reason=reason)
-    console.print(f"{name}@{alias} is version {moved.version}")
 
 
 def export(

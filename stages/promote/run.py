@@ -2,7 +2,7 @@
 
 The decision follows from the request and from the version that each alias held before this one.
 Run again, the stage finds its version registered; it decides as before and moves no alias that has
-meant this version already. So neither a newer promotion nor a rollback is undone. Numbers of
+meant this version already. So neither a newer promotion nor one by hand is undone. Numbers of
 versions and places of aliases go to ``registry.json``, which is telemetry.
 """
 

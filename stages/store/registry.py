@@ -55,7 +55,6 @@ class AliasMove(_Record):
     """One entry of an alias's history."""
 
     version: int
-    action: Literal["set", "rollback"]
     reason: str
     time: str
     """UTC, ISO 8601."""
@@ -67,8 +66,6 @@ class Alias(_Record):
     format: Literal[1] = 1
     alias: str
     version: int
-    previous: tuple[int, ...] = ()
-    """Versions that a rollback returns to, the next one last."""
     history: tuple[AliasMove, ...] = ()
     """Every move, oldest first."""
 
@@ -165,24 +162,11 @@ class ModelRegistry:
                 raise AliasMovedError(f"{name}@{alias} was moved by somebody else")
             if now is not None and now.version == version:
                 return now
-            previous = () if now is None else (*now.previous, now.version)
-            return _move(path, now, version, previous, "set", reason)
-
-    def rollback(self, name: str, alias: str, *, reason: str = "") -> Alias:
-        """Makes ``alias`` mean what it meant before; repeated, goes further back.
-
-        Raises:
-            UserError: The alias does not exist, or has never meant anything else.
-        """
-        path = self._alias_path(name, alias)
-        with self._locked(name):
-            now = self.alias(name, alias)
-            if not now.previous:
-                raise UserError(
-                    f"{name}@{alias} has meant version {now.version} only: nothing to go back to",
-                    f"set the alias to one of the versions of {name} by hand",
-                )
-            return _move(path, now, now.previous[-1], now.previous[:-1], "rollback", reason)
+            earlier = () if now is None else now.history
+            move = AliasMove(version=version, reason=reason, time=_now())
+            moved = Alias(alias=alias, version=version, history=(*earlier, move))
+            write_atomically(path, moved.model_dump_json(indent=2), durable=True)
+            return moved
 
     def names(self) -> list[str]:
         """Names of the registered models, in order."""
@@ -299,22 +283,6 @@ class ModelRegistry:
             exclusive_lock(self._folder(name) / "lock"),
         ):
             yield
-
-
-def _move(
-    path: Path,
-    before: Alias | None,
-    version: int,
-    previous: tuple[int, ...],
-    action: Literal["set", "rollback"],
-    reason: str,
-) -> Alias:
-    """Writes an alias that means another version, its history continued."""
-    move = AliasMove(version=version, action=action, reason=reason, time=_now())
-    history = (*(() if before is None else before.history), move)
-    moved = Alias(alias=path.stem, version=version, previous=previous, history=history)
-    write_atomically(path, moved.model_dump_json(indent=2), durable=True)
-    return moved
 
 
 def _now() -> str:

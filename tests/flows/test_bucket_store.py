@@ -102,7 +102,7 @@ def _check_commands(url: str) -> None:
     assert ask("gc") == []
     moved = geb_ok("promote", "small:1", "--alias", "candidate", "--store", url)
     assert f"{url}/artifacts/train/{key}/" in moved.stdout
-    geb_refused("rollback", "small", "--alias", "candidate", "--store", url)
+    geb_refused("promote", "small:9", "--alias", "candidate", "--store", url)
 
 
 def _check_secrets(url: str, folder: Path) -> None:

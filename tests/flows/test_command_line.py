@@ -20,8 +20,8 @@ def test_alone_it_shows_its_help_and_with_version_its_version() -> None:
 
 
 def test_a_shell_completes_commands() -> None:
-    done = geb(_GEB_COMPLETE="complete_bash", COMP_WORDS="geb roll", COMP_CWORD="1")
-    assert done.stdout.split() == ["rollback"], done.stderr
+    done = geb(_GEB_COMPLETE="complete_bash", COMP_WORDS="geb prom", COMP_CWORD="1")
+    assert done.stdout.split() == ["promote"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ COMMANDS = (
     "resume nightly --dry-run",
     "models",
     "promote tiny:1",
-    "rollback tiny",
     "verify",
     "gc",
 )
@@ -112,7 +111,7 @@ RECORDS = {
     "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),
     "runs/nightly/attempts/1.json": ((), ("status", "status nightly")),
     "models/tiny/versions/1.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),
-    "models/tiny/aliases/production.json": (("models", "rollback tiny"), ("status", "gc")),
+    "models/tiny/aliases/production.json": (("models", "promote tiny:1"), ("status", "gc")),
 }
 
 

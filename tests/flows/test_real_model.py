@@ -97,7 +97,7 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     assert weights[0].read_bytes() != weights[1].read_bytes()
     exported = tmp_path / "exported"
     geb_ok("export", "rules-short:1", str(exported), GEB_STORE=sizes["store"])
-    assert "license: apache-2.0" in (exported / "README.md").read_text()
+    assert "licence" in (exported / "README.md").read_text()
     assert answer_of(exported) == answer_of(trained)
 
 

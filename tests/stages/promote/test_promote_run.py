@@ -174,7 +174,7 @@ def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
     artifact = promote(store, trained, metrics)
     registry = ModelRegistry(store)
     if change == "rollback":
-        registry.rollback("tiny", "production")
+        registry.set_alias("tiny", "production", 1)
     else:
         better = evaluated(tmp_path, "third.json", mean_reward=3.0)
         promote(store, checkpoint_artifact(store, "third"), better, run="weekly")
