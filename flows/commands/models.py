@@ -1,14 +1,14 @@
 """Commands of registered models, ``geb models`` to ``geb export``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flows.commands.common import AsJson, Registered, StorePath, answer, console
 from flows.report.model_card import export as copy_model
-from flows.report.table import FittedTable, formatted, interval_text
+from flows.report.table import FittedTable, formatted
 from stages.store.opening import open_store
 from stages.store.registry import LATEST, ModelRegistry, ModelVersion
 from stages.store.registry import Alias as AliasState
@@ -39,22 +39,10 @@ def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) 
         version.name,
         str(version.version),
         " ".join(f"@{alias}" for alias in names),
-        _win_rate(version.metrics),
+        formatted(version.metrics.get("win_rate"), ".3f"),
         formatted(version.metrics.get("mean_reward"), ".3f"),
         f"{version.run}, {version.step}",
     ]
-
-
-def _win_rate(metrics: Mapping[str, Any]) -> str:
-    """The rate with its 95 % interval, if the registered metrics have the number of prompts."""
-    rate = metrics.get("win_rate")
-    prompts = metrics.get("compared_prompts")
-    if rate is None or not prompts:
-        return formatted(rate, ".3f")
-    from flows.report.statistics import proportion
-
-    interval = proportion(round(rate * prompts), prompts).interval
-    return f"{rate:.3f}\n{interval_text(interval, '.3f')}"
 
 
 def promote(

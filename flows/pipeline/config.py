@@ -87,7 +87,7 @@ UNUSED_BY_SUITES = ("iterations", "test_prompts", "prompts_per_iteration")
 """Settings of `prepare` that are about training prompts, which a suite has none of."""
 
 SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens", "num_shards", "backend")
-"""Settings of an evaluation that replace those of `generate`."""
+"""Settings that an evaluation has of `generate`, and replaces."""
 
 
 class Evaluation(Settings):

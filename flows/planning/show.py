@@ -5,9 +5,6 @@ import math
 from flows.planning.cost import GB
 from flows.planning.estimate import Estimate, StepEstimate
 
-# The cost line names this many of the steps that its sum lacks.
-_MOST_NAMED = 4
-
 
 def cost_lines(estimate: Estimate) -> list[str]:
     """Tokens, time and GPU-hours of what the store lacks, and the memory of its models on GPUs."""
@@ -22,9 +19,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
-        parts.append(f"without {', '.join(uncounted[:_MOST_NAMED])}")
-    if len(uncounted) > _MOST_NAMED:
-        parts.append(f"{len(uncounted) - _MOST_NAMED} more")
+        parts.append(f"without {', '.join(uncounted)}")
     measured = sum(step.measured for step in lacking)
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")

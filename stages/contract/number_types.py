@@ -24,16 +24,11 @@ class Processor:
 
     @property
     def number_type(self) -> Literal["float32", "bfloat16"]:
-        """What `auto` stands for."""
+        """The type that replaces `auto`."""
         return "bfloat16" if self.fast_bfloat16 else "float32"
 
 
 def this_processor(*, gpu: bool) -> Processor:
     """The processor of a stage on this machine."""
-    return Processor(gpu, gpu or _cpu_has_bfloat16())
-
-
-def _cpu_has_bfloat16() -> bool:
-    if not CPU_INFO.exists():
-        return False
-    return not _BFLOAT16_FLAGS.isdisjoint(CPU_INFO.read_text(encoding="utf-8").split())
+    words = CPU_INFO.read_text(encoding="utf-8").split() if CPU_INFO.exists() else []
+    return Processor(gpu, gpu or not _BFLOAT16_FLAGS.isdisjoint(words))

@@ -24,9 +24,7 @@ def engine_error(engine: str, error: BaseException, remedy: str) -> EngineError:
     """The error to raise for one of an engine's own."""
     text = f"{type(error).__name__}: {error}".strip()
     first = text.splitlines()[0][:500]
-    if is_out_of_memory(error):
-        return EngineError(f"{engine} has not enough memory ({first}); {remedy}")
-    return EngineError(f"{engine} broke down ({first}); if a worker ran out of memory, {remedy}")
+    return EngineError(f"{engine} broke down ({first}); if memory ran out, {remedy}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -35,7 +35,7 @@ def test_auto_follows_the_cpu_of_this_machine(flag):
 
 
 def test_the_cpu_of_another_host_is_given_float32(flag):
-    elsewhere = ["execution.runner=slurm", "execution.slurm.shared_folders=[/]"]
+    elsewhere = ["execution.runner=slurm"]
     assert types(*elsewhere) == dict.fromkeys(SECTIONS, "float32")
     assert types(*elsewhere, "resources.train.gpus=1")["train.precision"] == "bfloat16"
 
