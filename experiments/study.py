@@ -31,11 +31,9 @@ from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput, key_fields
-from stages.evaluate.summary import DistinctCounter
+from stages.evaluate.summary import LONGEST_NGRAM, DistinctCounter
 from stages.store.opening import open_store
 from stages.tables.schemas import RESPONSES, read_batches
-
-_LONGEST_NGRAM = 4
 
 
 def training_log_pi_ref(run: Summary) -> list[float]:
@@ -141,8 +139,8 @@ class StudyRun:
         if suite is None:
             last = last_iteration(self.summary)
             return {} if last is None else self.summary.rows[last]
-        own = [each for each in self.summary.suites if each.name == suite]
-        return own[0].rows[-1] if own else {}
+        rows = self.summary.suites.get(suite)
+        return rows[-1] if rows else {}
 
     @cached_property
     def training_figures(self) -> Mapping[str, float | None]:
@@ -152,7 +150,7 @@ class StudyRun:
             return kept
         steps = {} if self.summary is None else self.summary.artifacts
         place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
-        counter = DistinctCounter(_LONGEST_NGRAM)
+        counter = DistinctCounter(LONGEST_NGRAM)
         for artifact in (found for step, found in steps.items() if place.fullmatch(step)):
             for batch in read_batches(
                 artifact.file("responses.parquet"), RESPONSES, columns=["response"]
@@ -370,12 +368,7 @@ def keep(runs: Iterable[StudyRun], folder: Path) -> None:
 
 
 def _identity(config: RunConfig) -> str:
-    asked = [config.evaluation, *(config.for_suite(each).evaluation for each in config.suites)]
-    # No step's key has what changes reports only.
-    shown = [
-        [each.correct_from, *each.pass_at_k] for each in asked if each.correct_from is not None
-    ]
-    return sha256_of([*identities(all_steps(config)), *shown])
+    return sha256_of(list(identities(all_steps(config))))
 
 
 def identities(steps: Sequence[Step]) -> Iterator[str]:

@@ -33,7 +33,7 @@ from flows.report.files import render
 from flows.report.prefect_artifacts import failed
 from flows.report.rows import Paired, adjusted, against_base, difference_text, p_text
 from flows.report.summary import evaluated_row
-from flows.report.table import BASE, POLICY, SUITE_COLUMNS, Cell, FittedTable, SuiteFigures
+from flows.report.table import BASE, POLICY, Cell, FittedTable, Row, figures_table
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -54,7 +54,7 @@ class ModelComparison:
 
     Attributes:
         artifact: Address of the artifact with its metrics.
-        figures: Figures with their intervals, the base's first, as a suite's rows have them.
+        figures: The base's figures and the policy's, as a suite's rows have them.
         responses: The policy's responses, shard by shard.
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
     """
@@ -62,14 +62,14 @@ class ModelComparison:
     models: Models
     artifact: str
     metrics: Mapping[str, Any]
-    figures: SuiteFigures
+    figures: list[Row]
     responses: tuple[Path, ...]
     differences: list[Paired]
     page: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
-        base, policy = self.figures.rows
+        base, policy = self.figures
         return vars(self.models) | {
             "artifact": self.artifact,
             "metrics": self.metrics,
@@ -104,7 +104,7 @@ class ModelComparison:
 
     def table(self) -> FittedTable:
         """The table that an evaluation ends with: a row per figure, the policy's and the base's."""
-        figures = self.figures.table()
+        figures = figures_table(self.figures)
         base, policy = figures.rows
         name = self.models.base or "the configuration's policy"
         rows = zip(figures.header[1:], policy[1:], base[1:], strict=True)
@@ -174,18 +174,14 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
 
 
 def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
-    rows = [
-        evaluated_row(artifacts, config.evaluation, SUITE_COLUMNS, "evaluate", each, each)
-        for each in (BASE, POLICY)
-    ]
     made = artifacts["evaluate"]
+    figures = [evaluated_row(made, 0, BASE), evaluated_row(made, 1, POLICY)]
     responses = tuple(
         artifacts[f"policy/generate/{shard}"].file("responses.parquet")
         for shard in range(config.evaluation.num_shards)
     )
     metrics = made.read_json("metrics.json")
-    differences = adjusted(against_base(artifacts, config.evaluation, "evaluate"))
-    figures = SuiteFigures("", rows)
+    differences = adjusted(against_base(made, "evaluate"))
     return ModelComparison(models, made.address(), metrics, figures, responses, differences)
 
 

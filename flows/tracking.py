@@ -181,10 +181,10 @@ def news_of(summary: Summary) -> News:
             news[f"{place}/train"] = ("train/step", steps)
         values = _numbers("evaluation", row)
         values |= _numbers("samples", summary.read_json(f"{place}/pair", "metrics.json"))
-        for suite in summary.suites:
-            for figures in suite.rows:
+        for name, rows in summary.suites.items():
+            for figures in rows:
                 if figures["iteration"] == iteration:
-                    values |= _numbers(f"suites/{suite.name}", figures)
+                    values |= _numbers(f"suites/{name}", figures)
         news[place] = ("iteration", [(iteration, values)])
     return news
 

@@ -11,11 +11,11 @@ from experiments.study import Row, StudyRun, listed, read_rows
 from flows.pipeline.loading import merged, read_sections
 from flows.pipeline.presets import configs_folder
 from flows.pipeline.strict_yaml import read_yaml
-from flows.report.prompt_figures import LENGTH_CONTROLLED
 from flows.report.rows import p_text
-from flows.report.statistics import Estimate, holm, over_seeds, welch
+from flows.report.statistics import holm, over_seeds, welch
 from flows.report.table import Cell, FittedTable, figure_of
 from stages.contract.params import Settings
+from stages.evaluate.statistics import Estimate
 
 Scale = Literal["small", "chat", "full"]
 SCALES: tuple[str, ...] = get_args(Scale)
@@ -53,7 +53,7 @@ _FIGURES = {
     PASS: Figure(None, PASS),
     **{f"dist-{n}": Figure(TRAINING, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
     **{f"held-out dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
-    "Alpaca": Figure("alpaca_eval", LENGTH_CONTROLLED),
+    "Alpaca": Figure("alpaca_eval", "length_controlled_win_rate"),
     "Math": Figure("math500", "accuracy"),
     "coherence": Figure("coherence", "mean_reward", None),
 }

@@ -36,6 +36,7 @@ SET_BY_THE_RUN = {
     "generate": ("shard_index",),
     "preferences": ("prompt_system", "system_prompt", "chat_template_args"),
     "train": ("iteration",),
+    "evaluate": ("correct_from", "pass_at_k"),
     "promote": ("model_name",),
 }
 
@@ -107,10 +108,10 @@ class Evaluation(Settings):
     """Engine that samples; unset takes that of `generate`."""
     correct_from: float | None = None
     """Smallest score of a correct response; if it is set, reports have the accuracy (the share
-    of correct responses). Changes reports only."""
+    of correct responses)."""
     pass_at_k: tuple[int, ...] = ()
     """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
-    correct, estimated without bias from `num_samples` (Chen et al. 2021). Changes reports only."""
+    correct, estimated without bias from `num_samples` (Chen et al. 2021)."""
 
     @model_validator(mode="after")
     def _check_numbers_of_tries(self) -> Evaluation:
@@ -166,6 +167,11 @@ class Suite(Evaluation):
         for name in UNUSED_BY_SUITES:
             if self.prepare and name in self.prepare.model_fields_set:
                 raise ValueError(f"prepare.{name} is about training prompts; leave it out")
+        if self.evaluate and self.evaluate.model_fields_set & set(SET_BY_THE_RUN["evaluate"]):
+            raise ValueError(
+                "evaluate.correct_from or evaluate.pass_at_k is set: set the suite's own "
+                "correct_from and pass_at_k"
+            )
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "
@@ -297,7 +303,8 @@ class RunConfig(StageSettings):
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
         hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
-        hidden["suites"] = {"__all__": {"prepare": set(UNUSED_BY_SUITES)}}
+        own = {"prepare": set(UNUSED_BY_SUITES), "evaluate": set(SET_BY_THE_RUN["evaluate"])}
+        hidden["suites"] = {"__all__": own}
         return self.model_dump_json(indent=2, exclude=hidden)
 
     def to_values(self) -> dict[str, Any]:

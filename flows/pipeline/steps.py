@@ -206,7 +206,11 @@ class Steps:
             "text": text,
             **(model.inputs("policy") if model and text else {}),
         }
-        return Step(name, self._config.evaluate, _given(inputs))
+        evaluation = self._config.evaluation
+        params = self._config.evaluate.model_copy(
+            update={"correct_from": evaluation.correct_from, "pass_at_k": evaluation.pass_at_k}
+        )
+        return Step(name, params, _given(inputs))
 
     def promote(
         self,

@@ -27,8 +27,9 @@ from flows.report.rows import (
     run_rows,
 )
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import COLUMNS, Cell, Estimate, FittedTable, ordered
+from flows.report.table import Cell, FittedTable, column_of, ordered
 from stages.contract.errors import UserError
+from stages.evaluate.statistics import Estimate
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
 _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
@@ -36,7 +37,6 @@ _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
-_COLUMNS = {column.name: column for column in COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Comparison:
             title="Methods over seeds",
             header=["method", "seeds"],
             labels={row.method: [str(len(row.values))] for row in rows},
-            cells={(row.method, row.figure): row.shown(_form(row.figure)) for row in rows},
+            cells={(row.method, row.figure): row.shown(column_of(row.figure).form) for row in rows},
             note="Mean ± standard deviation over seeds; Student's 95 % intervals of the mean.",
         )
 
@@ -143,7 +143,7 @@ class Comparison:
             title="Runs",
             header=["run", "method"],
             labels={row.run: [self.methods[row.run]] for row in rows},
-            cells={(row.run, row.figure): row.shown(_form(row.figure)) for row in rows},
+            cells={(row.run, row.figure): row.shown(column_of(row.figure).form) for row in rows},
             note="After the last iteration; 95 % intervals over prompts. Ties lose.",
         )
 
@@ -162,7 +162,7 @@ class Comparison:
             [
                 f"{pair.run} − {pair.against}",
                 pair.evaluation,
-                figure_title(pair.figure),
+                column_of(pair.figure).title,
                 str(pair.iteration),
                 pair.shown(),
                 p_text(pair.p_value),
@@ -184,7 +184,7 @@ class Comparison:
             [
                 row.method,
                 row.evaluation,
-                figure_title(row.figure),
+                column_of(row.figure).title,
                 Cell.of(row.difference, "+.3f"),
                 row.test,
                 p_text(row.difference.p_value),
@@ -234,20 +234,11 @@ def _table(
     ]
     return FittedTable(
         f"{title}, {'suite ' if is_suite else ''}{evaluation}",
-        [*header, *map(figure_title, figures)],
+        [*header, *(column_of(figure).title for figure in figures)],
         rows,
         left=1 + header[1:].count("method"),
         note=note,
     )
-
-
-def figure_title(name: str) -> str:
-    """Title of a figure by its name in ``metrics.json``."""
-    return _COLUMNS[name].title if name in _COLUMNS else name.removeprefix("components.")
-
-
-def _form(name: str) -> str:
-    return _COLUMNS[name].form if name in _COLUMNS else ".3f"
 
 
 def compare_summaries(

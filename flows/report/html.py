@@ -13,7 +13,6 @@ from flows.report.files import render
 from flows.report.plots import draw, svg
 from flows.report.status import duration
 from flows.report.summary import Summary
-from flows.report.table import ANSWER_COLUMNS
 from flows.report.verdict import verdict
 from stages.contract.data_files import read_data_file
 
@@ -25,12 +24,12 @@ def write(record: RunRecord, summary: Summary) -> str:
     page = render(
         "report.html.jinja",
         summary=summary,
-        answers=[column.title for column in ANSWER_COLUMNS],
+        tables=summary.tables(),
         verdict=verdict(summary),
         facts=facts(summary),
         plots=[svg(figure) for figure in draw({summary.run: summary.rows}).values()],
         samples=_samples(summary),
-        suite_samples={suite.name: _samples(summary, suite.name) for suite in summary.suites},
+        suite_samples={f"suite {name}": _samples(summary, name) for name in summary.suites},
         gates=[(t, made.read_json("decision.json")) for t, made in summary.made("promote")],
         configuration=yaml.safe_dump(
             summary.config.to_values(), sort_keys=False, allow_unicode=True

@@ -23,6 +23,8 @@ from stages.contract.errors import GebError, RunCancelledError, StageFailedError
 
 # All of it is in the log file that the message names.
 _SHOWN_LINES = 20
+# The UI cuts wider tables; the report has all columns.
+_MOST_COLUMNS = 7
 
 
 @survives_outage
@@ -48,8 +50,13 @@ def publish_configuration(config: RunConfig, preset: str) -> None:
 @survives_outage
 def publish_table(summary: Summary, iteration: int) -> None:
     """Creates the table of the iterations so far; to be called inside a flow run."""
+    table = summary.tables()[0]
+    records = [
+        {title: record[title] for title in table.header[:_MOST_COLUMNS]}
+        for record in table.records()[: iteration + 1]
+    ]
     create_table_artifact(
-        summary.table().records()[: iteration + 1],
+        records,
         key=artifact_key(summary.run, "iterations"),
         description=f"Run {summary.run} after iteration {iteration}.",
     )
@@ -61,8 +68,7 @@ def publish(summary: Summary, report: str) -> None:
 
     The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
     """
-    tables = [summary.table().markdown()]
-    tables += [f"## Suite {suite.name}\n\n{suite.table().markdown()}" for suite in summary.suites]
+    tables = [f"## {table.title}\n\n{table.markdown()}" for table in summary.tables()]
     places = "\n".join([*summary.places(), f"report      {report}"])
     judged = verdict(summary)
     notes = "\n".join(f"- {note}" for note in (*judged.reasons, *judged.cautions))

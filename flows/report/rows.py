@@ -7,22 +7,23 @@ from statistics import stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from flows.pipeline.config import Evaluation, RunConfig
+from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_place
-from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import difference_of_methods, holm, over_seeds, paired_difference
 from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
     BASE,
-    COLUMNS,
     POLICY,
     Cell,
-    Column,
-    Estimate,
+    Model,
+    column_of,
+    figure_names,
     figure_of,
     interval_text,
 )
+from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact
 
 HELD_OUT = "held-out prompts"
@@ -41,7 +42,8 @@ _NOT_OF_THE_METHOD = (
     "promote",
 )
 _SIGNIFICANT = 0.05
-_SHARES = {column.name for column in COLUMNS if column.share} | {ACCURACY, LENGTH_CONTROLLED}
+PromptMeans = dict[str, dict[str, float]]
+"""Means of each prompt's samples, by figure and prompt."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class MethodRow:
     def shown(self, form: str) -> Cell:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
         # A mean of whole numbers of prompts is a fraction.
-        is_count = form == "d"
+        is_count = form == ".0f"
         mean = format(self.mean.value, ".1f" if is_count else form)
         if len(self.values) < 2:
             return Cell(mean)
@@ -126,23 +128,14 @@ class MethodRow:
 
 def run_rows(run: Summary, method: str) -> Iterator[Row]:
     """Figures of a run's evaluations after its last iteration, suites last."""
-    yield from _rows(run, method, run.rows[last_iteration(run) or -1], COLUMNS)
-    for suite in run.suites:
-        yield from _rows(run, method, suite.rows[-1], suite.columns, suite.name)
+    yield from _rows(run, method, run.rows[last_iteration(run) or -1], HELD_OUT)
+    for suite, rows in run.suites.items():
+        yield from _rows(run, method, rows[-1], suite)
 
 
-def _rows(
-    run: Summary,
-    method: str,
-    row: Mapping[str, Any],
-    columns: Sequence[Column],
-    evaluation: str = HELD_OUT,
-) -> Iterator[Row]:
-    """Figures of one iteration, as :attr:`Summary.rows` has it, that are known."""
-    names = [column.name for column in columns]
-    names += row["solved"]
-    names += [f"components.{name}" for name in row["components"]]
-    for name in names:
+def _rows(run: Summary, method: str, row: Mapping[str, Any], evaluation: str) -> Iterator[Row]:
+    """The figures of one iteration that are known."""
+    for name in figure_names([row]):
         estimate = figure_of(row, name)
         if estimate is not None:
             yield Row(
@@ -198,7 +191,7 @@ def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
 def _methods(
     evaluation: str, figure: str, group: Mapping[str, list[tuple[int, float]]], first: str
 ) -> Iterator[MethodRow]:
-    whole = 1.0 if figure in _SHARES or figure.startswith("pass@") else None
+    whole = 1.0 if column_of(figure).share else None
     # The first method may lack a suite that others have.
     first_runs = group.get(first)
     tests: dict[str, tuple[Estimate, str]] = {}
@@ -251,7 +244,7 @@ class Paired:
         evaluation: ``held-out prompts``, or the name of a suite.
         run: Name of the second run.
         against: Name of the first.
-        figure: Name of the figure, see :meth:`flows.report.prompt_figures.Samples.figures`.
+        figure: Name of the figure, as in ``prompts.parquet``.
         first: Mean over them in the first run.
         second: Mean over them in the second run.
         difference: ``second − first``.
@@ -295,8 +288,10 @@ def compared(
     What either run does not have, and figures that are the same for every prompt, are left out.
     Without a suite, the evaluations on held-out prompts are compared.
     """
-    before = _figures(first, iteration, suite)
-    now = _figures(second, iteration, suite)
+    place = f"iteration-{iteration}/evaluate"
+    place = suite_place(place, suite) if suite else place
+    before = prompt_means(first.artifacts.get(place), POLICY)
+    now = prompt_means(second.artifacts.get(place), POLICY)
     pairing = _Pairing(suite or HELD_OUT, second.run, first.run, iteration)
     return pairing.compare(before, now, names)
 
@@ -309,13 +304,15 @@ class _Pairing(NamedTuple):
     against: str
     iteration: int
 
-    def compare(self, before: Figures, now: Figures, names: Iterable[str]) -> Iterator[Paired]:
+    def compare(
+        self, before: PromptMeans, now: PromptMeans, names: Iterable[str]
+    ) -> Iterator[Paired]:
         """Differences of the figures that differ for some prompt that both have."""
         for name in names:
             if name not in before or name not in now:
                 continue
-            old = means(before[name])
-            new = means(now[name])
+            old = before[name]
+            new = now[name]
             prompts = sorted(old.keys() & new.keys())
             if all(old[prompt] == new[prompt] for prompt in prompts):
                 continue
@@ -338,15 +335,23 @@ class _Pairing(NamedTuple):
             )
 
 
-def against_base(
-    artifacts: Mapping[str, Artifact],
-    evaluation: Evaluation,
-    step: str,
-) -> list[Paired]:
+def against_base(evaluated: Artifact, step: str) -> list[Paired]:
     """Compares the figures that an evaluation's policy and base both have; equal ones left out."""
-    base = Samples.of(artifacts, evaluation, step, "base", BASE).figures()
-    policy = Samples.of(artifacts, evaluation, step, "policy", POLICY).figures()
+    base = prompt_means(evaluated, BASE)
+    policy = prompt_means(evaluated, POLICY)
     return list(_Pairing(step, POLICY, BASE, 0).compare(base, policy, base))
+
+
+def prompt_means(evaluated: Artifact | None, model: Model) -> PromptMeans:
+    """Means of each prompt by figure; none without the evaluation's artifact."""
+    means: PromptMeans = {}
+    if evaluated is None:
+        return means
+    for row in pq.read_table(evaluated.file("prompts.parquet")).to_pylist():
+        if row["model"] == model:
+            figure = means.setdefault(row["figure"], {})
+            figure[row["prompt_id"]] = row["total"] / row["count"]
+    return means
 
 
 def adjusted(pairs: Sequence[Paired]) -> list[Paired]:
@@ -356,23 +361,3 @@ def adjusted(pairs: Sequence[Paired]) -> list[Paired]:
         replace(pair, adjusted_p_value=p_value)
         for pair, p_value in zip(pairs, p_values, strict=True)
     ]
-
-
-def _figures(summary: Summary, iteration: int, suite: str | None) -> Figures:
-    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there.
-
-    Iteration 0 has the base's figures, which every evaluation repeats.
-    """
-    config = summary.config if suite is None else summary.config.for_suite(suite)
-    iterations = [iteration] if iteration else range(1, summary.config.iterations + 1)
-    for number in iterations:
-        place = f"iteration-{number}/evaluate"
-        prefix = place if iteration else "base"
-        if suite is not None:
-            place = suite_place(place, suite)
-            prefix = suite_place(prefix, suite)
-        if place in summary.artifacts:
-            model = POLICY if iteration else BASE
-            samples = Samples.of(summary.artifacts, config.evaluation, place, prefix, model)
-            return samples.figures()
-    return {}

@@ -1,8 +1,4 @@
-"""Intervals and tests of the report: bootstrap, permutation, Student, Welch, Wilson, Holm. Pure.
-
-The unit of observation is the prompt: samples of one prompt resemble each other, so that a prompt's
-samples enter a bootstrap together (Cameron, Gelbach & Miller 2008, the cluster bootstrap). Over
-seeds the unit is the run.
+"""Tests of the report: permutation over prompts; Student, Welch and Holm over seeds. Pure.
 
 Shapes: ``P`` prompts, ``S`` seeds, ``M`` comparisons.
 """
@@ -14,67 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from flows.report.table import Estimate
+from stages.evaluate.statistics import BATCH, CONFIDENCE, SEED, Estimate, Floats, ratio_of_sums
 
-CONFIDENCE = 0.95
-"""Coverage of every interval that is shown."""
-RESAMPLES = 4000
-"""Resamples of a bootstrap: an end of a 95 % interval is the 100th smallest or largest."""
 PERMUTATIONS = 9999
 """Most sign patterns of a permutation test; the smallest p-value is then 10⁻⁴."""
-
-# Any fixed number: the same artifacts have the same intervals in every report.
-_SEED = 20260101
-# Resamples held in memory at once.
-_BATCH = 250
-
-Floats = npt.NDArray[np.float64]
-
-
-def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
-    """Σ numerators / Σ denominators over prompts, with a percentile bootstrap over prompts.
-
-    Args:
-        numerators: A sum over each prompt's samples, [P].
-        denominators: The number that it is divided by, such as the count of samples, [P].
-
-    Raises:
-        ValueError: There are no prompts.
-    """
-    value = _ratio(numerators, denominators)
-    if len(numerators) < 2:
-        return Estimate(float(value))
-    found = stats.bootstrap(
-        (numerators, denominators),
-        _ratio,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=_BATCH,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(_SEED),
-    ).confidence_interval
-    return Estimate(float(value), float(found.low), float(found.high))
-
-
-def _ratio(numerators: Floats, denominators: Floats, axis: int = -1) -> Floats:
-    if numerators.shape[axis] == 0:
-        raise ValueError("there are no prompts to average over")
-    ratio: Floats = numerators.sum(axis=axis) / denominators.sum(axis=axis)
-    return ratio
-
-
-def proportion(successes: int, trials: int) -> Estimate:
-    """A share of independent trials with Wilson's interval (Wilson 1927); ValueError without any.
-
-    A bootstrap of a share of 0 or 1 has no width, however few the trials; this interval has.
-    """
-    found = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
-    return Estimate(successes / trials, float(found.low), float(found.high))
 
 
 def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
@@ -170,8 +111,8 @@ def paired_difference(first: Floats, second: Floats) -> Estimate:
         permutation_type="samples",
         vectorized=True,
         n_resamples=PERMUTATIONS,
-        batch=_BATCH,
-        rng=np.random.default_rng(_SEED),
+        batch=BATCH,
+        rng=np.random.default_rng(SEED),
     )
     return replace(estimate, p_value=float(found.pvalue))
 
@@ -193,30 +134,3 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(known) - rank) * p_value))
         adjusted[place] = largest
     return adjusted
-
-
-def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k: int) -> Floats:
-    """Unbiased estimate of the chance that one of k samples is correct, prompt by prompt.
-
-    ``1 − C(n−c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374), as the product
-    of their figure 3, which does not overflow.
-
-    Args:
-        correct: Correct samples c of each prompt, [P].
-        samples: Samples n of each prompt, [P].
-        k: Samples that may be tried.
-
-    Returns:
-        Estimates, [P].
-
-    Raises:
-        ValueError: A prompt has fewer than k samples.
-    """
-    if k < 1 or (len(samples) and samples.min() < k):
-        fewest = int(samples.min()) if len(samples) else 0
-        raise ValueError(f"pass@{k} needs at least {k} samples of each prompt; one has {fewest}")
-    wrong = (samples - correct)[:, None]
-    # The i-th of k draws without replacement is wrong with probability (n−c−i) / (n−i).
-    drawn = np.arange(k)[None, :]
-    missed = np.clip(wrong - drawn, 0, None) / (samples[:, None] - drawn)
-    return np.asarray(1.0 - missed.prod(axis=1), dtype=np.float64)

@@ -1,25 +1,17 @@
 """A run's results, iteration by iteration, read from the artifacts of its steps."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
-from flows.pipeline.config import Evaluation, RunConfig
+from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.status import RunStatus, run_status
-from flows.report.table import (
-    BASE,
-    COLUMNS,
-    POLICY,
-    SUITE_COLUMNS,
-    Column,
-    Figures,
-    FittedTable,
-    Model,
-    SuiteFigures,
-)
+from flows.report.table import BASE, COLUMNS, POLICY, FittedTable, Model, Row, figures_table
 from stages.contract.errors import DamagedArtifactError
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
@@ -27,18 +19,15 @@ from stages.train.params import TrainParams
 
 
 @dataclass
-class Summary(Figures):
+class Summary:
     """Results of a run, as far as its artifacts are there.
 
     Attributes:
         artifacts: Artifacts by the name of their step; steps without one are missing.
-        rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
-            with `components` of the oracle, `solved` (accuracy, pass@k, length-controlled win
-            rate, perplexity), and `intervals` by the names of
-            :meth:`flows.report.prompt_figures.Samples.figures`; row 0 is the base policy.
+        rows: Figures after each iteration, as far as they are known; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
-        suites: Figures of the suites that have results.
+        suites: Rows of the suites that have results: the base's, and one for each iteration.
         status: How far the run is, and which of its steps failed.
         damaged: The damage of each damaged artifact, whose figures are missing.
     """
@@ -47,13 +36,12 @@ class Summary(Figures):
     config: RunConfig
     store: str
     artifacts: dict[str, Artifact] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     checkpoint: str | None = None
     registered: list[str] = field(default_factory=list)
-    suites: list[SuiteFigures] = field(default_factory=list)
+    suites: dict[str, list[Row]] = field(default_factory=dict)
     status: RunStatus | None = None
     damaged: list[str] = field(default_factory=list)
-    columns: Sequence[Column] = COLUMNS
 
     def made(self, stage: str) -> list[tuple[int, Artifact]]:
         """Artifacts of a stage, with the iterations that have one."""
@@ -78,7 +66,7 @@ class Summary(Figures):
             "run": self.run,
             "store": self.store,
             "rows": self.rows,
-            "suites": {each.name: each.rows for each in self.suites},
+            "suites": self.suites,
             "checkpoint": self.checkpoint,
             "registered": self.registered,
             "damaged": self.damaged,
@@ -87,8 +75,8 @@ class Summary(Figures):
 
     def tables(self) -> list[FittedTable]:
         """The tables that a run ends with: its own, and one for each suite."""
-        suites = [each.table(f"suite {each.name}") for each in self.suites]
-        return [self.table(f"run {self.run}"), *suites]
+        suites = [figures_table(rows, f"suite {name}") for name, rows in self.suites.items()]
+        return [figures_table(self.rows, f"run {self.run}"), *suites]
 
     def kappa(self) -> str:
         """κ as it was asked for, and if it was calibrated what came out of it by iteration."""
@@ -142,8 +130,8 @@ def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
     for iteration in range(config.iterations + 1):
         found.rows.append(iteration_row(found, iteration))
     for name in config.suites:
-        rows = suite_rows(found, name)
-        found.suites += [SuiteFigures(name, rows)] if rows else []
+        if rows := list(suite_rows(found, name)):
+            found.suites[name] = rows
     trained = found.last("train")
     found.checkpoint = trained.address("checkpoint") if trained else None
     found.registered = _registered(record.store, config.model or config.name)
@@ -161,78 +149,47 @@ def _registered(store: Store, model: str) -> list[str]:
     ]
 
 
-def iteration_row(found: Summary, iteration: int) -> dict[str, Any]:
+def iteration_row(found: Summary, iteration: int) -> Row:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures next to the policy's.
-    place = f"iteration-{iteration or 1}/evaluate"
-    sampled = [each for each in COLUMNS if each.stage == "evaluate"]
-    row: dict[str, Any] = dict.fromkeys([each.name for each in COLUMNS])
-    prefix, model = (place, POLICY) if iteration else ("base", BASE)
-    evaluation = found.config.evaluation
-    row |= evaluated_row(found.artifacts, evaluation, sampled, place, prefix, model)
-    row["iteration"] = iteration
+    evaluated = found.artifacts.get(f"iteration-{iteration or 1}/evaluate")
+    row = evaluated_row(evaluated, iteration, POLICY if iteration else BASE)
     if iteration == 0:
         return row
-    paired = found.read_json(f"iteration-{iteration}/pair", "metrics.json")
     trained = found.read_json(f"iteration-{iteration}/train", "summary.json")
-    own = {"pair": paired, "train": trained.get("metrics", {})}
-    row |= {each.name: own[each.stage].get(each.name) for each in COLUMNS if each.stage in own}
+    metrics = {
+        "pair": found.read_json(f"iteration-{iteration}/pair", "metrics.json"),
+        "train": trained.get("metrics", {}),
+    }
+    for column in COLUMNS:
+        if column.name in metrics.get(column.stage, ()):
+            row[column.name] = metrics[column.stage][column.name]
     return row | {"kappa": trained.get("kappa")}
 
 
-def suite_rows(found: Summary, name: str) -> list[dict[str, Any]]:
+def suite_rows(found: Summary, name: str) -> Iterator[Row]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
-    places = {
-        t: suite_place(f"iteration-{t}/evaluate", name)
-        for t in range(1, found.config.iterations + 1)
+    is_first = True
+    for iteration in range(1, found.config.iterations + 1):
+        evaluated = found.artifacts.get(suite_place(f"iteration-{iteration}/evaluate", name))
+        if evaluated is None:
+            continue
+        if is_first:
+            yield evaluated_row(evaluated, 0, BASE)
+        yield evaluated_row(evaluated, iteration, POLICY)
+        is_first = False
+
+
+def evaluated_row(evaluated: Artifact | None, iteration: int, model: Model) -> Row:
+    """Figures of one model in an evaluation; none without its artifact."""
+    if evaluated is None:
+        return {"iteration": iteration}
+    figures = pq.read_table(evaluated.file("figures.parquet")).to_pylist()
+    own = [figure for figure in figures if figure["model"] == model]
+    intervals = {
+        figure["figure"]: (figure["low"], figure["high"])
+        for figure in own
+        if figure["low"] is not None
     }
-    done = [(t, place) for t, place in places.items() if place in found.artifacts]
-    models = [(0, place, suite_place("base", name), BASE) for _, place in done[:1]]
-    models += [(t, place, place, POLICY) for t, place in done]
-    suite = found.config.for_suite(name).evaluation
-    return [
-        {"iteration": t}
-        | evaluated_row(found.artifacts, suite, SUITE_COLUMNS, place, prefix, model)
-        for t, place, prefix, model in models
-    ]
-
-
-def evaluated_row(
-    artifacts: Mapping[str, Artifact],
-    evaluation: Evaluation,
-    columns: Sequence[Column],
-    step: str,
-    prefix: str,
-    model: Model,
-) -> dict[str, Any]:
-    """Figures of one model in an evaluation: metrics, components, solved problems, intervals.
-
-    ``step`` is the evaluation's; ``prefix`` begins the names of the steps that sampled and scored
-    the model's responses.
-    """
-    if step not in artifacts:
-        unknown = {each.name: None for each in columns}
-        return {**unknown, "components": {}, "solved": {}, "intervals": {}}
-    # Here, since scipy takes a second to load, and most commands do without it.
-    from flows.report.prompt_figures import Samples, estimates, length_controlled
-
-    metrics = artifacts[step].read_json("metrics.json")
-    own = "base_" if model == BASE else ""
-    samples = Samples.of(artifacts, evaluation, step, prefix, model)
-    controlled = length_controlled(metrics, model)
-    figures = {**estimates(samples), **controlled}
-    of_some = (*samples.solved(), *controlled)
-    solved = {name: figures[name].value for name in of_some if name in figures}
-    if f"{own}perplexity" in metrics:
-        solved["perplexity"] = metrics[f"{own}perplexity"]
-    log_pi, log_pi_ref = (metrics.get(each) for each in ("mean_log_pi", "mean_log_pi_ref"))
-    moved = None
-    if model == POLICY and log_pi is not None and log_pi_ref is not None:
-        moved = log_pi - log_pi_ref
-    return {
-        **{each.name: metrics.get(f"{own}{each.name}") for each in columns},
-        "kl_to_base": moved,
-        "components": metrics.get(f"{own}reward_components", {}),
-        "solved": solved,
-        "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
-    }
+    values = {figure["figure"]: figure["value"] for figure in own}
+    return {"iteration": iteration, **values, "intervals": intervals}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -11,30 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and the ends of its 95 % interval; None if there are too few observations.
-
-    A difference has the two-sided p-value of there being none, unless it cannot be tested.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    p_value: float | None = None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Both ends, or None."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-    def within(self, least: float, most: float | None) -> Estimate:
-        """The same with an interval that ends at two bounds; None for ``most`` sets none."""
-        if self.low is None or self.high is None or most is None or not least <= self.value <= most:
-            return self
-        return replace(self, low=max(self.low, least), high=min(self.high, most))
-
+from stages.evaluate.statistics import Estimate
 
 Model = Literal["policy", "base"]
 POLICY: Model = "policy"
@@ -43,7 +20,7 @@ BASE: Model = "base"
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of each iteration, the stage that finds it, and whether it is a share, 0 to 1."""
+    """A figure of each iteration, the stage that computes it, and whether it is a share."""
 
     title: str
     stage: str
@@ -52,7 +29,19 @@ class Column:
     share: bool = False
 
 
-ANSWER_COLUMNS = (
+COLUMNS = (
+    Column("mean reward", "evaluate", "mean_reward"),
+    Column("win rate", "evaluate", "win_rate", share=True),
+    Column("LC win rate", "evaluate", "length_controlled_win_rate", share=True),
+    Column("accuracy", "evaluate", "accuracy", share=True),
+    Column("tied", "evaluate", "tied_prompts", ".0f"),
+    Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
+    Column("KL", "evaluate", "kl_to_base", ".2f"),
+    Column("perplexity", "evaluate", "perplexity", ".2f"),
+    Column("pairs", "pair", "pairs", ".0f"),
+    Column("ties", "pair", "ties", ".0f"),
+    Column("loss", "train", "loss"),
+    Column("bonus ratio", "train", "bonus_ratio", ".3g"),
     Column("distinct-1", "evaluate", "distinct_1", share=True),
     Column("distinct-2", "evaluate", "distinct_2", share=True),
     Column("distinct-3", "evaluate", "distinct_3", share=True),
@@ -62,22 +51,9 @@ ANSWER_COLUMNS = (
     Column("repetition", "evaluate", "repetition", share=True),
     Column("refusals", "evaluate", "refusal_share", share=True),
 )
-"""Figures of the answers themselves, whatever their reward."""
-
-COLUMNS = (
-    Column("mean reward", "evaluate", "mean_reward"),
-    Column("win rate", "evaluate", "win_rate", share=True),
-    Column("tied", "evaluate", "tied_prompts", "d"),
-    Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
-    Column("KL", "evaluate", "kl_to_base", ".2f"),
-    Column("pairs", "pair", "pairs", "d"),
-    Column("ties", "pair", "ties", "d"),
-    Column("loss", "train", "loss"),
-    Column("bonus ratio", "train", "bonus_ratio", ".3g"),
-    *ANSWER_COLUMNS,
-)
-
-SUITE_COLUMNS = tuple(column for column in COLUMNS if column.stage == "evaluate")
+_FIRST = 4
+"""Number of columns that come before the oracle's components and pass@k."""
+_COLUMNS = {column.name: column for column in COLUMNS}
 
 DROPPED_FIRST = (
     "distinct-2",
@@ -111,71 +87,56 @@ class Cell:
 
     @classmethod
     def of(cls, estimate: Estimate | None, form: str) -> Self:
-        """An estimate as a cell; numbers of prompts are whole, whatever the form."""
+        """An estimate as a cell; a dash if it is not known."""
         if estimate is None:
             return cls("-")
-        form_of_value = "d" if isinstance(estimate.value, int) else form
-        return cls(formatted(estimate.value, form_of_value), interval_text(estimate.interval, form))
+        return cls(format(estimate.value, form), interval_text(estimate.interval, form))
 
     def __str__(self) -> str:
         return f"{self.text} {self.interval}".rstrip()
 
 
-class Figures:
-    """A table of figures: a row for the base and one for each iteration."""
-
-    columns: Sequence[Column]
-    rows: list[dict[str, Any]]
-
-    def table(self, title: str = "") -> FittedTable:
-        """The figures with their intervals."""
-        columns = {column.name: column for column in self.columns}
-        for row in self.rows:
-            for name in row.get("solved", {}):
-                columns[name] = Column(name, "evaluate", name)
-        for name in self.components():
-            columns[f"components.{name}"] = Column(name, "evaluate", f"components.{name}")
-        names = ordered(columns)
-        rows: list[list[str | Cell]] = []
-        for row in self.rows:
-            cells = [Cell.of(figure_of(row, name), columns[name].form) for name in names]
-            rows.append([str(row.get("iteration") or "base"), *cells])
-        return FittedTable(
-            title,
-            ["iteration", *(columns[name].title for name in names)],
-            rows,
-        )
-
-    def components(self) -> list[str]:
-        """Names of the oracle's components, in which it explains its scores."""
-        return sorted({name for row in self.rows for name in row["components"]})
+Row = dict[str, Any]
+"""Figures of one iteration: `iteration`, values by figure, and `intervals` by figure."""
+_NO_FIGURES = {"iteration", "intervals", "kappa"}
 
 
-@dataclass
-class SuiteFigures(Figures):
-    """Figures of one suite; rows as of :class:`Summary`, if it was run."""
+def column_of(name: str) -> Column:
+    """The column of a figure; others than those of :data:`COLUMNS` come from the oracle."""
+    title = name.removeprefix("components.")
+    return _COLUMNS.get(name) or Column(title, "evaluate", name, share=name.startswith("pass@"))
 
-    name: str
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    columns: Sequence[Column] = SUITE_COLUMNS
+
+def figures_table(rows: Sequence[Row], title: str = "") -> FittedTable:
+    """A row for the base and one for each iteration, with intervals, of all known figures."""
+    columns = [column_of(name) for name in figure_names(rows)]
+    cells: list[list[str | Cell]] = [
+        [
+            str(row["iteration"] or "base"),
+            *(Cell.of(figure_of(row, column.name), column.form) for column in columns),
+        ]
+        for row in rows
+    ]
+    return FittedTable(title, ["iteration", *(column.title for column in columns)], cells)
 
 
 def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
-    """A figure of one iteration, as :attr:`Summary.rows` has it; None if it is not known."""
-    group, _, component = name.partition(".")
-    values = row["components"] if group == "components" else row | row.get("solved", {})
-    value = values.get(component or name)
-    if value is None:
-        return None
-    return Estimate(value, *(row.get("intervals", {}).get(name) or ()))
+    """A figure of one iteration; None if it is not known."""
+    value = row.get(name)
+    return None if value is None else Estimate(value, *row.get("intervals", {}).get(name, ()))
+
+
+def figure_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Figures that some row has, in a table's order."""
+    known = {name: None for row in rows for name, value in row.items() if value is not None}
+    return ordered(name for name in known if name not in _NO_FIGURES)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Figures in a table's order: mean reward and win rate, what explains them, all others."""
-    first = {column.name for column in COLUMNS[:2]}
-    last = {column.name for column in COLUMNS[2:]}
-    # False sorts before True, and the order of the names is kept otherwise.
-    return sorted(names, key=lambda name: (name not in first, name in last))
+    """Figures in a table's order: rewards and shares won, what explains them, all others."""
+    places = {column.name: place for place, column in enumerate(COLUMNS)}
+    # The order of other names is kept: sorting is stable.
+    return sorted(names, key=lambda name: places.get(name, _FIRST - 0.5))
 
 
 def interval_text(interval: Sequence[float] | None, form: str) -> str:
@@ -183,7 +144,7 @@ def interval_text(interval: Sequence[float] | None, form: str) -> str:
     return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
 
 
-def formatted(value: Any, form: str) -> str:
+def formatted(value: float | None, form: str) -> str:
     """A figure for a person; a dash if there is none."""
     return "-" if value is None else format(value, form)
 
@@ -213,13 +174,6 @@ class FittedTable:
         """A record for each row, from the titles of the columns to text on one line."""
         rows = ([str(cell).replace("\n", ", ") for cell in row] for row in self.rows)
         return [dict(zip(self.header, row, strict=True)) for row in rows]
-
-    def part(self, titles: Collection[str]) -> FittedTable:
-        """The same with these columns alone, after those that are always shown."""
-        places = [n for n, title in enumerate(self.header) if n < self.kept or title in titles]
-        header = [self.header[n] for n in places]
-        rows = [[row[n] for n in places] for row in self.rows]
-        return replace(self, header=header, rows=rows)
 
     def markdown(self) -> str:
         """The table in Markdown, without its title and note; bars in its cells are escaped."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from flows.execution.run_record import resume_command
 from flows.report.status import RunStatus
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import Cell, figure_of, interval_text
+from flows.report.table import Cell, column_of, figure_names, figure_of, interval_text
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _sentence(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     share = _percent(row["win_rate"], intervals.get("win_rate"))
     sentence = f"After {number} the model scores above its base on {share} of the held-out prompts"
     if row.get("tied_prompts"):
-        sentence += f" ({row['tied_prompts']} tie)"
+        sentence += f" ({row['tied_prompts']:.0f} tie)"
     if row.get("mean_reward") is None or base.get("mean_reward") is None:
         return sentence
     interval = interval_text(intervals.get("mean_reward"), ".3f")
@@ -146,27 +146,34 @@ def _cautions(summary: Summary) -> Iterator[str]:
     yield f"one training seed, {prompts} held-out prompts; `geb sweep --seeds` tries other seeds"
     base = summary.rows[0]
     last = summary.rows[iteration]
-    for name in last["components"]:
-        yield from _fall(name, f"components.{name}", [base, last])
-    for suite in summary.suites:
-        for name in ("mean_reward", *suite.rows[-1]["solved"]):
-            yield from _fall(f"suite {suite.name}, {name.replace('_', ' ')}", name, suite.rows)
-    if "perplexity" in metrics:
+    rows_by_evaluation = {"": [base, last]} | {
+        f"suite {name}, ": rows for name, rows in summary.suites.items()
+    }
+    for evaluation, rows in rows_by_evaluation.items():
+        for name in figure_names(rows):
+            if _is_quality(name) and (evaluation or name != "mean_reward"):
+                yield from _fall(f"{evaluation}{column_of(name).title}", name, rows)
+    if "perplexity" in last:
         yield (
-            "the perplexity of unrelated text went from "
-            f"{metrics['base_perplexity']:.2f} to {metrics['perplexity']:.2f}"
+            f"the perplexity of unrelated text went from {base['perplexity']:.2f} to "
+            f"{last['perplexity']:.2f}"
         )
-    cut_off = metrics["truncated_share"]
-    base_cut_off = metrics["base_truncated_share"]
+    cut_off = last.get("truncated_share", 0.0)
+    base_cut_off = base.get("truncated_share", 0.0)
     if cut_off > base_cut_off:
         yield (
             f"{_percent(cut_off, None)} of the answers are cut off, of the base's "
             f"{_percent(base_cut_off, None)}"
         )
-    before = base["mean_log_pi_ref"]
-    now = last["mean_log_pi_ref"]
+    before = base.get("mean_log_pi_ref")
+    now = last.get("mean_log_pi_ref")
     if before is not None and now is not None:
         yield f"log π_ref of the answers moved from {before:.2f} to {now:.2f} nats"
+
+
+def _is_quality(name: str) -> bool:
+    """True for figures of which more is better."""
+    return name in ("mean_reward", "accuracy") or name.startswith(("components.", "pass@"))
 
 
 def _fall(words: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -24,6 +24,8 @@ Kind = Literal[
     "scores",
     "pairs",
     "distributions",
+    "figures",
+    "prompt_figures",
 ]
 """Whole artifacts; models (checkpoints, adapters, repositories of the hub); metrics of evaluations;
 tables by the names of their schemas in ``stages.tables.schemas``; other files and folders."""

@@ -20,7 +20,7 @@ class EvaluateParams(StageParams):
     """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),
@@ -35,14 +35,19 @@ class EvaluateParams(StageParams):
     }
     outputs = {
         "metrics.json": OutputSpec("metrics"),
+        "figures.parquet": OutputSpec("figures"),
+        "prompts.parquet": OutputSpec("prompt_figures"),
         "distributions.parquet": OutputSpec("distributions"),
         "samples.jsonl": OutputSpec("file"),
     }
     image = "torch"
     late_modules = ("stages.evaluate.reference",)
 
-    distinct_n: int = Field(4, ge=1, le=8)
-    """Longest n-grams, in words, of which distinct-n is computed."""
+    correct_from: float | None = None
+    """Smallest score of a correct response, by which accuracy is computed; none if unset."""
+
+    pass_at_k: tuple[int, ...] = ()
+    """Numbers of samples k of which pass@k is computed."""
 
     log_pi_ref: Literal["off", "policy", "both"] = "both"
     """Whose samples get the reference's log-probability: nobody's, the policy's, or also the base's

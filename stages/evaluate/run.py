@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,11 +19,20 @@ import pyarrow.compute as pc
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.evaluate.params import EvaluateParams
-from stages.evaluate.summary import Metrics, SampleSummary, win_rate
+from stages.evaluate.summary import Metrics, PromptFigure, SampleSummary, figures, win_rate
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.tables.join import ScoredBatch, read_scored
-from stages.tables.schemas import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
+from stages.tables.schemas import (
+    DISTRIBUTIONS,
+    FIGURES,
+    PROMPT_FIGURES,
+    RESPONSES,
+    TableWriter,
+    num_rows,
+    read_batches,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from stages.evaluate.reference import Reference
@@ -68,8 +78,9 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         sides = _sides(ctx, reference)
         _write_distributions(ctx, sides)
     policy, base = sides
+    comparison, won = win_rate(policy.summary.prompts, base.summary.prompts)
     metrics: Metrics = {
-        **win_rate(policy.summary.prompts, base.summary.prompts),
+        **comparison,
         **policy.summary.metrics(),
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
     }
@@ -84,6 +95,8 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 
         metrics |= perplexities(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
+    own = policy.summary.by_prompt() | {"win_rate": won}
+    write_figures(ctx.out, metrics, {"policy": own, "base": base.summary.by_prompt()})
     _write_samples(ctx.out / "samples.jsonl", policy, base)
     if metrics["uncompared_prompts"]:
         ctx.events.warning(
@@ -107,6 +120,24 @@ def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) 
                 ctx.events.progress(done, total, "responses")
 
 
+def write_figures(
+    folder: Path, metrics: Metrics, by_prompt: Mapping[str, Mapping[str, PromptFigure]]
+) -> None:
+    """Writes the figures of both models, and what each prompt adds to them, by the model."""
+    rows = []
+    prompts = []
+    for model, prompt_figures in by_prompt.items():
+        prefix = "base_" if model == "base" else ""
+        rows += [{"model": model, **row} for row in figures(metrics, prefix, prompt_figures)]
+        prompts += [
+            {"model": model, "prompt_id": prompt, "figure": name, "total": total, "count": count}
+            for name, figure in prompt_figures.items()
+            for prompt, (total, count) in figure.items()
+        ]
+    write_table(folder / "figures.parquet", FIGURES, rows)
+    write_table(folder / "prompts.parquet", PROMPT_FIGURES, prompts)
+
+
 def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> list[_Side]:
     sides = [
         _Side(
@@ -114,7 +145,7 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
             responses=ctx.paths(f"{prefix}responses"),
             scores=ctx.paths(f"{prefix}scores"),
             reference=reference if ctx.params.log_pi_ref in (name, "both") else None,
-            summary=SampleSummary(ctx.params.distinct_n),
+            summary=SampleSummary(ctx.params.correct_from, ctx.params.pass_at_k),
         )
         for name, prefix in (("policy", ""), ("base", "base_"))
     ]

@@ -8,16 +8,17 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.contract.errors import UserError
+from stages.evaluate.statistics import Estimate, pass_at_k, proportion, ratio_of_sums
 from stages.tables.join import ScoredBatch
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -30,9 +31,26 @@ REFUSAL = re.compile(
 (appendix B) looks for."""
 _REPEATED_N = 4
 
-Metrics = dict[str, object]
+LONGEST_NGRAM = 4
+"""Longest n-grams, in words, of which distinct-n is computed."""
 
-_ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
+Metrics = dict[str, Any]
+PromptFigure = dict[str, tuple[float, int]]
+"""One figure of each prompt: a sum over its samples, and what that is divided by."""
+SHARED = (
+    "mean_reward",
+    "win_rate",
+    "tied_prompts",
+    "mean_log_pi_ref",
+    *(f"distinct_{n}" for n in range(1, LONGEST_NGRAM + 1)),
+    "mean_response_tokens",
+    "truncated_share",
+    "repetition",
+    "refusal_share",
+    "perplexity",
+    "length_controlled_win_rate",
+)
+"""Metrics that are figures of a model."""
 
 
 class PromptRewards(NamedTuple):
@@ -46,17 +64,20 @@ class SampleSummary:
     """Metrics of one model's samples on the test prompts.
 
     Args:
-        distinct_n: Longest n-grams of which distinct-n is computed.
+        correct_from: Smallest score of a correct response; None counts no solved problems.
+        tries: Numbers of samples k of which pass@k is computed.
     """
 
-    def __init__(self, distinct_n: int) -> None:
+    def __init__(self, correct_from: float | None = None, tries: Sequence[int] = ()) -> None:
         self.prompts: dict[str, PromptRewards | None] = {}
         """Rewards of each prompt; None if a response has no score."""
-        self._distinct = DistinctCounter(distinct_n)
+        self._correct_from = correct_from
+        self._tries = tries
+        self._by_prompt: dict[str, PromptFigure] = {}
+        self._distinct = DistinctCounter(LONGEST_NGRAM)
         self._rewards = array("d")
         self._log_pi_ref = array("d")
         self._texts: Counter[bytes] = Counter()
-        self._components: dict[str, tuple[float, int]] = {}
         self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
         self._repetition = array("d")
@@ -77,8 +98,13 @@ class SampleSummary:
             log_pi_ref: The same under the reference, [R], if it is computed.
         """
         scores = batch.scores.to_pylist()
+        components = batch.scored["components"].to_pylist()
         for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
             self._add_prompt(prompt_id, scores[start:end])
+            self._add_components(prompt_id, components[start:end])
+            self._put("mean_response_tokens", prompt_id, num_tokens[start:end])
+            if log_pi_ref is not None:
+                self._put("mean_log_pi_ref", prompt_id, log_pi_ref[start:end])
         texts = batch.responses["response"].to_pylist()
         self._distinct.add(texts)
         self._texts.update(
@@ -96,7 +122,6 @@ class SampleSummary:
         self._log_pi += float(log_pi.sum())
         if log_pi_ref is not None:
             self._log_pi_ref.extend(log_pi_ref.tolist())
-        self._add_components(batch.scored["components"])
 
     def _add_prompt(self, prompt_id: str, scores: list[float | None]) -> None:
         given = [score for score in scores if score is not None]
@@ -106,18 +131,35 @@ class SampleSummary:
             return
         self.prompts[prompt_id] = PromptRewards(math.fsum(given), len(given))
         self._rewards.extend(given)
+        self._put("mean_reward", prompt_id, given)
+        if self._correct_from is not None:
+            self._put("accuracy", prompt_id, [score >= self._correct_from for score in given])
 
-    def _add_components(self, column: pa.MapArray) -> None:
-        # As a list: `keys` and `items` of a slice of a map array are those of the whole.
-        entries = pc.list_flatten(column.cast(_ENTRIES))
-        flat = pa.table({"name": entries.field("key"), "value": entries.field("value")})
-        sums = flat.group_by("name").aggregate([("value", "sum"), ("value", "count")])
-        for row in sums.to_pylist():
-            total, count = self._components.get(row["name"], (0.0, 0))
-            self._components[row["name"]] = (
-                total + (row["value_sum"] or 0.0),
-                count + row["value_count"],
-            )
+    def _add_components(self, prompt_id: str, rows: Sequence[Any]) -> None:
+        values: dict[str, list[float]] = {}
+        for row in rows:
+            for name, value in row or ():
+                if value is not None:
+                    values.setdefault(f"components.{name}", []).append(value)
+        for name, parts in values.items():
+            self._put(name, prompt_id, parts)
+
+    def _put(self, figure: str, prompt_id: str, values: Iterable[float]) -> None:
+        numbers = list(values)
+        self._by_prompt.setdefault(figure, {})[prompt_id] = (math.fsum(numbers), len(numbers))
+
+    def by_prompt(self) -> dict[str, PromptFigure]:
+        """Figures prompt by prompt; rewards and solved problems without unscored prompts."""
+        figures = dict(self._by_prompt)
+        solved = figures.get("accuracy", {})
+        correct = np.array([total for total, _ in solved.values()], dtype=np.int64)
+        samples = np.array([count for _, count in solved.values()], dtype=np.int64)
+        for k in self._tries:
+            passed = pass_at_k(correct, samples, k).tolist()
+            figures[f"pass@{k}"] = {
+                prompt: (share, 1) for prompt, share in zip(solved, passed, strict=True)
+            }
+        return figures
 
     def metrics(self) -> Metrics:
         """Everything that can be said of these samples alone."""
@@ -138,9 +180,9 @@ class SampleSummary:
             "std_reward": float(rewards.std()) if len(rewards) else None,
             "reward_quantiles": _quantiles(rewards),
             "reward_components": {
-                name: total / count
-                for name, (total, count) in sorted(self._components.items())
-                if count
+                name.removeprefix("components."): _mean_over(figure)
+                for name, figure in sorted(self._by_prompt.items())
+                if name.startswith("components.")
             },
             **{f"distinct_{n}": ratio for n, ratio in enumerate(distinct.per_ngram(), 1)},
             **{f"distinct_{n}_per_token": ratio for n, ratio in enumerate(distinct.per_token(), 1)},
@@ -197,7 +239,7 @@ def _known(value: float) -> float | None:
 Rewards = Mapping[str, PromptRewards | None]
 
 
-def win_rate(policy: Rewards, base: Rewards) -> Metrics:
+def win_rate(policy: Rewards, base: Rewards) -> tuple[Metrics, PromptFigure]:
     """Compares two models prompt by prompt.
 
     A prompt wins when the sum of its rewards is strictly above the base model's; ties lose
@@ -209,12 +251,14 @@ def win_rate(policy: Rewards, base: Rewards) -> Metrics:
 
     Returns:
         Rates, the standard error of the first, and how many prompts were compared, tied, or left
-        out because a score or the other model's samples are missing.
+        out because a score or the other model's samples are missing; and 1 for each prompt that
+        wins, 0 for each other one.
 
     Raises:
         UserError: No prompt can be compared, or a prompt has more samples of one model.
     """
-    wins = ties = compared = 0
+    won: PromptFigure = {}
+    ties = 0
     for prompt_id, mine in policy.items():
         other = base.get(prompt_id)
         if mine is None or other is None:
@@ -225,16 +269,17 @@ def win_rate(policy: Rewards, base: Rewards) -> Metrics:
                 "of the base model: sums of rewards cannot be compared",
                 "sample both with the same number of responses a prompt",
             )
-        compared += 1
-        wins += mine.total > other.total
+        won[prompt_id] = (float(mine.total > other.total), 1)
         ties += mine.total == other.total
-    if compared == 0:
+    if not won:
         raise UserError(
             "policy and base model have no scored prompt in common",
             "sample and score both on the same test prompts",
         )
+    compared = len(won)
+    wins = sum(total for total, _ in won.values())
     rate = wins / compared
-    return {
+    metrics = {
         "win_rate": rate,
         "win_rate_se": math.sqrt(rate * (1 - rate) / compared),
         "win_rate_ties_split": (wins + ties / 2) / compared,
@@ -242,6 +287,48 @@ def win_rate(policy: Rewards, base: Rewards) -> Metrics:
         "tied_prompts": ties,
         "uncompared_prompts": len(policy.keys() | base.keys()) - compared,
     }
+    return metrics, won
+
+
+def figures(
+    metrics: Metrics, prefix: str, by_prompt: Mapping[str, PromptFigure]
+) -> Iterator[dict[str, Any]]:
+    """Figures of one model with their 95 % intervals, as far as they are known.
+
+    Intervals are bootstraps over prompts, and Wilson's for the win rate: a policy that wins every
+    prompt has an interval too. ``prefix`` begins the names of the model's metrics.
+    """
+    estimates = {name: _estimate(name, figure) for name, figure in by_prompt.items() if figure}
+    log_pi = metrics.get("mean_log_pi")
+    log_pi_ref = metrics.get("mean_log_pi_ref")
+    if not prefix and log_pi is not None and log_pi_ref is not None:
+        estimates["kl_to_base"] = Estimate(log_pi - log_pi_ref)
+    for name in SHARED:
+        value = metrics.get(f"{prefix}{name}")
+        if value is not None:
+            ends = metrics.get(f"{prefix}{name}_interval") or (None, None)
+            estimate = estimates.get(name, Estimate(value, *ends))
+            estimates[name] = replace(estimate, value=value)
+    for name, estimate in estimates.items():
+        yield {
+            "figure": name,
+            "value": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "n": len(by_prompt.get(name, ())) or None,
+        }
+
+
+def _estimate(name: str, figure: PromptFigure) -> Estimate:
+    totals, counts = np.array([figure[prompt] for prompt in sorted(figure)], dtype=np.float64).T
+    if name == "win_rate":
+        return proportion(int(totals.sum()), len(totals))
+    return ratio_of_sums(totals, counts)
+
+
+def _mean_over(figure: PromptFigure) -> float:
+    total = math.fsum(total for total, _ in figure.values())
+    return total / sum(count for _, count in figure.values())
 
 
 # Hashes held back before they are merged: a bound on memory beside the distinct n-grams themselves.

@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
+from stages.tables.wilson import wilson_interval
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
         return GateResult(gate, "win_rate", None, _EVEN, False, reason)
     wins = round(rate * prompts)
     decided = prompts - ties
-    bound = wilson_lower_bound(wins / decided, decided, confidence) if decided else 0.0
+    # The lower end of the two-sided interval that leaves out as much above its upper end.
+    bound = wilson_interval(wins, decided, 2 * confidence - 1)[0] if decided else 0.0
     reason = (
         f"{gate}: {wins:g} prompts won, {decided - wins:g} lost, {ties:g} tied; with confidence "
         f"{confidence:g} at least {bound:.3f} of those that do not tie are won, and the gate wants "
@@ -126,14 +128,6 @@ def _holds(
     passed = bound is not None and bound >= limit
     reason = f"{gate}: mean_reward {shown}; {wants}"
     return GateResult(gate, "mean_reward", bound, limit, passed, reason)
-
-
-def wilson_lower_bound(rate: float, trials: float, confidence: float) -> float:
-    """One-sided lower bound of a proportion, ``rate``, of independent trials (Wilson 1927)."""
-    z = NormalDist().inv_cdf(confidence)
-    middle = rate + z * z / (2 * trials)
-    half = z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)
-    return max(0.0, (middle - half) / (1 + z * z / trials))
 
 
 def _metric(metrics: Mapping[str, Any], name: str, gate: str) -> float | None:

@@ -46,6 +46,8 @@ _PROMPT_TOKENS = Column(_TOKENS, "The prompt under the policy's chat template.")
 _FINISH = Column(
     pa.string(), "`stop` where the policy ended the response, `length` where the limit cut it off."
 )
+_MODEL = Column(pa.string(), "`policy` or `base`.")
+_FIGURE = Column(pa.string(), "Name of the figure, as in `metrics.json`.")
 _SIDE = {
     "sample_index": _INDEX,
     "token_ids": Column(_TOKENS, "Sampled tokens."),
@@ -107,7 +109,7 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
         "tie": Column(pa.bool_(), "Both responses score the same (`pair.ties: keep`)."),
     },
     "distributions": {
-        "model": Column(pa.string(), "`policy` or `base`."),
+        "model": _MODEL,
         "prompt_id": _ID,
         "sample_index": _INDEX,
         "reward": Column(
@@ -119,6 +121,21 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
         "log_pi_ref": Column(pa.float64(), "The same under the base policy.", optional=True),
         "num_tokens": Column(pa.int32(), "Tokens of the response."),
     },
+    "figures": {
+        "model": _MODEL,
+        "figure": _FIGURE,
+        "value": Column(pa.float64(), "The figure, over all samples."),
+        "low": Column(pa.float64(), "Lower end of its 95 % interval over prompts.", optional=True),
+        "high": Column(pa.float64(), "Upper end.", optional=True),
+        "n": Column(pa.int64(), "Prompts of the interval.", optional=True),
+    },
+    "prompt_figures": {
+        "model": _MODEL,
+        "prompt_id": _ID,
+        "figure": _FIGURE,
+        "total": Column(pa.float64(), "Sum over the prompt's samples."),
+        "count": Column(pa.int64(), "Number that it is divided by."),
+    },
 }
 SCHEMAS: Mapping[str, pa.Schema] = {
     table: pa.schema(
@@ -127,7 +144,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     )
     for table, columns in TABLES.items()
 }
-PROMPTS, RESPONSES, SCORES, PAIRS, DISTRIBUTIONS = SCHEMAS.values()
+PROMPTS, RESPONSES, SCORES, PAIRS, DISTRIBUTIONS, FIGURES, PROMPT_FIGURES = SCHEMAS.values()
 
 
 class TableWriter:

@@ -15,7 +15,7 @@ from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS, SuiteFigures
+from flows.report.table import COLUMNS
 from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, write_table
 from tests.flows.evaluations import artifact_in
@@ -30,15 +30,15 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
     coefficient = {name: values[0] for name, values in row.grid.items()}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
     base: dict[str, Any] = {each.name: None for each in COLUMNS}
-    base |= {"iteration": 0, "solved": {}, "components": {}, "intervals": {}}
+    base |= {"iteration": 0}
     # The base and the first iteration have other figures than the last, which are reported.
-    others = {name: 0.99 for name in figures if name != "solved"}
+    others = dict.fromkeys(figures, 0.99)
     first = base | {"iteration": 1, "mean_reward": 0.99} | others
     own = base | {"iteration": 2, "mean_reward": 0.5} | figures
     unevaluated = base | {"iteration": 3}
     found = Summary(config.name, config, "store", rows=[base | others, first, own, unevaluated])
     if suite:
-        found.suites = [SuiteFigures(suite, [first, own])]
+        found.suites[suite] = [first, own]
     return StudyRun(row, Cell({}, config), coefficient, tunes, found)
 
 
@@ -78,8 +78,7 @@ def figures(found: PaperTable, method: str) -> dict[str, PaperFigure]:
 
 def test_alpaca_s_column_is_the_length_controlled_win_rate() -> None:
     row = main("GEB-π")
-    solved = {"LC win rate": 0.31}
-    run = result(row, 0, suite="alpaca_eval", win_rate=0.5, solved=solved)
+    run = result(row, 0, suite="alpaca_eval", win_rate=0.5, length_controlled_win_rate=0.31)
     shown = figures(table(findings([row], run), "out-of-domain"), "GEB-π")
     assert shown["KL Alpaca"].text == "31.00"
 
@@ -140,7 +139,7 @@ def test_p_values_are_adjusted_over_the_methods_of_a_setting() -> None:
 
 def test_hard_prompts_show_the_suites_of_the_runs() -> None:
     row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
-    own = result(row, 0, suite="math500", solved={"pass@16": 0.5})
+    own = result(row, 0, suite="math500", **{"pass@16": 0.5})
     config = own.cell.config.model_copy(update={"suites": {"math500": None}})
     run = replace(own, cell=Cell({}, config))
     shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
@@ -151,12 +150,12 @@ def test_hard_prompts_show_the_suites_of_the_runs() -> None:
 
 def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
     row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
-    own = result(row, 0, suite="math500", solved={"pass@16": 0.5})
+    own = result(row, 0, suite="math500", **{"pass@16": 0.5})
     assert own.summary is not None
     for name, solved in (("aime2025", 0.2), ("olympiadbench", 0.3)):
-        other = result(row, 0, suite=name, solved={"pass@16": solved})
+        other = result(row, 0, suite=name, **{"pass@16": solved})
         assert other.summary is not None
-        own.summary.suites += other.summary.suites
+        own.summary.suites |= other.summary.suites
     shown = figures(table(findings([row], own), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["average"]) == "33.33 (paper: 56.94)"
     tested = [each.name for each in paper_tables(findings([row], own))]

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from stages.contract.manifest import Manifest
+from stages.evaluate.run import write_figures
+from stages.evaluate.summary import PromptFigure, SampleSummary
 from stages.store.base import Artifact
-from stages.tables.schemas import DISTRIBUTIONS, SCORES, write_table
+from stages.tables.schemas import DISTRIBUTIONS, write_table
 
 Rewards = Mapping[str, Sequence[float | None]]
 
@@ -18,9 +20,17 @@ def artifact_in(folder: Path) -> Artifact:
 
 
 def write_evaluation(
-    folder: Path, policy: Rewards, base: Rewards, metrics: Mapping[str, Any] | None = None
+    folder: Path,
+    policy: Rewards,
+    base: Rewards,
+    metrics: Mapping[str, Any] | None = None,
+    tries: Sequence[int] = (),
+    components: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Artifact:
-    """Writes the samples of an evaluation; log π_ref is −10 · reward, a response has 5 tokens."""
+    """Writes the samples of an evaluation; log π_ref is −10 · reward, a response has 5 tokens.
+
+    With ``tries``, a reward of 1 is correct. ``components`` has figures by prompt, by the model.
+    """
     folder.mkdir(parents=True)
     rows = [
         {
@@ -38,27 +48,29 @@ def write_evaluation(
     ]
     write_table(folder / "distributions.parquet", DISTRIBUTIONS, rows)
     (folder / "metrics.json").write_text(json.dumps(dict(metrics or {})))
+    by_prompt = {
+        "policy": _by_prompt(policy, tries) | {"win_rate": _won(policy, base)},
+        "base": _by_prompt(base, tries),
+    }
+    for model, figures in (components or {}).items():
+        by_prompt[model] |= figures
+    write_figures(folder, dict(metrics or {}), by_prompt)
     return artifact_in(folder)
 
 
-def write_scores(
-    folder: Path,
-    components: Mapping[str, Sequence[Mapping[str, float]]],
-    scores: Rewards | None = None,
-) -> Artifact:
-    """Writes scores (0 where none are given) with their components, by prompt and sample."""
-    folder.mkdir(parents=True)
-    rows = [
-        {
-            "prompt_id": prompt,
-            "sample_index": index,
-            "score": scores[prompt][index] if scores else 0.0,
-            "error": None,
-            "components": list(parts.items()),
-            "oracle": "by hand",
-        }
-        for prompt, given in components.items()
-        for index, parts in enumerate(given)
-    ]
-    write_table(folder / "scores.parquet", SCORES, rows)
-    return artifact_in(folder)
+def _by_prompt(rewards: Rewards, tries: Sequence[int]) -> dict[str, PromptFigure]:
+    summary = SampleSummary(1.0 if tries else None, tries)
+    for prompt, given in rewards.items():
+        summary._add_prompt(prompt, list(given))
+        known = [reward for reward in given if reward is not None]
+        summary._put("mean_log_pi_ref", prompt, [-10 * reward for reward in known])
+        summary._put("mean_response_tokens", prompt, [5.0] * len(given))
+    return summary.by_prompt()
+
+
+def _won(policy: Rewards, base: Rewards) -> PromptFigure:
+    return {
+        prompt: (float(sum(given) > sum(base[prompt])), 1)  # type: ignore[arg-type]
+        for prompt, given in policy.items()
+        if prompt in base and None not in (*given, *base[prompt])
+    }

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -13,7 +13,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS, SuiteFigures
+from flows.report.table import COLUMNS
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
 from tests.flows.browser import (
@@ -77,11 +77,10 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "wide")
     config = RunConfig(name="wide", iterations=1)
     record.save_config(config)
-    names = [each.name for each in COLUMNS if each.stage == "evaluate" and each.form != "d"]
-    components = {f"follows_instruction_{number}": 0.5 for number in range(3)}
-    row = dict.fromkeys((each.name for each in COLUMNS), 1234) | {"components": components}
-    measured = [*names, *(f"components.{name}" for name in components)]
-    row["intervals"] = dict.fromkeys(measured, (-104.912, -104.953))
+    names = [each.name for each in COLUMNS if each.stage == "evaluate" and each.form != ".0f"]
+    components = {f"components.follows_instruction_{number}": 0.5 for number in range(3)}
+    row: dict[str, Any] = dict.fromkeys((each.name for each in COLUMNS), 1234) | components
+    row["intervals"] = dict.fromkeys([*names, *components], (-104.912, -104.953))
     rows = [{"iteration": number} | row for number in (0, 1)]
     write(record, Summary("wide", config, "store", rows=rows))
     with browser_page() as page:
@@ -125,10 +124,9 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
     made |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
     manifest = cast(Manifest, SimpleNamespace(**made))
     artifacts = {name: Artifact(each.path, manifest) for name, each in artifacts.items()}
-    row = dict.fromkeys(each.name for each in COLUMNS) | {"components": {}, "solved": {}}
-    rows = [{"iteration": number} | row for number in (0, 1)]
+    rows = [{"iteration": number} for number in (0, 1)]
     summary = Summary("read", config, "store", rows=rows, artifacts=artifacts)
-    summary.suites.append(SuiteFigures("extra", [{"iteration": 1} | row]))
+    summary.suites["extra"] = [{"iteration": 1, "mean_reward": 0.5}]
     write(record, summary)
     with browser_page() as page:
         page.goto((record.path / "report.html").as_uri())

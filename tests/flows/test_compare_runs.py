@@ -19,7 +19,6 @@ from flows.report.comparison import compare_summaries
 from flows.report.comparison_files import write_comparison
 from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
-from flows.report.table import SuiteFigures
 from stages.contract.errors import UserError
 from stages.contract.request import ArtifactInput
 from stages.store.base import Store
@@ -39,7 +38,6 @@ def run(folder: Path, name: str, reward: float, seed: int = 0, **train: Any) -> 
         "win_rate": float(reward > 0.25),
         "tied_prompts": 0,
         "mean_log_pi_ref": -10 * reward,
-        "reward_components": {"style": reward},
         "base_mean_reward": 0.25,
     }
     place = folder / f"{name}-{seed}"
@@ -106,7 +104,7 @@ def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
 ) -> None:
     others = [run(tmp_path, f"more-{s}", 0.8, s, design="inverse_pi") for s in range(2)]
     for each in (two[1], *others):
-        each.suites.append(SuiteFigures("own", [dict(each.rows[-1])]))
+        each.suites["own"] = [dict(each.rows[-1])]
     rows = compare_summaries([*two, *others]).over_seeds
     assert any(each.difference is not None for each in rows if each.evaluation == HELD_OUT)
     assert all(each.difference is None for each in rows if each.evaluation == "own")

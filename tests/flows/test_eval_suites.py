@@ -66,8 +66,8 @@ def test_a_judge_s_suite_through_a_run(
     found = geb_json("run", config)["suites"]
     base, policy = found["compared"]
     for row in (base, policy):
-        assert 0 <= row["solved"]["LC win rate"] <= 1
-        assert len(row["intervals"]["LC win rate"]) == 2
-        assert row["components"]["comparisons"] == 1
+        assert 0 <= row["length_controlled_win_rate"] <= 1
+        assert len(row["intervals"]["length_controlled_win_rate"]) == 2
+        assert row["components.comparisons"] == 1
     page = (finished.parent / "store/runs/eval-suites/report.html").read_text()
     assert "LC win rate" in page

@@ -7,82 +7,56 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flows.pipeline.config import Evaluation, RunConfig
-from flows.report.prompt_figures import Samples, estimates, means
-from flows.report.rows import adjusted, compared
-from flows.report.statistics import proportion, ratio_of_sums
-from flows.report.summary import Summary, iteration_row
-from flows.report.table import COLUMNS
+from flows.pipeline.config import RunConfig
+from flows.report.rows import adjusted, compared, prompt_means
+from flows.report.summary import Summary, evaluated_row, iteration_row
+from flows.report.table import figure_of
 from stages.contract.errors import UserError
-from tests.flows.evaluations import write_evaluation, write_scores
+from stages.evaluate.statistics import proportion, ratio_of_sums
+from tests.flows.evaluations import write_evaluation
 
 POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
 BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}
 
 
-@pytest.fixture
-def evaluated(tmp_path: Path) -> Path:
-    write_evaluation(tmp_path / "evaluate", POLICY, BASE)
-    return tmp_path / "evaluate/distributions.parquet"
-
-
-def test_figures_are_those_of_each_prompt(evaluated: Path) -> None:
-    found = Samples("policy", evaluated).figures()
-    assert means(found["mean_reward"]) == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
-    assert means(found["win_rate"]) == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
-    assert means(found["mean_log_pi_ref"]) == {"a": -10.0, "b": -5.0, "c": 0.0, "d": -5.0}
-    assert means(found["mean_response_tokens"]) == dict.fromkeys("abcd", 5.0)
-    base = Samples("base", evaluated).figures()
-    assert means(base["mean_reward"]) == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.0}
+def test_figures_are_those_of_each_prompt(tmp_path: Path) -> None:
+    evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE, tries=(1, 2))
+    found = prompt_means(evaluated, "policy")
+    assert found["mean_reward"] == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
+    assert found["win_rate"] == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
+    assert found["mean_response_tokens"] == dict.fromkeys("abcd", 5.0)
+    assert found["accuracy"] == found["pass@1"] == {"a": 1.0, "b": 0.5, "c": 0.0}
+    assert found["pass@2"] == {"a": 1.0, "b": 1.0, "c": 0.0}
+    base = prompt_means(evaluated, "base")
+    assert base["mean_reward"] == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.0}
     assert "win_rate" not in base
 
 
-def test_solved_problems_are_counted_where_it_is_known_what_is_correct(evaluated: Path) -> None:
-    found = Samples("policy", evaluated, (), 0.9, (1, 2)).figures()
-    assert means(found["accuracy"]) == {"a": 1.0, "b": 0.5, "c": 0.0}
-    assert means(found["pass@1"]) == means(found["accuracy"])
-    assert means(found["pass@2"]) == {"a": 1.0, "b": 1.0, "c": 0.0}
-    assert not {"accuracy", "pass@1"} & Samples("policy", evaluated).figures().keys()
+def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path: Path) -> None:
+    evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE)
+    row = evaluated_row(evaluated, 1, "policy")
+    assert figure_of(row, "mean_reward") == ratio_of_sums(
+        np.array([2.0, 1.0, 0.0]), np.full(3, 2.0)
+    )
+    assert figure_of(row, "win_rate") == proportion(1, 3)
 
 
-def test_intervals_are_bootstraps_over_prompts_and_wilson_s(evaluated: Path) -> None:
-    found = estimates(Samples("policy", evaluated))
-    assert found["mean_reward"] == ratio_of_sums(np.array([2.0, 1.0, 0.0]), np.full(3, 2.0))
-    assert found["win_rate"] == proportion(1, 3)
-
-
-def test_components_of_the_oracle_have_intervals_where_all_shards_are_there(tmp_path: Path) -> None:
-    run = {
-        "evaluate": write_evaluation(tmp_path / "evaluate", POLICY, BASE),
-        "own/score/0": write_scores(tmp_path / "0", {"a": [{"style": 1.0}, {"style": 0.0}]}),
-        "own/score/1": write_scores(tmp_path / "1", {"b": [{"style": 1.0, "order": 0.25}]}),
-    }
-    two = Evaluation(num_shards=2)
-    whole = Samples.of(run, two, "evaluate", "own", "policy").figures()
-    assert means(whole["components.style"]) == {"a": 0.5, "b": 1.0}
-    assert whole["components.style"] == {"a": (1.0, 2), "b": (1.0, 1)}
-    assert means(whole["components.order"]) == {"b": 0.25}
-    del run["own/score/1"]
-    part = Samples.of(run, two, "evaluate", "own", "policy").figures()
-    assert not any(name.startswith("components") for name in part)
-
-
-def summary(folder: Path, policy: Any, **evaluation: Any) -> Summary:
+def summary(folder: Path, policy: Any) -> Summary:
     """A run of one iteration whose evaluation is written by hand."""
     metrics = {"mean_reward": 0.5, "win_rate": 1 / 3, "tied_prompts": 1, "base_mean_reward": 0.5}
-    artifacts = {"iteration-1/evaluate": write_evaluation(folder, policy, BASE, metrics)}
-    config = RunConfig.model_validate({"iterations": 1, "evaluation": evaluation})
-    found = Summary(folder.name, config, "store", artifacts=artifacts)
+    artifacts = {
+        "iteration-1/evaluate": write_evaluation(folder, policy, BASE, metrics, tries=(2,))
+    }
+    found = Summary(folder.name, RunConfig(iterations=1), "store", artifacts=artifacts)
     found.rows += [iteration_row(found, 0), iteration_row(found, 1)]
     return found
 
 
 def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path) -> None:
-    found = summary(tmp_path / "run", POLICY, num_samples=2, correct_from=1.0, pass_at_k=(2,))
-    base, row = found.table().records()
-    first, others = COLUMNS[:2], COLUMNS[2:]
-    explained = [*(each.title for each in first), "accuracy", "pass@2"]
-    assert list(row) == ["iteration", *explained, *(each.title for each in others)]
+    found = summary(tmp_path / "run", POLICY)
+    base, row = found.tables()[0].records()
+    explained = ["mean reward", "win rate", "accuracy", "pass@2"]
+    assert list(row) == ["iteration", *explained, "tied", "log π_ref", "tokens"]
     assert (row["iteration"], base["iteration"]) == ("1", "base")
     assert (row["win rate"], base["win rate"]) == ("0.333 [0.061, 0.792]", "-")
     assert row["tied"] == "1"
@@ -140,7 +114,7 @@ def test_pass_at_k_that_cannot_be_estimated_is_refused(
         check_config({"evaluation": evaluation}, "test")
 
 
-def test_what_only_reports_read_does_not_reach_the_stages() -> None:
+def test_what_counts_as_correct_does_not_reach_the_sampling() -> None:
     plain, solved = (
         RunConfig.model_validate({"evaluation": evaluation}).evaluation_sampling().result_fields()
         for evaluation in ({}, {"correct_from": 1.0, "pass_at_k": (4,)})

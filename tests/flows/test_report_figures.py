@@ -16,7 +16,6 @@ ROWS = [
         "mean_reward": REWARDS[t],
         "win_rate": WINS[t],
         "kl_to_base": KL[t],
-        "components": {},
         "intervals": {"mean_reward": (REWARDS[t] - 0.1, REWARDS[t] + 0.05)},
     }
     for t in range(3)

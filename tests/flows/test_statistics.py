@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flows.report.prompt_figures import length_controlled
-from flows.report.statistics import (
-    Estimate,
-    holm,
-    over_seeds,
-    paired_difference,
-    pass_at_k,
-    proportion,
-    ratio_of_sums,
-    welch,
-)
+from flows.report.statistics import holm, over_seeds, paired_difference, welch
+from stages.evaluate.statistics import SEED, pass_at_k, proportion, ratio_of_sums
 
 # Darwin's maize, cross- less self-fertilised heights in eighths of an inch, in Fisher, The Design
 # of Experiments (1935), §17 and §21: t = 2.148, 5 % interval from 0.03 to 41.8 eighths; of all 2^15
@@ -54,6 +45,22 @@ def test_the_bootstrap_agrees_with_the_normal_interval_of_many_prompts() -> None
     found = ratio_of_sums(values, np.ones(2000))
     half = 1.96 * values.std() / np.sqrt(2000)
     assert found.interval == pytest.approx((found.value - half, found.value + half), abs=0.006)
+
+
+def test_the_bootstrap_is_scipy_s() -> None:
+    totals, counts = np.array([0.5, 3.0, 2.0, 7.0, 1.0]), np.array([1.0, 4.0, 2.0, 8.0, 3.0])
+    expected = stats.bootstrap(
+        (totals, counts),
+        lambda own, by, axis=-1: own.sum(axis=axis) / by.sum(axis=axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=4000,
+        batch=250,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    found = ratio_of_sums(totals, counts)
+    assert found.interval == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def test_samples_of_a_prompt_are_one_observation() -> None:
@@ -138,13 +145,3 @@ def test_pass_at_k_is_chen_s_estimator() -> None:
     np.testing.assert_allclose(pass_at_k(correct, samples, k), expected, atol=1e-12)
     with pytest.raises(ValueError, match="at least 4 samples of each prompt; one has 3"):
         pass_at_k(np.array([1, 1]), np.array([5, 3]), 4)
-
-
-def test_the_length_controlled_win_rate_is_that_of_its_model():
-    metrics = {
-        "length_controlled_win_rate": 0.6,
-        "length_controlled_win_rate_interval": [0.5, 0.7],
-        "base_length_controlled_win_rate": 0.2,
-    }
-    assert length_controlled(metrics, "policy") == {"LC win rate": Estimate(0.6, 0.5, 0.7)}
-    assert length_controlled(metrics, "base") == {"LC win rate": Estimate(0.2)}

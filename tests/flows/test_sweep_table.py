@@ -28,7 +28,7 @@ def swept(
     for label, values, begin in (("train.kappa=0.5", first, 0), ("train.kappa=1.0", second, later)):
         for seed, value in enumerate(values, begin):
             row: dict[str, Any] = {each.name: None for each in COLUMNS}
-            row |= {"solved": {}, "components": {}, "mean_reward": 0.0, figure: value}
+            row |= {"mean_reward": 0.0, figure: value}
             rows = [row | {"iteration": 0}, row | {"iteration": 1}]
             name = f"{label}-s{seed}"
             runs.append(Summary(name, RunConfig(seed=seed), "s", rows=rows))

@@ -19,7 +19,6 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.report.summary import Summary
-from flows.report.table import SuiteFigures
 from flows.tracking import news_of, tracked
 from stages.contract.errors import UserError
 from stages.store.base import Artifact, Store
@@ -38,7 +37,7 @@ def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
     rows: list[dict[str, Any]] = [{"iteration": 0, "mean_reward": 0.5}]
     for t in range(1, config.iterations + 1):
         reward = 0.5 + t / 10
-        rows.append({"iteration": t, "mean_reward": reward, "solved": {"accuracy": 0.5}})
+        rows.append({"iteration": t, "mean_reward": reward, "accuracy": 0.5})
         sampled = {"mean_reward": 0.4, "mean_response_tokens": 9.0, "pairs": 8, "std_reward": None}
         steps = [{"step": step, "loss": 1 / step} for step in (1, 2)]
         texts = {
@@ -89,20 +88,19 @@ def test_news_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> None:
     values = {
         "evaluation/iteration": 1.0,
         "evaluation/mean_reward": 0.6,
-        "evaluation/solved/accuracy": 0.5,
+        "evaluation/accuracy": 0.5,
         "samples/mean_reward": 0.4,
         "samples/mean_response_tokens": 9.0,
         "samples/pairs": 8.0,
     }
     assert news["iteration-1"] == ("iteration", [(1, values)])
     summary = summary_of(config, tmp_path, done=2)
-    row = {"iteration": 2, "mean_reward": 0.3, "components": {"style": 0.7}}
-    summary.suites = [SuiteFigures("math", [row])]
+    summary.suites["math"] = [{"iteration": 2, "mean_reward": 0.3, "components.style": 0.7}]
     news = news_of(summary)
     [(step, values)] = news["iteration-2"][1]
     assert step == 2
     assert values["suites/math/mean_reward"] == 0.3
-    assert values["suites/math/components/style"] == 0.7
+    assert values["suites/math/components.style"] == 0.7
     # Counted on from the iteration before.
     assert [step for step, _ in news["iteration-2/train"][1]] == [3, 4]
 

@@ -15,7 +15,6 @@ from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary, summarise
-from flows.report.table import SuiteFigures
 from flows.report.verdict import verdict
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
@@ -33,13 +32,12 @@ def summary(folder: Path, *, promoted: bool | None) -> Summary:
         (folder / "decision.json").write_text(json.dumps(decision))
         artifacts["iteration-1/promote"] = artifact_in(folder)
     rows = [
-        {"iteration": 0, "mean_reward": 0.5, "components": {}},
+        {"iteration": 0, "mean_reward": 0.5},
         {
             "iteration": 1,
             "mean_reward": 0.75,
             "win_rate": 0.9,
             "tied_prompts": 3,
-            "components": {},
             "intervals": {"win_rate": (0.85, 0.95), "mean_reward": (0.7, 0.8)},
         },
     ]
@@ -67,7 +65,7 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     assert found.sentence.endswith(end)
     assert found.reasons == (("the win rate is 0.9",) if promoted is False else ())
     bare = summary(tmp_path, promoted=None)
-    bare.rows[1] = {"iteration": 1, "mean_reward": None, "components": {}}
+    bare.rows[1] = {"iteration": 1, "mean_reward": None}
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
 
 
@@ -83,17 +81,20 @@ def test_doubts_of_a_training_are_in_the_verdict(tmp_path: Path) -> None:
 
 
 def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
-    metrics = {"compared_prompts": 64, "truncated_share": 0.125, "base_truncated_share": 0.0}
+    metrics = {"compared_prompts": 64}
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     found = summary(tmp_path, promoted=None)
     found.artifacts["iteration-1/evaluate"] = artifact_in(tmp_path)
     base, now = found.rows
-    base |= {"components": {"right": 1.0, "polite": 0.5}, "mean_log_pi_ref": -10.0}
-    now |= {"components": {"right": 0.975, "polite": 0.75}, "mean_log_pi_ref": -12.5}
+    base |= {"components.right": 1.0, "components.polite": 0.5, "mean_log_pi_ref": -10.0}
+    now |= {"components.right": 0.975, "components.polite": 0.75, "mean_log_pi_ref": -12.5}
+    base |= {"truncated_share": 0.0}
+    now |= {"truncated_share": 0.125}
     now["intervals"]["components.right"] = (0.94, 1.0)
-    suites = [{"iteration": 0, "components": {}, "mean_reward": 0.5, "solved": {"accuracy": 0.25}}]
-    suites += [{"iteration": 1, "components": {}, "mean_reward": 0.4, "solved": {"accuracy": 0.5}}]
-    found.suites.append(SuiteFigures("sums", suites))
+    found.suites["sums"] = [
+        {"iteration": 0, "mean_reward": 0.5, "accuracy": 0.25},
+        {"iteration": 1, "mean_reward": 0.4, "accuracy": 0.5},
+    ]
     assert verdict(found).cautions == (
         "one training seed, 64 held-out prompts; `geb sweep --seeds` tries other seeds",
         "right fell from 1.000 to 0.975 [0.940, 1.000]",
@@ -191,8 +192,6 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
 
 def test_the_page_lists_the_settings_and_needs_no_network(tmp_path: Path) -> None:
     found = summary(tmp_path, promoted=None)
-    for row in found.rows:
-        row |= {"solved": {}}
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
     record.save_config(found.config)
     page = Path(write(record, found)).read_text()

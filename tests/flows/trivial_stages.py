@@ -29,7 +29,7 @@ _FILES = {
     "score": ("scores.parquet",),
     "pair": ("pairs.parquet", "metrics.json"),
     "train": ("checkpoint/model.safetensors", "summary.json", "metrics.jsonl"),
-    "evaluate": ("metrics.json", "distributions.parquet", "samples.jsonl"),
+    "evaluate": ("metrics.json", "figures.parquet", "prompts.parquet", "samples.jsonl"),
     "promote": ("decision.json",),
 }
 _WHEN = "2000-01-01T00:00:00+00:00"
@@ -39,10 +39,10 @@ def answer(request: Request) -> Path:
     """Publishes an artifact for a request and returns its folder."""
     store = Store.open(request.store)
     scratch = store.new_scratch(request.stage, request.key)
-    # What the report reads of evaluations and scores; the key makes each answer its own.
+    # What the report reads of evaluations; the key makes each answer its own.
     rows = [
-        {"model": model, "prompt_id": "p", "sample_index": 0, "num_tokens": 1, "key": request.key}
-        | dict.fromkeys(("reward", "log_pi", "log_pi_ref"), 0.0)
+        {"model": model, "prompt_id": "p", "figure": "mean_reward", "key": request.key}
+        | {"value": 0.0, "low": 0.0, "high": 0.0, "total": 0.0, "count": 1}
         for model in ("policy", "base")
     ]
     score = {"prompt_id": "p", "sample_index": 0, "score": 0.0, "error": None, "components": None}

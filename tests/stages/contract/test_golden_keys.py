@@ -114,7 +114,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "8275f822ba5b1e6da06daa2a65b8329fe8949838d1b8c54066896aabe1b1d38d",
+        "05b4653896bfae1447eced396c9b3b49680c6e7ad7594ad6ee21d6d0fb2a9611",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),

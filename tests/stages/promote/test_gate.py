@@ -6,8 +6,9 @@ from pydantic import ValidationError
 from scipy import stats
 
 from stages.contract.errors import UserError
-from stages.promote.gate import GateResult, decide, wilson_lower_bound
+from stages.promote.gate import GateResult, decide
 from stages.promote.params import PromoteParams
+from stages.tables.wilson import wilson_interval
 
 
 def alone(**limits: Any) -> PromoteParams:
@@ -44,8 +45,8 @@ def wilson(wins: int, trials: int, confidence: float) -> Any:
 @pytest.mark.parametrize("confidence", [0.6, 0.9, 0.95, 0.999])
 @pytest.mark.parametrize(("wins", "prompts"), [(0, 5), (3, 7), (60, 100), (256, 256)])
 def test_the_lower_bound_is_scipy_s(wins, prompts, confidence):
-    found = wilson_lower_bound(wins / prompts, prompts, confidence)
-    assert found == wilson(wins, prompts, confidence)
+    low, _ = wilson_interval(wins, prompts, 2 * confidence - 1)
+    assert low == wilson(wins, prompts, confidence)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""Estimates with 95 % intervals over prompts: bootstrap, Wilson's interval, pass@k. Pure.
+
+The unit of observation is the prompt: samples of one prompt resemble each other, so that a prompt's
+samples enter a bootstrap together (Cameron, Gelbach & Miller 2008, the cluster bootstrap).
+
+Shapes: ``P`` prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stages.tables.wilson import wilson_interval
+
+CONFIDENCE = 0.95
+"""Coverage of every interval that is shown."""
+RESAMPLES = 4000
+"""Resamples of a bootstrap: an end of a 95 % interval is the 100th smallest or largest."""
+# Any fixed number: the same samples have the same intervals.
+SEED = 20260101
+# Resamples held in memory at once.
+BATCH = 250
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and the ends of its 95 % interval; None if there are too few observations.
+
+    A difference has the two-sided p-value of there being none, unless it cannot be tested.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends, or None."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def within(self, least: float, most: float | None) -> Estimate:
+        """The same with an interval that ends at two bounds; None for ``most`` sets none."""
+        if self.low is None or self.high is None or most is None or not least <= self.value <= most:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
+
+
+def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
+    """Σ numerators / Σ denominators over prompts, with a percentile bootstrap over prompts.
+
+    Args:
+        numerators: A sum over each prompt's samples, [P].
+        denominators: The number that it is divided by, such as the count of samples, [P].
+
+    Raises:
+        ValueError: There are no prompts.
+    """
+    prompts = len(numerators)
+    if prompts == 0:
+        raise ValueError("there are no prompts to average over")
+    value = float(numerators.sum() / denominators.sum())
+    if prompts == 1:
+        return Estimate(value)
+    rng = np.random.default_rng(SEED)
+    ratios = []
+    for _ in range(RESAMPLES // BATCH):
+        drawn = rng.integers(0, prompts, (BATCH, prompts))
+        ratios.append(numerators[drawn].sum(axis=1) / denominators[drawn].sum(axis=1))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.concatenate(ratios), (tail, 1 - tail))
+    return Estimate(value, float(low), float(high))
+
+
+def proportion(successes: int, trials: int) -> Estimate:
+    """A share of independent trials with Wilson's interval."""
+    return Estimate(successes / trials, *wilson_interval(successes, trials, CONFIDENCE))
+
+
+def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k: int) -> Floats:
+    """Unbiased estimate of the chance that one of k samples is correct, prompt by prompt.
+
+    ``1 − C(n−c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374), as the product
+    of their figure 3, which does not overflow.
+
+    Args:
+        correct: Correct samples c of each prompt, [P].
+        samples: Samples n of each prompt, [P].
+        k: Samples that may be tried.
+
+    Returns:
+        Estimates, [P].
+
+    Raises:
+        ValueError: A prompt has fewer than k samples.
+    """
+    if k < 1 or (len(samples) and samples.min() < k):
+        fewest = int(samples.min()) if len(samples) else 0
+        raise ValueError(f"pass@{k} needs at least {k} samples of each prompt; one has {fewest}")
+    wrong = (samples - correct)[:, None]
+    # The i-th of k draws without replacement is wrong with probability (n−c−i) / (n−i).
+    drawn = np.arange(k)[None, :]
+    missed = np.clip(wrong - drawn, 0, None) / (samples[:, None] - drawn)
+    return np.asarray(1.0 - missed.prod(axis=1), dtype=np.float64)
