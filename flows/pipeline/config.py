@@ -70,8 +70,8 @@ class Inputs(Settings):
     strategy_code: str | None = None
     """Python file of a pair strategy of your own (`pair.strategy: python`)."""
     preferences: str | None = None
-    """Preference data to train on in the place of samples: TRL's format, or UltraFeedback's
-    (docs/training.md). Without `prompts`, its prompts are those that are split and held out."""
+    """Preference data to train on in the place of samples, in TRL's format (docs/training.md).
+    Without `prompts`, its prompts are those that are split and held out."""
 
     @model_validator(mode="before")
     @classmethod

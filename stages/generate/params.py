@@ -87,7 +87,7 @@ class GenerateParams(StageParams):
     """Samples ``num_samples`` responses per prompt from a policy."""
 
     stage: ClassVar[str] = "generate"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     inputs = {
         "policy": InputSpec("model"),
         "prompts": InputSpec("prompts"),
@@ -133,8 +133,8 @@ class GenerateParams(StageParams):
     shard_index: int = Field(0, ge=0)
     """Contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1, le=1000)
-    """Parts that the prompts are split into, of about the same expected number of tokens. Several
-    GPUs sample side by side as shards."""
+    """Parts that the prompts are split into, of about as many prompts. Several GPUs sample side by
+    side as shards."""
     chunk_prompts: int = Field(1024, ge=1)
     """Prompts after which what is done is written, so that a retry goes on there. Batches of the
     backend `transformers` lie within a chunk, and its log-probabilities are rounded by batch: there
@@ -146,7 +146,7 @@ class GenerateParams(StageParams):
 
     @property
     def counted_response_tokens(self) -> int:
-        """Tokens that a response counts for if prompts are dealt out to shards, or estimated."""
+        """Tokens that an estimate counts for a response."""
         return max(1, self.max_new_tokens // 4)
 
     def unused_fields(self) -> frozenset[str]:

@@ -17,10 +17,9 @@ from stages.generate.backend import Backend
 from stages.generate.filling import Chunk, ChunkFiller, split_chunks
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
-from stages.generate.shards import expected_tokens, shard_bounds
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.tables.schemas import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
+from stages.tables.schemas import PROMPTS, RESPONSES, TableWriter, num_rows, read_rows
 
 Context = StageContext[GenerateParams]
 _ENGINE_FACTS = "engine.json"
@@ -39,7 +38,7 @@ def run(ctx: Context) -> None:
     prompts = ctx.path("prompts")
     reference = ctx.model("reference") if ctx.params.mixture else None
     policy = load_policy(ctx.model("policy"), ctx.params, reference)
-    first, stop = _shard(ctx, prompts, policy)
+    first, stop = _shard(ctx, prompts)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
     missing = [chunk for chunk in chunks if not find_whole(chunk.path, ctx.events.warning)]
     ctx.notes.update(backend=ctx.params.backend, first_prompt=first, stop_prompt=stop)
@@ -67,21 +66,14 @@ def _now() -> tuple[float, float]:
     return time.monotonic(), time.process_time()
 
 
-def _shard(ctx: Context, prompts: Path, policy: Policy) -> tuple[int, int]:
-    """First prompt of the shard and the one after its last."""
-    with open_table(prompts, PROMPTS) as table:
-        num_prompts = table.metadata.num_rows
-    if num_prompts == 0:
+def _shard(ctx: Context, prompts: Path) -> tuple[int, int]:
+    """First prompt of the shard and the one after its last: shards have about as many prompts."""
+    total = num_rows(prompts)
+    if total == 0:
         raise UserError("the prompts table is empty", "check the data that the prompts are made of")
-    params = ctx.params
-    if params.num_shards == 1:
-        return 0, num_prompts
-    tokens = expected_tokens(
-        prompts,
-        response_tokens=params.num_samples * params.counted_response_tokens,
-        longest=policy.max_length_tokens,
-    )
-    return shard_bounds(tokens, params.shard_index, params.num_shards)
+    index = ctx.params.shard_index
+    number = ctx.params.num_shards
+    return total * index // number, total * (index + 1) // number
 
 
 def _sample(

@@ -11,7 +11,7 @@ class PreferencesParams(StageParams):
     """Pairs from a data set of preferences, for the prompts of an iteration.
 
     Read are the formats of TRL, conversational or not, with the prompt in a column of its own or as
-    the beginning of both conversations; and UltraFeedback's, whose rows hold scored completions.
+    the beginning of both conversations.
     """
 
     stage: ClassVar[str] = "preferences"
@@ -28,8 +28,7 @@ class PreferencesParams(StageParams):
     image = "torch"
 
     prompt_column: str = "prompt"
-    """Column of the prompt: text or messages; `instruction` of UltraFeedback's rows. Conversations
-    that open with the prompt need none."""
+    """Column of the prompt: text or messages. Conversations that open with the prompt need none."""
     chosen_column: str = "chosen"
     """Column of the preferred response: text or messages."""
     rejected_column: str = "rejected"

@@ -10,9 +10,6 @@ from stages.contract.errors import UserError
 from stages.contract.messages import Messages, listed_messages, read_answer, read_messages
 from stages.preferences.params import PreferencesParams
 
-COMPLETIONS = "completions"
-"""UltraFeedback's column of scored completions."""
-_SCORE = "overall_score"
 _UNSCORED = (1.0, 0.0)
 _REMEDY = (
     'write rows as {"prompt": …, "chosen": …, "rejected": …}, each text or messages (TRL\'s '
@@ -44,16 +41,14 @@ class Preference:
 
 def read_preference(
     row: Mapping[str, Any], params: PreferencesParams, unread: set[str]
-) -> Preference | None:
-    """Reads a row; None for UltraFeedback's rows with fewer than two scored completions.
+) -> Preference:
+    """Reads a row.
 
     ``unread`` receives the names of fields of messages that are not read.
 
     Raises:
         UserError: It holds no preference.
     """
-    if row.get(COMPLETIONS) is not None:
-        return _best_and_worst(row, params, unread)
     given = row.get(params.prompt_column)
     names = (params.chosen_column, params.rejected_column)
     sides = [_side(row, name, given, unread) for name in names]
@@ -67,35 +62,6 @@ def read_preference(
     worse = _score(row.get("score_rejected"))
     scores = _UNSCORED if better is None or worse is None else (better, worse)
     return Preference(_with_system(prompt, params), chosen, rejected, scores)
-
-
-def _best_and_worst(
-    row: Mapping[str, Any], params: PreferencesParams, unread: set[str]
-) -> Preference | None:
-    """The best scored completion against the worst; at a tie the first and the last of them."""
-    prompt = row.get(params.prompt_column)
-    if not isinstance(prompt, str):
-        raise UserError(
-            f"no prompt in column {params.prompt_column!r} (columns: {', '.join(row)})",
-            "set preferences.prompt_column to `instruction`, UltraFeedback's column",
-        )
-    completions = row[COMPLETIONS]
-    if not isinstance(completions, list) or not all(isinstance(c, Mapping) for c in completions):
-        raise UserError(
-            f"{COMPLETIONS!r} is not a list of objects",
-            f'write each completion as {{"response": …, "{_SCORE}": …}}, or rename the column',
-        )
-    scored = [
-        (score, each["response"])
-        for each in completions
-        if (score := _score(each.get(_SCORE))) is not None and isinstance(each.get("response"), str)
-    ]
-    if len(scored) < 2:
-        return None
-    best = max(scored, key=lambda each: each[0])
-    worst = min(reversed(scored), key=lambda each: each[0])
-    messages = _with_system(read_messages(prompt, params.prompt_column, unread), params)
-    return Preference(messages, best[1], worst[1], (best[0], worst[0]))
 
 
 def _score(value: Any) -> float | None:

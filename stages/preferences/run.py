@@ -31,7 +31,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
         bytes.fromhex(row["prompt_id"])
         for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
-    names = ("rows", "pairs", "ties", "incomplete", "other_prompts")
+    names = ("rows", "pairs", "ties", "other_prompts")
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     [data] = ctx.inputs["data"]
     source = open_source(data, "preferences", subset=ctx.params.subset, split=ctx.params.split)
@@ -61,15 +61,12 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
 
 def _pair(
     tokenizer: Any,
-    preference: Preference | None,
+    preference: Preference,
     params: PreferencesParams,
     wanted: set[bytes],
     counts: Counter[str],
 ) -> dict[str, Any] | None:
     """The row of a preference; None, counted, for one that makes no pair."""
-    if preference is None:
-        counts["incomplete"] += 1
-        return None
     identity = prompt_id(preference.messages)
     if bytes.fromhex(identity) not in wanted:
         counts["other_prompts"] += 1

@@ -52,12 +52,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "d0c68e49d64c8b239d236999d368620b7bf926bc4e8b1ac1faa1e0755314bb4a",
+        "5f5c68d608039d92c3a5651a0aa7c4122d361b2ea4636fc1eb4d1551b286b0a5",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "304b6c8add0b53ba1b7c14720a313d1019c1cac598fefe5aa336af88ec5b257f",
+        "11ae90c4ac270e50fbeb88e80e09703e91b08341026a35a62285c863296c1d27",
     ),
     (
         ScoreParams(oracle="python"),

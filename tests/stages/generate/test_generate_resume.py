@@ -10,6 +10,7 @@ import pytest
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Log, parse_event
+from stages.generate.filling import split_chunks
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.program import execute
@@ -81,3 +82,8 @@ def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
     for name in ("responses.parquet", "metrics.json"):
         assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert artifact.manifest.digest() == whole.manifest.digest()
+
+
+def test_chunks_of_another_size_have_other_files(tmp_path):
+    small, large = (split_chunks(tmp_path, 0, 12, size) for size in (4, 6))
+    assert not {each.path for each in small} & {each.path for each in large}

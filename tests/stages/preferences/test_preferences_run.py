@@ -50,16 +50,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "score_chosen": 8.5,
         "score_rejected": 7.0,
     },
-    "ultrafeedback": {
-        "prompt": ASKED,
-        "completions": [
-            {"response": "never scored", "overall_score": math.nan},
-            {"response": "two", "overall_score": 8.0, "model": "a"},
-            {"response": CHOSEN, "overall_score": 8.5, "model": "b"},
-            {"response": REJECTED, "overall_score": 7.0, "model": "c"},
-            {"response": "one", "overall_score": None, "model": "d"},
-        ],
-    },
 }
 
 
@@ -107,7 +97,7 @@ def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layou
         assert len(row[f"{side}_logprobs"]) == len(row[f"{side}_token_ids"])
 
 
-def test_other_prompts_ties_and_incomplete_rows_are_counted(paired):
+def test_other_prompts_and_ties_are_counted(paired):
     row = LAYOUTS["text"]
     made = paired(
         [
@@ -115,10 +105,9 @@ def test_other_prompts_ties_and_incomplete_rows_are_counted(paired):
             row | {"prompt": "color blue"},
             row | {"rejected": CHOSEN},
             row | {"score_chosen": 2.0, "score_rejected": 2.0},
-            {"prompt": ASKED, "completions": [{"response": "one", "overall_score": 1.0}]},
         ]
     )
-    assert metrics(made) == {"rows": 5, "pairs": 1, "ties": 2, "other_prompts": 1, "incomplete": 1}
+    assert metrics(made) == {"rows": 4, "pairs": 1, "ties": 2, "other_prompts": 1}
     with pytest.raises(UserError, match="none of 1 rows makes a pair: 0 are ties"):
         paired([row | {"prompt": "color blue"}])
 
@@ -149,13 +138,11 @@ def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
         ),
         ({"chosen": PROMPT + PROMPT, "rejected": PROMPT}, "'chosen' does not end with an assist"),
         ({"prompt": said("a"), "chosen": "blue", "rejected": "red"}, "no user turn is before the"),
-        ({"prompt": ASKED, "completions": ["a", "b"]}, "'completions' is not a list of objects"),
         ({"prompt": ASKED, "chosen": "\ud83d", "rejected": "a"}, "the row holds a lone surrogate"),
         (
             {"prompt": ASKED, "chosen": [{**said("")[0], "tool_calls": [1]}], "rejected": "a"},
             "tool_calls",
         ),
-        ({"instruction": ASKED, "completions": []}, "no prompt in column 'prompt' .*instruction"),
     ],
 )
 def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
