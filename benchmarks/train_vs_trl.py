@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,11 +31,12 @@ from benchmarks.training.contestants import CONTESTANTS, Training, TrainingJob
 from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs, take_pairs
 from flows.runners.base import thread_variables
 from stages.contract.request import Resources
-from stages.training.metrics import matmul_flops_per_second
 
 _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")
 # Same objective, other order of summation: the curves may drift apart by this much.
 _LOSS_TOLERANCE = 2e-3
+# Matrix products, of which the fastest counts.
+_TRIALS = 4
 # With --model.
 _PAIRS = 64
 _TOKENS_AT_ONCE = 2048
@@ -118,6 +120,25 @@ def main() -> None:
         for name in options.shapes:
             _print_table([row for row in rows if row.shape == name])
     sys.exit(not all(_curves_agree(rows, name) for name in options.shapes))
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Fastest of a few large matrix products: what the share of a step is measured against."""
+    size = 8192 if device.type == "cuda" else 1024
+    left = torch.ones((size, size), device=device, dtype=dtype)
+    seconds = []
+    for _ in range(_TRIALS):
+        _wait_for(device)
+        started = time.perf_counter()
+        torch.mm(left, left)
+        _wait_for(device)
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -> list[Row]:

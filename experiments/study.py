@@ -6,7 +6,6 @@ steps of a study of one's own.
 """
 
 import csv
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +19,10 @@ import pyarrow.parquet as pq
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
-from flows.pipeline.algorithm import all_steps
-from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
 from flows.pipeline.step import Output, Step
-from flows.report.files import json_text, write_file
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -121,8 +117,6 @@ class StudyRun:
     """True for a run that serves the choice of the coefficient, and is not reported."""
     summary: Summary | None = field(default=None, hash=False)
     """Its results once it is finished; see :func:`finished`."""
-    kept: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """In place of the summary: what :func:`keep` wrote of them."""
 
     @property
     def name(self) -> str:
@@ -131,23 +125,17 @@ class StudyRun:
 
     def figures(self, suite: str | None = None) -> Mapping[str, Any]:
         """Figures of the last evaluated iteration; none before it, or if a suite was not run."""
-        if self.kept:
-            found: Mapping[str, Any] = self.kept["suites"].get(suite, {})
-            return found if suite else self.kept["figures"]
         if self.summary is None:
             return {}
         if suite is None:
             last = last_iteration(self.summary)
             return {} if last is None else self.summary.rows[last]
-        rows = self.summary.suites.get(suite)
-        return rows[-1] if rows else {}
+        own = [each for each in self.summary.suites if each.name == suite]
+        return own[0].rows[-1] if own else {}
 
     @cached_property
     def training_figures(self) -> Mapping[str, float | None]:
         """Distinct-n of the responses that the last iteration sampled for training."""
-        if self.kept:
-            kept: Mapping[str, float | None] = self.kept["training"]
-            return kept
         steps = {} if self.summary is None else self.summary.artifacts
         place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
         counter = DistinctCounter(LONGEST_NGRAM)
@@ -160,9 +148,6 @@ class StudyRun:
 
     def log_pi_ref(self, responses: str) -> Sequence[float]:
         """Log π_ref of the last iteration's ``training`` responses, or ``held-out`` samples."""
-        if self.kept:
-            kept: Sequence[float] = self.kept["log_pi_ref"][responses]
-            return kept
         return [] if self.summary is None else _LOG_PI_REF[responses](self.summary)
 
 
@@ -309,66 +294,22 @@ def _is_preset(run: StudyRun) -> bool:
     return with_fields(preset, run.coefficient, row.configuration) == preset
 
 
-def finished(runs: Iterable[StudyRun], kept: Path | None = None) -> list[StudyRun]:
+def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
     """Those whose every step the store has under today's key, with their results.
 
-    What the store lacks is looked for in ``kept``, a folder of :func:`keep`. A run that several
-    cells ask for stands in each.
+    A run that several cells ask for stands in each.
     """
-    own = list(runs)
-    found: dict[str, dict[str, Any]] = {}
-    for name, config in {each.name: each.cell.config for each in own}.items():
+    asked = list(runs)
+    summaries: dict[str, Summary] = {}
+    for name, config in {run.name: run.cell.config for run in asked}.items():
         record = RunRecord(open_store(config.store, create=True), name)
         if (record.path / "config.json").exists():
-            done = (each for each in record.steps() if each.state in ("done", "reused"))
-            keys = {each.step: each.key for each in done}
+            done = (step for step in record.steps() if step.state in ("done", "reused"))
+            keys = {step.step: step.key for step in done}
             lines = plan(config)
-            if all(each.action == "reuse" and keys.get(each.step) == each.key for each in lines):
-                found[name] = {"summary": summarise(record, config)}
-        if name not in found and kept and (place := kept / f"{name}.json").exists():
-            document = _read_kept(place)
-            if document["identity"] == _identity(config):
-                found[name] = {"kept": document}
-    return [replace(each, **found[each.name]) for each in own if each.name in found]
-
-
-def _read_kept(place: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
-        missing = {"identity", "figures", "suites", "training", "log_pi_ref"} - document.keys()
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{place} holds no results: {error}", "remove it") from error
-    if missing:
-        raise UserError(f"{place} lacks {', '.join(sorted(missing))}", "remove it")
-    return document
-
-
-def keep(runs: Iterable[StudyRun], folder: Path) -> None:
-    """Writes the results of finished runs as ``<run>.json``, for :func:`finished` to find.
-
-    A file counts where the run's settings and the content of its inputs are the same, whatever the
-    machine and its store.
-    """
-    for each in runs:
-        if each.summary is not None:
-            suites = {name: each.figures(name) for name in each.cell.config.suites}
-            log_pi_ref = {
-                responses: [round(value, 3) for value in each.log_pi_ref(responses)]
-                for responses in _LOG_PI_REF
-            }
-            document = {
-                "run": each.name,
-                "identity": _identity(each.cell.config),
-                "figures": each.figures(),
-                "suites": suites,
-                "training": each.training_figures,
-                "log_pi_ref": log_pi_ref,
-            }
-            write_file(folder / f"{each.name}.json", json_text(document))
-
-
-def _identity(config: RunConfig) -> str:
-    return sha256_of(list(identities(all_steps(config))))
+            if all(line.action == "reuse" and keys.get(line.step) == line.key for line in lines):
+                summaries[name] = summarise(record, config)
+    return [replace(run, summary=summaries[run.name]) for run in asked if run.name in summaries]
 
 
 def identities(steps: Sequence[Step]) -> Iterator[str]:

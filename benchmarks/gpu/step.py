@@ -290,7 +290,6 @@ def _train(
         precision=variation.precision,
         micro_batch_tokens=None if variation.as_stage else variation.tokens,
         compile_layers=True if variation.as_stage else "auto",
-        checkpoint_every_seconds=None,
         lora={"rank": task.lora_rank},
         deepspeed={"zero_stage": "off" if variation.zero == "off" else int(variation.zero)},
     )

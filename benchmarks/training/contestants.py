@@ -106,7 +106,6 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         "global_batch_pairs": job.batch_pairs,
         "micro_batch_tokens": job.tokens_at_once,
         "gradient_checkpointing": job.gpu,
-        "checkpoint_every_seconds": None,
         "lora": {"rank": job.lora_rank},
     }
     inputs = {

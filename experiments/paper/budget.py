@@ -1,9 +1,7 @@
 """Budget of the paper's cells: steps that several runs share are counted once."""
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from experiments.study import (
@@ -26,20 +24,17 @@ from flows.planning.estimate import Rates, StepEstimate, estimate, measured_rate
 from flows.planning.show import count, duration
 from stages.store.opening import open_store
 
-_SHOWN_PARTS = 6
-
 
 def budget(
     rows: Sequence[Row],
     overrides: Mapping[str, Any],
     most_seeds: int | None = None,
     parallel_runs: int = 1,
-    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Estimates the runs of cells; a coefficient without a finished tuning run is its first value.
 
     Arguments are those of :func:`experiments.study.tuning_runs`; parallel runs share the time
-    evenly, and those whose results lie in ``kept`` cost nothing.
+    evenly.
 
     Returns:
         Values for a JSON document: tokens, time and GPU-hours of what the store lacks, and a
@@ -47,7 +42,7 @@ def budget(
     """
     runs: list[StudyRun] = []
     shown: list[dict[str, Any]] = []
-    tuned = finished(tuning_runs(rows, overrides), kept)
+    tuned = finished(tuning_runs(rows, overrides))
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     chosen = {**first, **choose(tuned, mean_rewards(tuned))}
     for row in rows:
@@ -56,10 +51,7 @@ def budget(
         runs += own
         groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
         shown += [_cell(row, list(group)) for _, group in groups]
-    configs_by_name = {each.name: each.cell.config for each in runs}
-    for each in finished(runs, kept) if kept is not None else ():
-        configs_by_name.pop(each.name, None)
-    configs = list(configs_by_name.values())
+    configs = list({run.name: run.cell.config for run in runs}.values())
     different: dict[str, StepEstimate] = {}
     hub_asked = True
     num_steps = 0
@@ -87,7 +79,6 @@ def budget(
         "tokens": sum(each.work.tokens for each in todo),
         "seconds": sum(each.seconds or 0.0 for each in todo) / parallel_runs,
         "gpu_hours": sum(each.gpu_hours for each in todo),
-        "gpu_hours_by_part": _by_part(todo),
         "hub_asked": hub_asked,
         "warnings": list(dict.fromkeys(said for each in todo for said in each.warnings)),
         "cells": shown,
@@ -102,22 +93,9 @@ def budget_lines(found: Mapping[str, Any]) -> list[str]:
         f"different, {found['different_steps'] - found['steps_to_compute']} in the store",
         f"budget: {count(found['tokens'])} tokens, about {duration(found['seconds'])}{hours}",
     ]
-    largest = sorted(found["gpu_hours_by_part"].items(), key=lambda each: -each[1])[:_SHOWN_PARTS]
-    if shown := [f"{part} {hours:.3g}" for part, hours in largest if hours]:
-        lines.append(f"GPU-hours by part: {', '.join(shown)}")
     if not found["hub_asked"]:
         lines.append("the hub does not answer: what the store has of runs that need it is unknown")
     return lines + [f"warning: {each}" for each in found["warnings"]]
-
-
-def _by_part(costs: Sequence[StepEstimate]) -> dict[str, float]:
-    """GPU-hours by what is done, over all runs, iterations and shards: ``evaluate/generate``."""
-    found: dict[str, float] = {}
-    for each in costs:
-        part = re.sub(r"^(base|iteration-\d+)/|/\d+$", "", each.step)
-        part = re.sub(r"suite-[^/]+", "suite", part)
-        found[part] = found.get(part, 0.0) + each.gpu_hours
-    return found
 
 
 def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:

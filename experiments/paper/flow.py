@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -34,7 +33,6 @@ def paper(
     kappa: Kappa = "grid",
     judge: Judge | None = None,
     config: SharedOverrides = NOTHING,
-    kept: Path | None = None,
 ) -> WrittenReport | State[Any]:
     """Computes the paper's cells and writes its tables and figures.
 
@@ -51,12 +49,10 @@ def paper(
             preset's own κ or ratio of bonus to loss.
         judge: The judge of AlpacaEval and coherence; unset, both are left out.
         config: What is to differ from the cells' configurations in all runs.
-        kept: Folder of results as JSON, a file for each finished run: what it holds is not computed
-            again, what is computed is written there.
     """
     try:
         cells = partial(paper_rows, scale, kappa=kappa, judge=judge)
-        return compute(f"paper-{scale}", scale, cells, only, seeds, parallel_runs, config, kept)
+        return compute(f"paper-{scale}", scale, cells, only, seeds, parallel_runs, config)
     except GebError as error:
         return failed(error, f"paper-{scale}")
 
@@ -69,7 +65,6 @@ def compute(
     seeds: int | None = None,
     parallel_runs: int = 1,
     config: Mapping[str, Any] = NOTHING,
-    kept: Path | None = None,
     caution: str = "",
 ) -> WrittenReport:
     """Computes cells, and writes the report ``name`` of all that have results; within a flow run.
@@ -81,14 +76,12 @@ def compute(
     store = open_store(store_of(config), create=True)
     asked = cells(only)
     rows = cells(_ALL)
-    errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, kept)
-    tuning = study.finished(study.tuning_runs(rows, config), kept)
+    errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)
+    tuning = study.finished(study.tuning_runs(rows, config))
     chosen = study.choose(tuning, study.mean_rewards(tuning))
     runs = study.reported_runs(asked, config, chosen, seeds)
-    errors |= _compute(runs, parallel_runs, kept)
-    reported = study.finished(study.reported_runs(rows, config, chosen), kept)
-    if kept is not None:
-        study.keep([*tuning, *reported], kept)
+    errors |= _compute(runs, parallel_runs)
+    reported = study.finished(study.reported_runs(rows, config, chosen))
     found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
     written = write_report(store, name, found)
     page = written.document["page"]
@@ -106,12 +99,10 @@ def compute(
     return written
 
 
-def _compute(
-    runs: Sequence[study.StudyRun], parallel_runs: int, kept: Path | None
-) -> dict[str, str]:
+def _compute(runs: Sequence[study.StudyRun], parallel_runs: int) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
     cells = {each.name: each.cell for each in runs}
-    for each in study.finished(runs, kept):
+    for each in study.finished(runs):
         cells.pop(each.name, None)
     found = run_cells(list(cells.values()), parallel_runs)
     return {each.cell.config.name: each.error for each in found if each.summary is None}

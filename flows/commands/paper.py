@@ -1,6 +1,5 @@
 """Commands ``geb paper`` and ``geb bandit``: the experiments of the paper."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,13 +65,6 @@ def paper(
     judge_key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Variable that holds the judge's key.")
     ] = None,
-    kept: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Results of finished runs as JSON: read instead of computed, and written.",
-        ),
-    ] = None,
     overrides: Overrides = None,
     store: ConfigStore = None,
     dry_run: DryRun = False,
@@ -83,7 +75,7 @@ def paper(
     laid_over = overrides_of(chosen(overrides, store=store))
     asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
     rows = paper_rows(scale, only or (), kappa, asked)
-    expected = budget(rows, laid_over, seeds, parallel_runs, kept)
+    expected = budget(rows, laid_over, seeds, parallel_runs)
     lines = budget_lines(expected)
     if dry_run:
         header = (*KINDS, "configuration", "fields", "seeds", "tunes")
@@ -97,7 +89,7 @@ def paper(
     from experiments.paper.flow import paper as paper_flow
 
     with prefect_session(store_of(laid_over), f"paper-{scale}", as_json):
-        written = paper_flow(scale, only or [], seeds, parallel_runs, kappa, asked, laid_over, kept)
+        written = paper_flow(scale, only or [], seeds, parallel_runs, kappa, asked, laid_over)
     if out is not None:
         written.copy_to(out)
     found = written.document

@@ -24,8 +24,6 @@ class ArchitectureParams(Settings):
     """Width of the feed-forward layers."""
     max_position_embeddings: int = Field(128, ge=2)
     """Context in tokens, prompt and response together."""
-    tie_word_embeddings: bool = False
-    """Use the input embeddings as the output layer, too."""
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Self:

@@ -84,7 +84,6 @@ class PairCounts:
     used: int = 0
     ties: int = 0
     truncated: int = 0
-    dropped_over_length: int = 0
     dropped_empty: int = 0
 
 
@@ -105,8 +104,6 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
             counts.dropped_empty += 1
         elif pair.num_tokens <= params.max_length_tokens:
             pairs.append(pair)
-        elif params.over_length == "drop":
-            counts.dropped_over_length += 1
         else:
             counts.truncated += 1
             pairs.append(truncate(pair, params))
@@ -161,10 +158,9 @@ def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
         )
     if counts.used == 0:
         raise UserError(
-            f"none of {counts.read} pairs can be trained on: {counts.dropped_over_length} are "
-            f"longer than max_length_tokens = {params.max_length_tokens}, "
-            f"{counts.dropped_empty} have an empty prompt or response",
-            "raise train.max_length_tokens or set train.over_length=truncate",
+            f"none of {counts.read} pairs can be trained on: {counts.dropped_empty} have an empty "
+            "prompt or response",
+            "make the pairs from other responses",
         )
     if counts.ties == counts.used and params.target_ratio is not None:
         raise UserError(

@@ -204,15 +204,14 @@ class PairFit(Fit[TrainParams]):
 
     def _tell_counts(self) -> None:
         counts = self._counts
-        longest = self.ctx.params.max_length_tokens
         self.process.events.info(
             f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
         )
-        if counts.truncated or counts.dropped_over_length:
+        if counts.truncated:
             self.process.events.warning(
-                f"{counts.truncated} pairs were cut and {counts.dropped_over_length} dropped: "
-                f"longer than {longest} tokens"
+                f"{counts.truncated} pairs were cut: longer than "
+                f"{self.ctx.params.max_length_tokens} tokens"
             )
         if counts.dropped_empty:
             self.process.events.warning(

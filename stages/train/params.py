@@ -15,9 +15,8 @@ class LengthParams(Settings):
     max_length_tokens: int = Field(2048, ge=2)
     """Most tokens of a prompt with one response."""
     max_prompt_tokens: int = Field(1000, ge=1)
-    """Tokens to which the prompt of an over-long pair is cut."""
-    over_length: Literal["truncate", "drop"] = "truncate"
-    """`truncate`: an over-long pair keeps its prompt's last and its responses' first tokens."""
+    """Tokens to which the prompt of an over-long pair is cut, its last ones; its responses keep
+    their first tokens."""
 
     @model_validator(mode="after")
     def _lengths_leave_room_for_a_response(self) -> Self:

@@ -24,41 +24,26 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
     """Wraps a model in LoRA adapters; its own weights are frozen.
 
     Raises:
-        UserError: The model has no layers of the names given, or an adapter could not be merged.
+        UserError: An adapter of one of its layers could not be merged.
     """
     from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import LoraLayer
 
-    def refused(reason: str) -> UserError:
-        return UserError(
-            f"lora.target_modules = {list(params.target_modules)}: {reason}",
-            "name linear layers of the model, such as q_proj and v_proj",
-        )
-
-    head = model.get_output_embeddings()
     config = LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,
-        lora_dropout=params.dropout,
-        target_modules=list(params.target_modules) or "all-linear",
+        target_modules="all-linear",
         # GPT-2's layers hold their weights the other way round.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
     try:
         adapted = get_peft_model(model, config, adapter_name=_ADAPTER)
-    except ValueError as error:
-        raise refused(str(error)) from error
-    if causal_lm(adapted).get_output_embeddings() is not head:
-        raise refused("the head can have no adapter")
-    try:
         check_training_mode(causal_lm(adapted))
-    except UnfitModelError as error:
-        raise refused(str(error)) from error
-    for module in adapted.modules():
-        is_adapted = isinstance(module, LoraLayer)
-        if is_adapted and getattr(module.get_base_layer(), "weight", None) is head.weight:
-            raise refused("one of them is the head's weight, too, which can have no adapter")
+    except (ValueError, UnfitModelError) as error:
+        raise UserError(
+            f"lora.rank = {params.rank}: this model cannot have adapters: {error}",
+            "set lora.rank to 0, which trains all weights",
+        ) from error
     return adapted
 
 

@@ -18,19 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
-from transformers.trainer_pt_utils import get_parameter_names
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.training.adapters import has_adapters
 from stages.training.batches import Plan, Rows
-from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
 
 _FILE = "engine.pt"
-# Weights that AdamW's decay leaves alone, as transformers' Trainer names them.
-_UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+_ADAM_BETAS = (0.9, 0.999)
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 
 
@@ -111,7 +108,14 @@ class Engine:
         params = plan.params
         # No norm is above infinity: the gradient stays as it is.
         self._max_grad_norm = params.max_grad_norm or float("inf")
-        self.optimizer = _optimizer(model, params)
+        self.optimizer = AdamW(
+            [weight for weight in model.parameters() if weight.requires_grad],
+            lr=params.learning_rate,
+            betas=_ADAM_BETAS,
+            eps=params.adam_epsilon,
+            weight_decay=0.0,
+            fused=True,
+        )
         self._wrapped: Any = self._wrap()
         self.schedule: LRScheduler = get_scheduler(
             _SCHEDULES[params.lr_schedule],
@@ -209,23 +213,3 @@ class Engine:
     def _whole(self, share: Tensor) -> Tensor | None:
         """A weight gathered from its shards; None in processes that need none."""
         return share.detach()
-
-
-def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:
-    """AdamW over what is trained; norms and biases do not decay."""
-    decayed = set(get_parameter_names(model, [nn.LayerNorm], _UNDECAYED))
-    trained = [(name in decayed, each) for name, each in model.named_parameters()]
-    groups = [
-        {
-            "params": [each for decays, each in trained if decays == wanted and each.requires_grad],
-            "weight_decay": params.weight_decay if wanted else 0.0,
-        }
-        for wanted in (True, False)
-    ]
-    return AdamW(
-        groups,
-        lr=params.learning_rate,
-        betas=(params.adam_beta1, params.adam_beta2),
-        eps=params.adam_epsilon,
-        fused=True,
-    )

@@ -34,7 +34,7 @@ from stages.training.batches import ROWS, Batch, MicroBatches, Plan, S
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
-from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
+from stages.training.metrics import METRICS, StepLog
 from stages.training.policy import (
     Numerics,
     compile_layers,
@@ -187,14 +187,11 @@ class Fit(ABC, Generic[P]):
         return engine
 
     def _log(self, resumed: checkpoints.Checkpoint | None) -> StepLog:
-        dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
-        rate = matmul_flops_per_second(self.numerics.device, dtype) * self.process.world_size
         return StepLog(
             self.ctx.work / METRICS,
             resumed.path if resumed else None,
             self.process.events,
             self.plan,
-            peak_flops=rate,
         )
 
     def _save_checkpoint(self, engine: Engine, log: StepLog | None, done: int) -> None:
@@ -221,7 +218,7 @@ class Fit(ABC, Generic[P]):
         model = self.load_model()
         if params.lora.rank and not has_adapters(model.policy):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
-        if self.numerics.autocast and not params.lora.dropout:
+        if self.numerics.autocast:
             leave_casts_to_autocast(model.policy)
         return model
 

@@ -17,6 +17,8 @@ from stages.training.batches import B, MicroBatches
 from stages.training.engine import Engine, Process
 from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
 
+CHECKPOINT_SECONDS = 600.0
+"""Seconds between checkpoints, if no number of steps is set."""
 # Attributes of a micro-batch that are added up over a step, after the loss's own sums.
 _COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
 
@@ -162,8 +164,7 @@ class TrainingLoop(Generic[B]):
         """Answers of all processes: whether one shall stop, and whether a checkpoint is due."""
         params = self._plan.params
         every_steps = params.checkpoint_every_steps
-        seconds = params.checkpoint_every_seconds
-        late = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        flags = [self.process.stop_requested(), late and self.process.is_first]
-        stop, due = self.process.any(flags, self.engine.device)
-        return stop, due or (every_steps is not None and done % every_steps == 0)
+        is_late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+        flags = [self.process.stop_requested(), is_late and self.process.is_first]
+        stop, is_due = self.process.any(flags, self.engine.device)
+        return stop, is_due if every_steps is None else done % every_steps == 0

@@ -16,7 +16,7 @@ from stages.modeling.logprobs import causal_lm
 from stages.training.batches import Plan
 
 METRICS = "metrics.jsonl"
-TIMINGS = ("step_seconds", "tokens_per_second", "model_flops_utilisation", "peak_memory_mib")
+TIMINGS = ("step_seconds", "tokens_per_second", "peak_memory_mib")
 """Values that differ between computations of the same result; they stay out of the summary."""
 _COUNTED = (
     "step",
@@ -27,25 +27,16 @@ _COUNTED = (
     "num_response_tokens",
     "model_tflop",
 )
-_TRIALS = 4
 
 
 class StepLog:
     """The records of a training's steps, which says how far it is; for the first process.
 
     They are written anew to ``path``, for people who watch the training, those of the checkpoint
-    that is ``resumed`` first. ``peak_flops`` are what the devices of all processes can do a second.
+    that is ``resumed`` first.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        resumed: Path | None,
-        events: Emitter,
-        plan: Plan[Any],
-        *,
-        peak_flops: float,
-    ) -> None:
+    def __init__(self, path: Path, resumed: Path | None, events: Emitter, plan: Plan[Any]) -> None:
         self.records: list[dict[str, Any]] = []
         if resumed is not None:
             lines = (resumed / METRICS).read_text().splitlines()
@@ -54,7 +45,6 @@ class StepLog:
         self._path = path
         self._events = events
         self._plan = plan
-        self._peak_flops = peak_flops
         self._last = time.perf_counter()
 
     def start(self, done: int) -> None:
@@ -74,7 +64,6 @@ class StepLog:
             **{name: int(value) for name, value in values.items() if name.startswith("num_")},
             "step_seconds": seconds,
             "tokens_per_second": values["num_tokens"] / seconds,
-            "model_flops_utilisation": values["model_tflop"] * 1e12 / seconds / self._peak_flops,
         }
         self.records.append(record)
         with self._path.open("a", encoding="utf-8") as file:
@@ -100,20 +89,6 @@ def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
     }
 
 
-def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Fastest of a few large matrix products: what the share of a step is measured against."""
-    size = 8192 if device.type == "cuda" else 1024
-    left = torch.ones((size, size), device=device, dtype=dtype)
-    seconds = []
-    for _ in range(_TRIALS):
-        _wait_for(device)
-        started = time.perf_counter()
-        torch.mm(left, left)
-        _wait_for(device)
-        seconds.append(time.perf_counter() - started)
-    return 2 * size**3 / min(seconds)
-
-
 def peak_memory_mib(device: torch.device) -> float:
     """Most memory that this process had so far: of the GPU, or of the machine."""
     if device.type == "cuda":
@@ -133,11 +108,6 @@ def flops_per_token(policy: nn.Module) -> tuple[float, float]:
     looked_up = {id(model.get_input_embeddings().weight), id(head)}
     layers = [each for each in model.get_decoder().parameters() if id(each) not in looked_up]
     return sum(map(_flops, layers)), _flops(head)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _flops(weight: nn.Parameter) -> float:

@@ -18,13 +18,9 @@ class LoraParams(Settings):
     """Low-rank adapters (peft) in place of full fine-tuning."""
 
     rank: int = Field(0, ge=0)
-    """Rank of the adapters; 0 trains all weights."""
+    """Rank of the adapters of all linear layers but the head; 0 trains all weights."""
     alpha: float = Field(32.0, gt=0)
     """Scale of the adapters: their product is multiplied by alpha / rank."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the adapters' input."""
-    target_modules: tuple[str, ...] = ()
-    """Names of the linear layers that get adapters; empty for all but the head."""
     save: Literal["merged", "adapter", "both"] = "merged"
     """`merged`: a checkpoint with the adapters merged into its weights. `both`: besides, the
     adapters alone in peft's format, for the model that training started from. `adapter` (`train`
@@ -53,7 +49,7 @@ class DeepSpeedParams(Settings):
 
 
 class OptimizerParams(Settings):
-    """AdamW and its schedule."""
+    """AdamW without weight decay, and its schedule."""
 
     epochs: int = Field(2, ge=1)
     """Passes over the data."""
@@ -63,12 +59,6 @@ class OptimizerParams(Settings):
     """Fall of the learning rate after the warm-up."""
     warmup_ratio: float = Field(0.03, ge=0, le=1)
     """Share of all steps over which the learning rate rises linearly, rounded up to whole steps."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay."""
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of AdamW's first moment."""
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of AdamW's second moment."""
     adam_epsilon: float = Field(1e-8, gt=0)
     """ε in AdamW's denominator."""
     max_grad_norm: float = Field(1.0, ge=0)
@@ -104,9 +94,7 @@ class TrainingParams(StageParams, OptimizerParams):
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
     """DeepSpeed's ZeRO, which splits the training among processes; DDP if its stage is off."""
     checkpoint_every_steps: int | None = speed_only(None, ge=1)
-    """Steps between checkpoints from which a retry goes on."""
-    checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
-    """Seconds between such checkpoints."""
+    """Steps between checkpoints from which a retry goes on; unset is every ten minutes."""
 
     def for_processor(self, processor: Processor) -> Self:
         """These settings with `auto` as a type of numbers replaced."""

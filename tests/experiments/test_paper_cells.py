@@ -209,19 +209,6 @@ def test_the_budget_counts_steps_that_runs_share_once(tmp_path: Path) -> None:
     assert found["steps"] - found["different_steps"] == 4 * 7
 
 
-def test_the_budget_s_hours_add_up_by_part() -> None:
-    asked = ["Mistral-7B-Instruct-v0.3", "f-DPO", "KL"]
-    one, two = (budget(paper_rows("full", asked), {}, seeds) for seeds in (1, 2))
-    hours = one["gpu_hours_by_part"]
-    assert sum(hours.values()) == pytest.approx(one["gpu_hours"])
-    shards = {"generate", "score", "evaluate/generate", "evaluate/score"}
-    assert shards | {"train", "evaluate"} == {part for part, found in hours.items() if found}
-    # Two seeds share nothing but what has no seed.
-    assert two["gpu_hours_by_part"]["train"] == pytest.approx(2 * hours["train"])
-    largest = max(hours, key=lambda part: hours[part])
-    assert f"GPU-hours by part: {largest} " in "\n".join(budget_lines(one))
-
-
 def test_a_dry_run_of_the_paper_needs_no_hub(tmp_path: Path) -> None:
     found = geb_json(
         *("paper", "--scale", "full", "--dry-run", "--store", tmp_path / "store"),

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.experiments.test_paper_cells import HEAD
-from tests.flows.loop import ROOT, SMALL, geb_ok, geb_refused, steps
+from tests.flows.loop import ROOT, SMALL, geb_ok, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -46,8 +46,7 @@ def configs(tmp_path: Path) -> Path:
 
 def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
     store, out = tmp_path / "store", tmp_path / "results"
-    kept = tmp_path / "kept"
-    arguments = ("paper", "--store", store, "--json", "--out", out, "--kept", kept)
+    arguments = ("paper", "--store", store, "--json", "--out", out)
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     found = json.loads(done.stdout)
     # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
@@ -65,31 +64,6 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     assert "✓" not in again.stderr, "no run is started for what the store has"
     assert json.loads(again.stdout)["runs"] == found["runs"]
-    elsewhere = ("paper", "--store", tmp_path / "elsewhere", "--json", "--kept", kept)
-    done = geb_ok(*elsewhere, GEB_CONFIGS=str(configs))
-    assert "✓" not in done.stderr, "no run is started for what is kept as JSON"
-    assert json.loads(done.stdout)["tables"] == found["tables"]
-    budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
-    assert budget["runs"] == 0
-    accuracy = (*elsewhere, "--dry-run", "--set", "evaluation.correct_from=0.5")
-    budget = json.loads(geb_ok(*accuracy, GEB_CONFIGS=str(configs)).stdout)
-    assert budget["runs"] == 3, "the figures that are kept have no accuracy"
-    (best,) = kept.glob("*kappa_1-s0.json")
-    document = json.loads(best.read_text())
-    document["figures"]["mean_reward"] = 2.0
-    best.write_text(json.dumps(document))
-    table = configs / "paper/cells/small.csv"
-    table.write_text(table.read_text().replace(",0,0", ",0,1"))
-    budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
-    assert budget["cells"][-1]["runs"] == ["paper-tiny-kappa_1-s1"], "the best of what is kept"
-    table.write_text(table.read_text().replace(",0,1", ",0,0"))
-    (configs / "letters.py").write_text(ORACLE.replace("26", "27"))
-    budget = json.loads(geb_ok(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs)).stdout)
-    assert budget["runs"] == 3, "another oracle is another run, of whatever name"
-    (damaged,) = kept.glob("*kappa_1-s0.json")
-    damaged.write_text('{"identity": "')
-    said = geb_refused(*elsewhere, "--dry-run", GEB_CONFIGS=str(configs))
-    assert f"{damaged} holds no results: " in said
 
 
 def check_by_hand(store: Path, found: dict[str, Any]) -> None:

@@ -80,12 +80,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "cbd2c98efe0086f058c588b9f168c6072c312051bf6a0d83bf67720cc7ab0da3",
+        "46f66f30abb4d81f71c42d784b8b22e1478fcb5fa16028e2c20bb5a6804e59e0",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "7207aec9d49447adcd963925c15aa7937083caaa04e26776847d8271203e57c2",
+        "4696687ce85ba64ba43b0b55eace6b1b04c311098899f36f52ad0a12c116efa0",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
@@ -95,7 +95,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "pairs": (PAIRS,),
             "code": (FILE,),
         },
-        "50495e17827b3cb3579946b2ebd36dd7303c7c437e8ea4cf1c82aef717359ce0",
+        "14608c6a7e9e2e9f7db07a294aaa8d3631b3a0270435c7f1c54d803fef61775a",
     ),
     (
         PreferencesParams(),

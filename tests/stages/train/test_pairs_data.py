@@ -69,10 +69,7 @@ def test_a_pair_at_the_limit_is_left_alone(tmp_path):
     assert len(pairs[1].prompt) == 8
 
 
-def test_over_long_and_empty_pairs_are_dropped_and_counted(tmp_path):
-    path = write_changed(tmp_path, prompt_token_ids=list(range(20)))
-    _, counts = load_pairs([path], params(over_length="drop"))
-    assert (counts.used, counts.dropped_over_length) == (1, 1)
+def test_empty_pairs_are_dropped_and_counted(tmp_path):
     path = write_changed(tmp_path, rejected_token_ids=[], rejected_logprobs=[])
     _, counts = load_pairs([path], params())
     assert (counts.used, counts.dropped_empty) == (1, 1)
@@ -85,10 +82,12 @@ def test_empty_tables_are_refused(tmp_path):
     assert "keep ties" in caught.value.remedy
 
 
-def test_tables_of_which_nothing_fits_are_refused(tmp_path):
-    path = make_pairs(tmp_path / "pairs.parquet", 4)
-    with pytest.raises(UserError, match="none of 4 pairs"):
-        load_pairs([path], params(max_length_tokens=2, max_prompt_tokens=1, over_length="drop"))
+def test_tables_of_empty_pairs_are_refused(tmp_path):
+    [row, _] = read_rows(make_pairs(tmp_path / "plain.parquet", 2), PAIRS)
+    empty = {"rejected_token_ids": [], "rejected_logprobs": []}
+    write_table(tmp_path / "pairs.parquet", PAIRS, [row | empty])
+    with pytest.raises(UserError, match=r"none of 1 pairs"):
+        load_pairs([tmp_path / "pairs.parquet"], params())
 
 
 def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):

@@ -23,7 +23,6 @@ SETTINGS = {
     "target_ratio": 0.5,
     "calibration_batches": 2,
     # Not for all weights: each group must get back its own.
-    "weight_decay": 0.5,
 }
 NUM_STEPS = 12
 KILLED_AT = 5
