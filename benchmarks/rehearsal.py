@@ -106,7 +106,6 @@ def _small(row: Row, hub: Path) -> Row:
     if "alpaca_eval" in own["suites"]:
         own["suites"]["alpaca_eval"] |= {
             "length_control": str(hub / "datasets/tatsu-lab/alpaca_eval"),
-            "evaluate": {"length_control_resamples": 2},
         }
     if row.experiment == "hard":
         # The end of a turn has another number than in the paper's model.

@@ -180,16 +180,14 @@ def _check_judge(asked: _Asked) -> None:
 
 
 def _check_length_control(asked: _Asked) -> None:
-    wanted = asked.evaluate.length_controlled
     judge = asked.score.judge
-    against = "reference" if wanted == "reference" else "samples"
     compares = asked.score.oracle == "judge" and judge.mode == "pairwise"
-    if wanted != "off" and not (compares and judge.against == against):
+    if asked.evaluate.length_controlled and not (compares and judge.against == "reference"):
         raise ValueError(
-            f"{asked.evaluate_place}.length_controlled is {wanted!r}, and the oracle does not "
-            f"compare with that: set {asked.score_place}.oracle to judge, "
+            f"{asked.evaluate_place}.length_controlled is set, and the oracle does not compare "
+            f"with reference answers: set {asked.score_place}.oracle to judge, "
             f"{asked.score_place}.judge.mode to pairwise and {asked.score_place}.judge.against to "
-            f"{against}"
+            "reference"
         )
 
 

@@ -159,8 +159,8 @@ class Suite(Evaluation):
     evaluate: EvaluateParams | None = None
     """Metrics; unset takes the run's `evaluate`."""
     length_control: str | None = None
-    """Folder with AlpacaEval's `df_gamed.csv` and `alpaca_eval_gpt4_baseline.json`, for its
-    published length-controlled regression; unset takes the one without difficulties."""
+    """Folder with AlpacaEval's `df_gamed.csv` and `alpaca_eval_gpt4_baseline.json`, for
+    `evaluate.length_controlled`."""
 
     @model_validator(mode="after")
     def _check_own(self) -> Suite:
@@ -176,6 +176,11 @@ class Suite(Evaluation):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "
                 "its section `score`; without one the suite takes the run's oracle"
+            )
+        if self.evaluate and self.evaluate.length_controlled and self.length_control is None:
+            raise ValueError(
+                "evaluate.length_controlled is set: set length_control to the folder of "
+                "AlpacaEval's data"
             )
         if self.prompts is None and self.score is None:
             raise ValueError(

@@ -53,14 +53,10 @@ class EvaluateParams(StageParams):
     """Whose samples get the reference's log-probability: nobody's, the policy's, or also the base's
     (for the plot of both distributions). Costs one forward pass over the samples."""
 
-    length_controlled: Literal["off", "base", "reference"] = "off"
+    length_controlled: bool = False
     """Length-controlled win rate by AlpacaEval's regression, over the answers that a pairwise judge
-    has compared with the base's, or with reference answers. Runs in the environment `eval`, which
-    has no torch: with `log_pi_ref: off` only."""
-
-    length_control_resamples: int = Field(200, ge=0)
-    """Resamples of the bootstrap of the length-controlled win rate, a regression each; 0 for no
-    interval."""
+    has compared with AlpacaEval's. Runs in the environment `eval`, which has no torch: with
+    `log_pi_ref: off` only."""
 
     dtype: NumberType = "float32"
     """Type of the reference's weights for that forward pass; log-probabilities are float32."""
@@ -69,17 +65,13 @@ class EvaluateParams(StageParams):
     """Most tokens, padding included, in one forward pass of the reference; a longer sequence makes
     a pass of its own."""
 
-    def unused_fields(self) -> frozenset[str]:
-        """Settings of the length control if it is off."""
-        return frozenset({"length_control_resamples"} if self.length_controlled == "off" else ())
-
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Image with AlpacaEval's code if that is asked for."""
-        return self.image if self.length_controlled == "off" else "eval"
+        return "eval" if self.length_controlled else self.image
 
     @model_validator(mode="after")
     def _needs_no_torch(self) -> EvaluateParams:
-        if self.length_controlled != "off" and self.log_pi_ref != "off":
+        if self.length_controlled and self.log_pi_ref != "off":
             raise ValueError(
                 "length_controlled is set, and its environment has no torch for log_pi_ref: set "
                 "log_pi_ref to off, and take log π_ref from another suite or the held-out prompts"

@@ -84,7 +84,7 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         **policy.summary.metrics(),
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
     }
-    if ctx.params.length_controlled != "off":
+    if ctx.params.length_controlled:
         # Its library is in an environment of its own.
         from stages.evaluate.length_control import length_controlled
 

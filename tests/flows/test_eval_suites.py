@@ -11,6 +11,7 @@ from tests.eval_environment import PYTHON, need_eval_environment
 from tests.flows.loop import geb_json, warm_started, write_config
 from tests.scripted_server import Reply, ScriptedServer, completion
 from tests.stage_calls import write_jsonl
+from tests.stages.evaluate.test_length_control import write_data
 
 pytestmark = pytest.mark.slow
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>", re.DOTALL)
@@ -48,11 +49,8 @@ def test_a_judge_s_suite_through_a_run(
                     "against": "reference",
                 },
             },
-            "evaluate": {
-                "log_pi_ref": "off",
-                "length_controlled": "reference",
-                "length_control_resamples": 2,
-            },
+            "evaluate": {"log_pi_ref": "off", "length_controlled": True},
+            "length_control": str(write_data(tmp_path / "data", asked)),
         },
     }
     config = write_config(
@@ -67,7 +65,6 @@ def test_a_judge_s_suite_through_a_run(
     base, policy = found["compared"]
     for row in (base, policy):
         assert 0 <= row["length_controlled_win_rate"] <= 1
-        assert len(row["intervals"]["length_controlled_win_rate"]) == 2
         assert row["components.comparisons"] == 1
     page = (finished.parent / "store/runs/eval-suites/report.html").read_text()
     assert "LC win rate" in page

@@ -110,7 +110,7 @@ def test_alpaca_eval_compares_with_its_baseline_and_controls_length(
     assert "opponents" not in made[f"{place}/score/0"].inputs, "the baseline is in the prompts"
     evaluated = made[place]
     assert isinstance(evaluated.params, EvaluateParams)
-    assert evaluated.params.length_controlled == "reference"
+    assert evaluated.params.length_controlled
     assert set(evaluated.inputs) >= {"length_control", "base_scores"}
     assert evaluated.params.image_for(from_hub=False) == "eval"
     assert "length_control" not in made["iteration-3/evaluate"].inputs
@@ -125,7 +125,8 @@ def test_arena_hard_compares_with_the_base(tmp_path: Path, interpreter: str) -> 
     ("changes", "said"),
     [
         ({"score": {"oracle": "math_verify"}}, "suites.own.score.oracle to judge"),
-        ({"evaluate": {"length_controlled": "base"}}, "set log_pi_ref to off"),
+        ({"evaluate": {"length_controlled": True}}, "set log_pi_ref to off"),
+        ({"length_control": None}, "set length_control to the folder"),
     ],
 )
 def test_length_control_without_comparisons_is_refused(
@@ -133,7 +134,8 @@ def test_length_control_without_comparisons_is_refused(
 ) -> None:
     suite = {
         "prompts": str(ROOT / "data/quickstart/prompts.jsonl"),
-        "evaluate": {"log_pi_ref": "off", "length_controlled": "base"},
+        "evaluate": {"log_pi_ref": "off", "length_controlled": True},
+        "length_control": str(tmp_path),
         **changes,
     }
     with pytest.raises(UserError, match=re.escape(said)):

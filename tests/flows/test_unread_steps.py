@@ -40,7 +40,7 @@ def test_they_are_those_of_the_run(tmp_path: Path) -> None:
             "prompts": str(PROMPTS),
             "score": judged,
             "length_control": str(data),
-            "evaluate": {"log_pi_ref": "off", "length_controlled": "reference"},
+            "evaluate": {"log_pi_ref": "off", "length_controlled": True},
         },
     }
     changes = {
