@@ -130,8 +130,8 @@ class StudyRun:
         if suite is None:
             last = last_iteration(self.summary)
             return {} if last is None else self.summary.rows[last]
-        own = [each for each in self.summary.suites if each.name == suite]
-        return own[0].rows[-1] if own else {}
+        rows = self.summary.suites.get(suite)
+        return rows[-1] if rows else {}
 
     @cached_property
     def training_figures(self) -> Mapping[str, float | None]:

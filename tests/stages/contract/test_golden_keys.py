@@ -114,7 +114,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "05b4653896bfae1447eced396c9b3b49680c6e7ad7594ad6ee21d6d0fb2a9611",
+        "ca574b7afc857cae25fe013cd8fd93c664869595c07f5f51ab5eb0b892550400",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
