@@ -23,7 +23,7 @@ def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | St
     """Compares runs of a store after their last iterations; the first is what others stand against.
 
     Args:
-        runs: Names of two or more runs, or of models of their last iterations.
+        runs: Names of two or more runs.
         name: Name of the comparison; empty makes one of the runs' names.
         store: The store: a folder, or s3://, gs:// or az://; empty takes that of GEB_STORE.
     """

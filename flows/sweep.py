@@ -11,7 +11,6 @@ from prefect.states import State
 
 from flows.execution.cancellation import interruptible_together, stage_flow
 from flows.execution.observer import OBSERVERS
-from flows.execution.run_record import SweepRecord, save_sweep
 from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import Cell, cells, parse_axes
@@ -63,8 +62,6 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Comparison
         GebError: A run failed; the others went to their ends, and the comparison has them.
     """
     store = open_store(planned[0].config.store, create=True)
-    known = SweepRecord(runs=[each.config.name for each in planned], parallel_runs=parallel_runs)
-    save_sweep(store, name, known)
     findings = run_cells(planned, parallel_runs, name)
     labels = {
         each.cell.config.name: each.cell.label() if each.cell.fields else name for each in findings

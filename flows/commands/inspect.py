@@ -47,7 +47,7 @@ def fields(
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN…", help="Runs or models, the others against the first."),
+        typer.Argument(metavar="RUN RUN…", help="Runs, the others against the first."),
     ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the comparison; of the runs if unset.")
@@ -55,10 +55,7 @@ def compare(
     store: StorePath = "store",
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: tables with intervals and p-values, curves; an HTML page and JSON.
-
-    A model (NAME, NAME@ALIAS, NAME:VERSION) of a run's last iteration means that run.
-    """
+    """Compare runs: tables with intervals and p-values, curves; an HTML page and JSON."""
     from flows.report.comparison_files import compare_runs
 
     answer_comparison(as_json, compare_runs(open_store(store), runs, name))

@@ -4,22 +4,20 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
 from flows.commands.common import AsJson, RunName, StorePath, console, print_json
 from flows.commands.terminal import neutral
-from flows.execution.run_record import RunRecord, runs, sweeps
+from flows.execution.run_record import RunRecord, runs
 from flows.report.status import (
     RunStatus,
     StepStatus,
-    SweepStatus,
     clock,
     duration,
     run_status,
@@ -42,38 +40,23 @@ _COLOURS = {
 }
 # States of a step that goes on, at once or after a while.
 _AT_WORK = ("running", "preempted")
-_WATCH_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.3
-# On a terminal: lines above a run's steps and below them.
-_ROWS_AROUND = 8
 
 
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run or a sweep; all if left out."),
+        typer.Argument(metavar="[RUN]", help="A run; all if left out."),
     ] = None,
     store: StorePath = "store",
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it anew every second while a run is at work.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs of a store, or the steps of one run: state, steps done, times, attempts.
-
-    The runs of a sweep stand together, below its own progress.
-    """
+    """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
     found = _statuses(opened, name)
     if as_json:
-        print_json(_document(opened, found, name))
+        print_json({run.name: run.to_json() for run in found})
         return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        while watch and any(each.state == "running" for each in found):
-            rows = max(1, console.height - _ROWS_AROUND)
-            live.update(_shown(opened, found, name, rows), refresh=True)
-            time.sleep(_WATCH_SECONDS)
-            found = _statuses(opened, name)
     console.print(_shown(opened, found, name))
 
 
@@ -157,62 +140,24 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
 
 
 def _statuses(store: Store, name: str | None) -> list[RunStatus]:
-    """The state of one run, of a sweep's runs, or of all."""
-    known = sweeps(store)
-    if name and name not in known:
+    """The state of one run, or of all."""
+    if name:
         return [run_status(RunRecord.existing(store, name))]
-    # A run may have the sweep's name, which is that of its file.
-    wanted = [name, *known[name].runs] if name else None
-    return [
-        run_status(RunRecord(store, each, refresh=False))
-        for each in runs(store)
-        if wanted is None or each in wanted
-    ]
+    return [run_status(RunRecord(store, run, refresh=False)) for run in runs(store)]
 
 
-def _sweeps(store: Store, found: Sequence[RunStatus]) -> list[SweepStatus]:
-    """Sweeps that have some of the runs."""
-    made = []
-    for name, record in sweeps(store).items():
-        own = [each for each in found if each.name in record.runs]
-        made += [SweepStatus(name, record, own)] if own else []
-    return made
-
-
-def _document(store: Store, found: Sequence[RunStatus], name: str | None) -> dict[str, Any]:
-    """Runs by name; the runs of a sweep name it, and the sweep asked for stands beside them."""
-    document = {each.name: each.to_json() for each in found}
-    for sweep in _sweeps(store, found):
-        for run in sweep.runs:
-            document[run.name]["sweep"] = sweep.name
-        if sweep.name == name:
-            document[name] = sweep.to_json()
-    return document
-
-
-def _shown(
-    store: Store, found: Sequence[RunStatus], name: str | None, rows: int | None = None
-) -> RenderableType:
-    """The runs, or the steps of one; ``rows`` keeps the last steps only and counts those ahead."""
-    if name is not None and [each.name for each in found] == [name]:
-        return _one(store, found[0], rows)
+def _shown(store: Store, found: Sequence[RunStatus], name: str | None) -> RenderableType:
+    """The runs, or the steps of one."""
+    if name is not None:
+        return _one(store, found[0])
     if not found:
         return Text(f"no runs in {store.location}")
     steps = Column("steps", justify="right")
     tries = Column("attempts", justify="right")
     columns = ("run", "state", steps, "started", "took", "left", tries)
     table = Table(*columns, box=None, pad_edge=False)
-    grouped = _sweeps(store, found)
-    own = {run.name for sweep in grouped for run in sweep.runs}
-    for sweep in grouped:
-        left = "-" if sweep.left is None else f"~{duration(sweep.left)}"
-        done = f"{sweep.num_done} of {len(sweep.record.runs)} runs"
-        table.add_row(f"[bold]{sweep.name}[/]", _coloured(sweep.state), done, "", "", left, "")
-        for each in sweep.runs:
-            table.add_row(f"  {each.name}", *_row(each))
-    for each in found:
-        if each.name not in own:
-            table.add_row(each.name, *_row(each))
+    for run in found:
+        table.add_row(run.name, *_row(run))
     return table
 
 
@@ -227,7 +172,7 @@ def _row(run: RunStatus) -> list[str]:
     ]
 
 
-def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
+def _one(store: Store, found: RunStatus) -> RenderableType:
     left = f", about {duration(found.left)} left" if found.left is not None else ""
     number = f", attempt {len(found.attempts)}" if len(found.attempts) > 1 else ""
     head = (
@@ -239,7 +184,7 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
     took = Column("took", justify="right")
     tries = Column("attempts", justify="right")
     table = Table("step", "state", took, tries, "key", box=None, pad_edge=False)
-    for each in found.steps[-rows:] if rows else found.steps:
+    for each in found.steps:
         table.add_row(
             each.record.step,
             _coloured(each.state),
@@ -247,7 +192,7 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
             str(each.attempts or "-"),
             each.record.key[:12],
         )
-    for name in [] if rows else found.waiting:
+    for name in found.waiting:
         table.add_row(f"[dim]{name}[/]", "[dim]waiting[/]", "", "", "")
     said = [
         f"[{_COLOURS[each.state]}]{each.record.step}[/]: "

@@ -33,7 +33,6 @@ from stages.contract.errors import (
 from stages.contract.records import read_content, read_record
 from stages.store.base import Store
 from stages.store.locks import AliveLock, exclusive_lock, is_held
-from stages.store.registry import ModelRegistry, ModelVersion
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
 State = Literal[
@@ -176,55 +175,6 @@ class RunRecord:
                 if strict:
                     raise
                 warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
-
-
-class SweepRecord(BaseModel):
-    """Runs of a sweep, in the order in which they are started."""
-
-    runs: list[str]
-    parallel_runs: int
-
-
-_SWEEP = "sweep.json"
-
-
-def save_sweep(store: Store, name: str, sweep: SweepRecord) -> None:
-    """Puts a sweep on record, so that its runs are shown together."""
-    RunRecord(store, name, refresh=False).write(_SWEEP, sweep.model_dump_json(indent=2))
-
-
-def sweeps(store: Store) -> dict[str, SweepRecord]:
-    """All sweeps of a store by name; a damaged record is left out with a warning."""
-    found: dict[str, SweepRecord] = {}
-    for path in sorted((store.root / "runs").glob(f"*/{_SWEEP}")):
-        try:
-            found[path.parent.name] = read_record(path, SweepRecord)
-        except DamagedRecordError as error:
-            warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
-    return found
-
-
-def run_of(store: Store, name: str) -> tuple[str, ModelVersion | None]:
-    """The run that a name means: its own, or that of a registered model, with the version.
-
-    Raises:
-        UserError: The run of that name has other settings by now than it made the model with.
-    """
-    registry = ModelRegistry(store)
-    is_model = registry.has(name) and name not in runs(store)
-    found = registry.find(name) if is_model else None
-    if found is None:
-        return name, None
-    record = RunRecord.existing(store, found.run)
-    current_keys = {step.key for step in record.steps() if step.state != "outdated"}
-    if found.checkpoint.key not in current_keys:
-        raise UserError(
-            f"{found.name}:{found.version} was made by other settings of the run {found.run} "
-            "than it has now",
-            f"start the run again with those settings ({record.path}/config-*.json has all that it "
-            "had before), under a name of its own to keep both",
-        )
-    return found.run, found
 
 
 def resume_command(name: str, store: str) -> str:

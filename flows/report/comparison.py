@@ -68,7 +68,7 @@ class Comparison:
             "settings": self.settings,
             "figures": [asdict(row) for row in self.rows],
             "paired_differences": [asdict(pair) for pair in self.paired],
-            "over_seeds": [row.to_json() for row in self.over_seeds],
+            "over_seeds": [asdict(row) for row in self.over_seeds],
         }
 
     def verdict(self) -> str:

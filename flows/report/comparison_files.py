@@ -1,15 +1,14 @@
 """Comparisons of runs in the store: named, and written as a page and a JSON document."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flows.execution.run_record import RunRecord, recorded, run_of
-from flows.pipeline.checks import is_name, require_name
+from flows.execution.run_record import RunRecord, recorded
+from flows.pipeline.checks import require_name
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import svg
-from flows.report.summary import Summary, last_iteration, summarise
+from flows.report.summary import summarise
 from stages.contract.errors import UserError
 from stages.store.base import Store
 
@@ -17,19 +16,18 @@ from stages.store.base import Store
 def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Comparison:
     """Compares runs and writes the comparison into the store; see :func:`write_comparison`.
 
-    A run may be named by a model of its last iteration. An empty name is made of the runs' names.
+    An empty name is made of the runs' names.
 
     Raises:
         UserError: A run does not exist, there is nothing to compare, or a run has the name.
     """
-    summaries = [_summary(store, each) for each in runs]
-    names = [each.run for each in summaries]
-    if len(set(names)) < 2 or len(set(names)) != len(names):
+    summaries = [summarise(RunRecord.existing(store, run)) for run in runs]
+    if len(set(runs)) < 2 or len(set(runs)) != len(runs):
         raise UserError(
-            f"{', '.join(names) or 'nothing'} cannot be compared",
+            f"{', '.join(runs) or 'nothing'} cannot be compared",
             "name two or more runs, each once; `geb status` lists them",
         )
-    chosen = name or _name(names)
+    chosen = name or "-".join(["compare", *runs])
     # It becomes the name of a folder next to the folders of runs.
     require_name(chosen, "comparison")
     if chosen in recorded(store):
@@ -51,22 +49,3 @@ def write_comparison(store: Store, comparison: Comparison, name: str) -> Compari
     path = write_file(folder / "comparison.html", page)
     store.share(folder)
     return replace(comparison, name=name, page=store.share(path))
-
-
-def _summary(store: Store, name: str) -> Summary:
-    run, version = run_of(store, name)
-    found = summarise(RunRecord.existing(store, run))
-    last = last_iteration(found)
-    if version and last and not version.step.startswith(f"iteration-{last}/"):
-        raise UserError(
-            f"{name} is of {version.step} of the run {run}, whose last iteration is {last}",
-            f"runs are compared after their last iterations: name {run}, or compare any two models "
-            "with `geb evaluate CONFIG MODEL --base MODEL`",
-        )
-    return found
-
-
-def _name(runs: Sequence[str]) -> str:
-    plain = "-".join(["compare", *runs])
-    digest = hashlib.sha256(plain.encode()).hexdigest()[:8]
-    return plain if is_name(plain) else f"{plain[:80]}-{digest}"

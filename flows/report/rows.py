@@ -95,26 +95,6 @@ class MethodRow:
     test: str = ""
     adjusted_p_value: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document, without nesting."""
-        difference = self.difference
-        return {
-            "evaluation": self.evaluation,
-            "method": self.method,
-            "figure": self.figure,
-            "runs": len(self.values),
-            "mean": self.mean.value,
-            "standard_deviation": stdev(self.values) if len(self.values) > 1 else None,
-            "low": self.mean.low,
-            "high": self.mean.high,
-            "difference": difference and difference.value,
-            "difference_low": difference and difference.low,
-            "difference_high": difference and difference.high,
-            "test": self.test,
-            "p_value": difference and difference.p_value,
-            "adjusted_p_value": self.adjusted_p_value,
-        }
-
     def shown(self, form: str) -> Cell:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
         # A mean of whole numbers of prompts is a fraction.

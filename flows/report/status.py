@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows.execution.run_record import Attempt, RunRecord, StepRecord, SweepRecord, attempts
+from flows.execution.run_record import Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import step_names
 from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.errors import DamagedArtifactError, UserError
@@ -48,11 +48,6 @@ class StepStatus:
         if self.record.ended is not None:
             return self.record.ended - self.record.started
         return time.time() - self.record.started if self.state in _AT_WORK else None
-
-    def last_sign(self) -> float:
-        """Time of its start, or the last time that its stage wrote to its log on this host."""
-        logs = step_logs(self.store, self.record)
-        return max([self.record.started, *(each.stat().st_mtime for each in logs)])
 
     @property
     def attempts(self) -> int:
@@ -97,11 +92,6 @@ class RunStatus:
         return sum(each.state in _DONE for each in self.steps)
 
     @property
-    def is_found(self) -> bool:
-        """True if the store had all of its steps: its time says nothing of others'."""
-        return bool(self.steps) and all(each.state == "reused" for each in self.steps)
-
-    @property
     def num_steps(self) -> int:
         """All steps of the run."""
         return len(self.steps) + len(self.waiting)
@@ -115,14 +105,14 @@ class RunStatus:
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds of the last attempt; of one that crashed, up to the last that it wrote."""
+        """Seconds of the last attempt; of one that crashed, up to the end of its last step."""
         if self.started is None:
             return None
         if self.attempts and self.attempts[-1].ended is not None:
             return self.attempts[-1].ended - self.started
         if self.state == "running":
             return self.now - self.started
-        marks = [each.record.ended or each.last_sign() for each in self.steps]
+        marks = [each.record.ended or each.record.started for each in self.steps]
         return max([self.started, *marks]) - self.started
 
     @property
@@ -159,55 +149,6 @@ class RunStatus:
             "attempts": [each.model_dump() for each in self.attempts],
             "steps": [each.to_json() for each in self.steps],
             "waiting": list(self.waiting),
-        }
-
-
-@dataclass(frozen=True)
-class SweepStatus:
-    """State of a sweep, and of its runs that have begun."""
-
-    name: str
-    record: SweepRecord
-    runs: Sequence[RunStatus]
-
-    @property
-    def num_done(self) -> int:
-        """Runs that completed."""
-        return sum(each.state == "completed" for each in self.runs)
-
-    @property
-    def state(self) -> str:
-        """`completed` if all runs are; else that of the runs that are not, the busiest first."""
-        if self.num_done == len(self.record.runs):
-            return "completed"
-        states = {each.state for each in self.runs} - {"completed"}
-        order = ("running", "failed", "crashed", "cancelled", "stopped")
-        return next((each for each in order if each in states), "stopped")
-
-    @property
-    def left(self) -> float | None:
-        """Expected seconds that are left, by the median of computed runs; None if not running."""
-        computed = (each for each in self.runs if each.state == "completed" and not each.is_found)
-        taken = [each.elapsed or 0.0 for each in computed]
-        if self.state != "running" or not taken:
-            return None
-        median = statistics.median(taken)
-        begun = sum(
-            max(0.0, median - (each.elapsed or 0.0)) if each.left is None else each.left
-            for each in self.runs
-            if each.state == "running"
-        )
-        waiting = median * (len(self.record.runs) - len(self.runs))
-        return (begun + waiting) / self.record.parallel_runs
-
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document."""
-        return {
-            "state": self.state,
-            "done": self.num_done,
-            "of": len(self.record.runs),
-            "left_seconds": self.left,
-            "runs": self.record.runs,
         }
 
 

@@ -6,9 +6,8 @@ import re
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,17 +15,15 @@ from typer.testing import CliRunner
 from flows.commands.cli import app
 from flows.execution.run_record import (
     Attempt,
-    AttemptState,
     RunRecord,
     State,
     StepRecord,
-    SweepRecord,
     attempts,
     recorded_attempt,
 )
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from flows.report.status import RunStatus, StepStatus, SweepStatus, duration, step_logs
+from flows.report.status import RunStatus, StepStatus, duration, step_logs
 from stages.contract.errors import (
     GebError,
     RunCancelledError,
@@ -140,11 +137,6 @@ def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(record:
     found = told(record)
     assert found["state"] == "crashed"
     assert [each["state"] for each in found["steps"]] == ["crashed"]
-    log = record.store.log_path("train", "0" * 64) / "1.log"
-    log.parent.mkdir(parents=True)
-    log.touch()
-    os.utime(log, (OLD + 90, OLD + 90))
-    assert told(record)["elapsed_seconds"] == pytest.approx(90), "as long as its stage wrote"
     elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
     (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
     assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
@@ -216,11 +208,6 @@ def test_a_reused_step_shows_the_seconds_of_its_first_computation(
     reused = steps(store, "again")["sft"]
     assert reused["state"] == "reused"
     assert 0 < reused["seconds"] <= before["seconds"], "without the start of its process"
-
-
-def test_the_watch_of_a_run_that_has_ended_ends(finished: Path) -> None:
-    done = geb_ok("status", "small", "--watch", "--store", finished.parent / "store")
-    assert "run small completed: 12 of 12 steps" in done.stdout
 
 
 def test_logs_are_those_of_the_step_with_the_place_of_the_file(finished: Path) -> None:
@@ -295,22 +282,3 @@ def test_an_overview_of_runs_asks_a_bucket_once_for_all(
     assert (refreshed, read) == (["runs"], [])
     status("small")
     assert (refreshed[1:], read) == (["runs/small"], ["prepare"])
-
-
-def test_what_is_left_of_a_sweep_follows_from_its_completed_runs() -> None:
-    def run(name: str, state: AttemptState, seconds: float) -> RunStatus:
-        ended = None if state == "running" else 1000.0 + seconds
-        tried = Attempt(id=name, state=state, started=1000, ended=ended, host="", pid=1)
-        return RunStatus(name, [tried], [], ["prepare"], now=1000 + seconds)
-
-    record = SweepRecord(runs=list("abcdef"), parallel_runs=2)
-    found = [run("a", "completed", 60), run("b", "completed", 80), run("c", "running", 30)]
-    sweep = SweepStatus("try", record, found)
-    # The median is 70 s: 40 of the one at work, and three to come, two at a time.
-    assert (sweep.state, sweep.num_done, sweep.left) == ("running", 2, (40 + 3 * 70) / 2)
-    failed = SweepStatus("try", record, [*found[:2], run("c", "failed", 5)])
-    assert (failed.state, failed.left) == ("failed", None)
-    reused = StepStatus(cast(Store, None), cast(StepRecord, None), "reused")
-    cached = replace(run("a", "completed", 1), steps=[reused], waiting=[])
-    sweep = SweepStatus("try", record, [cached, *found[1:]])
-    assert sweep.left == ((80 - 30) + 3 * 80) / 2, "a run that the store had tells nothing"

@@ -116,10 +116,10 @@ def test_a_document_has_a_row_per_combination_and_figure_and_one_per_run() -> No
     told = swept(ONE, TWO).to_json()
     first, second = told["over_seeds"]
     assert first["method"] == "train.kappa=0.5"
-    assert (first["figure"], first["runs"]) == ("mean_reward", 3)
-    assert first["mean"] == pytest.approx(0.55)
-    assert first["low"] == pytest.approx(0.4258, abs=1e-4)
-    assert second["high"] == pytest.approx(0.9742, abs=1e-4)
+    assert (first["figure"], first["values"]) == ("mean_reward", ONE)
+    assert first["mean"]["value"] == pytest.approx(0.55)
+    assert first["mean"]["low"] == pytest.approx(0.4258, abs=1e-4)
+    assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
     assert [run["value"] for run in told["figures"]] == ONE + TWO
     assert [run["seed"] for run in told["figures"]] == [0, 1, 2] * 2
     assert told["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
