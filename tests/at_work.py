@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from flows.runners.base import Runner
+from flows.runners.runner import Runner
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 

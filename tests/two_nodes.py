@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 
-from flows.runners.base import OnEvent, Runner
+from flows.runners.base import OnEvent
+from flows.runners.runner import Runner
 from stages.contract.errors import StageFailedError
 from stages.contract.events import Event, Metric
 from stages.contract.request import Request

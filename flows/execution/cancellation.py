@@ -17,14 +17,12 @@ from uuid import UUID
 from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.logging.loggers import flow_run_logger
+from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run as present
 from prefect.states import Cancelled, State
 
 from flows.execution.prefect_progress import survives_outage
 from flows.execution.run_record import State as StepState
-from flows.pipeline.placement import KubernetesSettings
 from stages.contract.errors import RunCancelledError, RunInterruptedError
 
 P = ParamSpec("P")
@@ -95,7 +93,7 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
 def stage_flow(
     name: str, run_name: str | Callable[[], str]
 ) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
-    """Makes a function a flow: cancelled it ends so, not in Failed, and no container of it stays.
+    """Makes a function a flow: cancelled it ends so, not in Failed.
 
     ``run_name`` names flow runs: a text with their parameters in braces, or a function. A state
     that the function returns is the flow run's own: Prefect raises its error at the caller, who
@@ -116,43 +114,9 @@ def stage_flow(
             name=name,
             flow_run_name=run_name,
             persist_result=False,
-            on_cancellation=[remove_containers],
-            on_crashed=[remove_containers],
         )(run)
 
     return decorate
-
-
-def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Removes containers and pods whose orchestrator was killed; those to outlive it stay.
-
-    For ``on_cancellation`` and ``on_crashed``: these run in the worker when the flow run's process
-    is gone. Prefect wants exactly these names of the parameters.
-    """
-    if _settings_of("docker", flow_run.parameters) is not None:
-        # Here: only these runs need the engine's client.
-        from flows.runners.docker.container import reap
-
-        for line in reap():
-            flow_run_logger(flow_run, flow).warning(line)
-    cluster = _settings_of("kubernetes", flow_run.parameters)
-    if cluster is not None:
-        from flows.runners.kubernetes.client import Cluster
-        from flows.runners.kubernetes.runner import reap as reap_pods
-
-        settings = KubernetesSettings.model_validate(cluster)
-        for line in reap_pods(Cluster(settings)):
-            flow_run_logger(flow_run, flow).warning(line)
-
-
-def _settings_of(runner: str, parameters: Any) -> dict[str, Any] | None:
-    """A runner's settings where a flow run's parameters name it, wherever they do."""
-    if not isinstance(parameters, dict):
-        return None
-    if parameters.get("runner") == runner:
-        return parameters.get(runner) or {}
-    found = (_settings_of(runner, each) for each in parameters.values())
-    return next((each for each in found if each is not None), None)
 
 
 @survives_outage

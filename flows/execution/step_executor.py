@@ -125,7 +125,6 @@ class StepExecutor:
                 status.wanted()
                 self._set_aside_if_forced(step, request, status.event)
                 found = self._find(request, status.event)
-                found = found or self._wait_for_other(request, status.event)
                 if found is None:
                     self._compute(request, status)
                 artifact = found or self._made(request)
@@ -186,21 +185,6 @@ class StepExecutor:
             request.key,
             warn=lambda message: on_event(Log(level="warning", message=message)),
         )
-
-    def _wait_for_other(self, request: Request, on_event: OnEvent) -> Artifact | None:
-        """Waits while another run computes the same key, without holding a slot for it."""
-        if self.runner.has_running(request):
-            return None
-        lease = self.store.lease(request.stage, request.key)
-        if (holder := lease.holder()) is None:
-            return None
-        on_event(
-            Log(message=f"computed by pid {holder['pid']} on {holder['host']}; waiting for it")
-        )
-        while lease.holder() is not None:
-            if self._stopping.wait(lease.poll_seconds):
-                raise StoppedError(f"{request.place}: stopped while waiting for another run")
-        return self._find(request, on_event)
 
     def _set_aside_if_forced(self, step: Step, request: Request, on_event: OnEvent) -> None:
         # Once in a run: an artifact that it has computed since then stays.

@@ -1,4 +1,4 @@
-"""Protocol of the runners, and the error that the end of a stage stands for."""
+"""Command lines of stages, and the error for the end of a stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -41,32 +41,6 @@ OnEvent = Callable[[Event], None]
 
 class PlaceNotice(Log):
     """A line on a stage's place; `geb status` shows the last one while the stage is at work."""
-
-
-class Runner(Protocol):
-    """Starts stages and waits for them. Safe to use from several threads."""
-
-    name: str
-
-    def run(self, request: Request, on_event: OnEvent) -> None:
-        """Runs one stage to its end; afterwards its artifact is in the store.
-
-        ``on_event`` is called in the calling thread with every event of the stage.
-
-        Raises:
-            UserError: The stage refused the request or its data (exit code 64).
-            RefusedError: The place refused the stage.
-            StageFailedError: It ended otherwise; a retry may help.
-            PreemptedError: The scheduler or the host took its machine from it: a kind of
-                StageFailedError that uses up no retry while checkpoints move on.
-            StoppedError: :meth:`stop_all` ended it.
-        """
-
-    def stop_all(self) -> None:
-        """Ends all stages that are running and returns when they are gone."""
-
-    def has_running(self, request: Request) -> bool:
-        """True if :meth:`run` would take over a stage that a dead orchestrator left running."""
 
 
 def log_once(on_event: OnEvent) -> Callable[[str], None]:

@@ -5,10 +5,9 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from flows.pipeline.placement import RUNNER_GROUP, Execution
-from flows.runners.base import Runner
-from flows.runners.local.bucket_sync import BucketSyncRunner
-from flows.runners.local.process import ProcessRunner
-from flows.runners.place import Place, PlaceRunner
+from flows.runners.local.process import ProcessPlace
+from flows.runners.place import Place
+from flows.runners.runner import Runner
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
 from stages.contract.params import Settings
@@ -28,8 +27,8 @@ def _kubernetes(execution: Execution) -> Place[Any]:
     return KubernetesPlace(execution)
 
 
-RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
-    "process": ProcessRunner,
+RUNNERS: Mapping[str, Callable[[Execution], Place[Any]]] = {
+    "process": ProcessPlace,
     "docker": _docker,
     "kubernetes": _kubernetes,
     "slurm": SlurmPlace,
@@ -54,13 +53,10 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
 def make_runner(execution: Execution) -> Runner:
     """The runner that a configuration asks for.
 
-    A runner of another package is an entry point of the group ``geb.runners``: it takes the
-    settings of execution and returns a :class:`~flows.runners.place.Place`, or a whole runner.
+    A place of another package is an entry point of the group ``geb.runners``: it takes the settings
+    of execution and returns a :class:`~flows.runners.place.Place`.
     """
     if (make := RUNNERS.get(execution.runner)) is None:
         [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
         make = found.load()
-    place: Any = make(execution)
-    runner = PlaceRunner(place) if hasattr(place, "find") else place
-    # A place of another package says by itself what its stages see of this host.
-    return BucketSyncRunner(runner, execution.sync_seconds, getattr(place, "sees", execution.sees))
+    return Runner(make(execution), execution)

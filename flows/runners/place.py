@@ -1,7 +1,7 @@
-"""One runner for every place that starts stages beyond this process: containers, pods, jobs.
+"""Protocol of a place that starts stages, and what several places have in common.
 
 A :class:`Place` says how a stage is found, submitted, followed and ended there; the
-:class:`PlaceRunner` does the rest, which is the same everywhere.
+:class:`~flows.runners.runner.Runner` does the rest, which is the same everywhere.
 """
 
 import contextlib
@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.base import Ending, OnEvent, program_of, raise_for, supervised
-from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
-from stages.contract.events import Log
+from flows.runners.attempt_log import AttemptLog, write_request
+from flows.runners.base import Ending, OnEvent, program_of, supervised
+from stages.contract.errors import StageFailedError
 from stages.contract.request import Request
 from stages.harness.from_bucket import SYNC_SECONDS_VARIABLE
 from stages.store.base import Store
@@ -48,8 +47,6 @@ T = TypeVar("T")
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
-_STOP_SECONDS = 300.0
-"""Longest wait for work that was told to end: a queue may never let go of it."""
 ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
@@ -62,8 +59,10 @@ class Place(Protocol[W]):
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W | None:
         """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
 
-    def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W:
-        """Starts the stage, or puts it into the place's queue."""
+    def submit(
+        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
+    ) -> W:
+        """Starts the stage, or puts it into the place's queue; ``log`` is its attempt's."""
 
     def follow(
         self,
@@ -85,116 +84,6 @@ class Place(Protocol[W]):
 
     def close(self, work: W) -> None:
         """Removes what is left of work."""
-
-    def has_running(self, request: Request) -> bool:
-        """True while work at the key goes on, which :meth:`find` would take over."""
-
-
-class PlaceRunner(Generic[W]):
-    """Runs stages at a place: owns the key, finds or submits, follows, tells the end."""
-
-    def __init__(self, place: Place[W]) -> None:
-        self.name = place.name
-        self._place = place
-        self._live: list[W] = []
-        self._changed = threading.Condition()
-        self._stopping = threading.Event()
-
-    def run(self, request: Request, on_event: OnEvent) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        place = self._place
-        stopping = self._stopping
-        lease = orchestrator_lease(request.store, request.stage, request.key)
-        at_once = lease.acquire(
-            waiting=lambda holder: on_event(
-                Log(message=f"another run on {holder['host']} looks after it; waiting for it")
-            ),
-            stopping=stopping,
-        )
-        with lease:
-            store = Store.open(request.store)
-            if not at_once and store.load(request.stage, request.key) is not None:
-                return
-            with _refusals():
-                work = place.find(request, on_event, stopping)
-                if work is None:
-                    work = place.submit(request, on_event, stopping)
-                else:
-                    on_event(Log(message=f"taking over {work.title}, which computes this already"))
-            self._follow(work, request, on_event, lease.check)
-
-    def stop_all(self) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        with self._changed:
-            self._stopping.set()
-            live = list(self._live)
-        self._place.end(live)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._live, _STOP_SECONDS)
-
-    def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.base.Runner`."""
-        if not self._place.has_running(request):
-            return False
-        return orchestrator_lease(request.store, request.stage, request.key).holder() is None
-
-    def _follow(
-        self, work: W, request: Request, on_event: OnEvent, check_owner: Callable[[], None]
-    ) -> None:
-        log = new_log(request)
-        paths = [log, *(log.with_suffix(f".node{n}.log") for n in range(1, work.num_nodes))]
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._live_work(work))
-            logs = [
-                AttemptLog(path, stack.enter_context(path.open("w", encoding="utf-8")))
-                for path in paths
-            ]
-            with _refusals():
-                endings = self._place.follow(
-                    work, request, logs, on_event, self._stopping, check_owner
-                )
-            logs[0].warn_if_incomplete(on_event)
-        # The stage could not remove its work folder, a mount. One that is not empty is a failed
-        # attempt's.
-        with contextlib.suppress(OSError):
-            Store.open(request.store).work_path(request.stage, request.key).rmdir()
-        raise_for(endings, logs, request, stopped=self._stopping.is_set())
-
-    @contextlib.contextmanager
-    def _live_work(self, work: W) -> Iterator[None]:
-        """Counts work among what is ended with the run; it is over and removed afterwards."""
-        with self._changed:
-            self._live.append(work)
-        try:
-            if self._stopping.is_set():
-                self._place.end([work])
-            yield
-        except (LeaseLostError, PlaceAwayError):
-            # The work is another orchestrator's by now, or will be the next attempt's.
-            raise
-        except BaseException:
-            # Its events cannot be listened to any more, or it would never start.
-            self._place.end([work])
-            self._place.close(work)
-            raise
-        else:
-            self._place.close(work)
-        finally:
-            with self._changed:
-                self._live.remove(work)
-                self._changed.notify_all()
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Makes what a place calls a person's mistake the refusal of a stage."""
-    try:
-        yield
-    except UserError as error:
-        # A damaged record is the store's matter.
-        if type(error) is UserError:
-            raise RefusedError(error.message, error.remedy) from error
-        raise
 
 
 def work_name(request: Request) -> str:

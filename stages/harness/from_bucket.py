@@ -32,8 +32,9 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
     if request is None:
         raise UserError(f"no request at {place}", "start the stage by a run")
     with signs_passed_on(store, request, cache_home()):
-        Sync(store, request, events.emit, threading.Event()).compute(
-            lambda local: execute(stage, local, events),
-            float(os.environ[SYNC_SECONDS_VARIABLE]),
-        )
+        if store.find(request.stage, request.key, warn=events.warning) is None:
+            Sync(store, request, events.emit, threading.Event()).compute(
+                lambda local: execute(stage, local, events),
+                float(os.environ[SYNC_SECONDS_VARIABLE]),
+            )
     return f"{store.location}/artifacts/{request.stage}/{request.key}"

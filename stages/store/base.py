@@ -47,9 +47,6 @@ FORMAT = 1
 # Folders of records that a process replaces as it goes.
 _RECORDS = ("runs", "models", "leases")
 
-OnBytes = Callable[[int, int], None]
-"""Called now and then, in the calling thread, with bytes done and bytes in all; may raise."""
-
 
 @dataclass(frozen=True)
 class Artifact:
@@ -59,10 +56,10 @@ class Artifact:
     """Its folder on this machine. Read its files by :meth:`file`: they may not be here yet."""
     manifest: Manifest
 
-    def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
+    def file(self, path: str = "") -> Path:
         """A file or folder of the artifact on this machine, brought here if it was not.
 
-        An empty ``path`` is all of it; ``on_bytes`` is told of a download's progress.
+        An empty ``path`` is all of it.
 
         Raises:
             DamagedArtifactError: What came is not what the manifest says.

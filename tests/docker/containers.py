@@ -8,7 +8,7 @@ import docker
 from flows.pipeline.placement import DockerSettings, Execution
 from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
 from flows.runners.docker.runner import DockerPlace
-from flows.runners.place import PlaceRunner
+from flows.runners.runner import Runner
 from stages.contract.events import Event
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -21,10 +21,10 @@ def settings(**changes: Any) -> DockerSettings:
     return DockerSettings.model_validate({"images": {"probe": PROBE_IMAGE}} | changes)
 
 
-def runner(grace_seconds: float = 30.0, **changes: Any) -> PlaceRunner[Any]:
+def runner(grace_seconds: float = 30.0, **changes: Any) -> Runner:
     """A docker runner that knows the probe's image."""
     execution = Execution(docker=settings(**changes), grace_seconds=grace_seconds)
-    return PlaceRunner(DockerPlace(execution))
+    return Runner(DockerPlace(execution), execution)
 
 
 def run(request: Request, grace_seconds: float = 30.0, **changes: Any) -> list[Event]:

@@ -10,14 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import docker
 import pytest
-from prefect.client.schemas.objects import FlowRun
-from prefect.states import Crashed
 
-from flows.execution.cancellation import remove_containers
 from flows.pipeline.placement import Execution
 from flows.runners.docker.container import reap
 from flows.runners.docker.runner import DockerPlace
@@ -31,7 +27,7 @@ from tests.docker.containers import (
     runner,
     settings,
 )
-from tests.flows.probe_flow import ProbeConfig, probes
+from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import hanging_pids, wait_until, write_probes
 from tests.lacking import lacking
 from tests.orchestrators import orchestrator
@@ -56,19 +52,6 @@ def test_a_container_ends_with_its_orchestrator(store: Store, engine: docker.Doc
     DockerPlace(EXECUTION)
     assert left_of(engine, store) == []
     assert "asked to stop" in logs_of(store, request)
-
-
-def test_the_hook_of_a_flow_run_that_was_killed_removes_its_containers(
-    store: Store, engine: docker.DockerClient
-) -> None:
-    with orchestrator(probe_request(store, behaviour="ignore_sigterm"), EXECUTION):
-        pass
-    run = FlowRun(flow_id=uuid4(), parameters={"config": {"execution": {"runner": "process"}}})
-    remove_containers(probes, run, Crashed())
-    assert left_of(engine, store) != []
-    run.parameters = {"config": {"execution": {"runner": "docker"}}}
-    remove_containers(probes, run, Crashed())
-    assert left_of(engine, store) == []
 
 
 def test_containers_of_a_store_that_is_not_here_are_left_alone(

@@ -9,7 +9,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.pipeline.placement import Execution
-from flows.runners.local.process import ProcessRunner
+from flows.runners.choose import make_runner
 from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
@@ -81,5 +81,5 @@ def test_no_stage_gets_the_password(
     monkeypatch.setenv(name, PASSWORD)
     request = probe_request(store, behaviour="tell_environment", message=name)
     heard: list[object] = []
-    ProcessRunner(Execution()).run(request, heard.append)
+    make_runner(Execution()).run(request, heard.append)
     assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]

@@ -9,8 +9,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.docker import container
-from flows.runners.docker.images import Images
+from flows.runners.docker.images import find_image
 from flows.runners.docker.options import (
     container_options,
     environment_for,
@@ -19,7 +18,7 @@ from flows.runners.docker.options import (
     mounts_for,
     needs_network,
 )
-from flows.runners.images import CODE_LABEL, VERSION_LABEL, geb_version, image_tags
+from flows.runners.images import CODE_LABEL, image_tags
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
 from stages.contract.params import StageParams
@@ -184,59 +183,30 @@ class Engine:
 
 
 def image(digest: str, *of_registries: str, **labels: str) -> Any:
-    labels = {CODE_LABEL: stages_digest(), VERSION_LABEL: geb_version()} | labels
+    labels = {CODE_LABEL: stages_digest()} | labels
     digests = [f"registry.example/geb-probe@{each}" for each in of_registries]
     return SimpleNamespace(id=digest, attrs={"Config": {"Labels": labels}, "RepoDigests": digests})
 
 
-def images(name: str) -> Images:
-    return Images(DockerSettings(images={"probe": name}))
+def find(name: str, engine: Any, request: Request) -> tuple[Any, str]:
+    return find_image(engine, DockerSettings(images={"probe": name}), request)
 
 
 @pytest.mark.parametrize("trusted", [TRUSTED, PULLED])
 def test_a_tampered_image_is_refused_by_name(request_: Request, trusted: str) -> None:
-    pinned = images(f"{NAME}@{trusted}")
+    pinned = f"{NAME}@{trusted}"
     whole = image(TRUSTED, PULLED)
-    _, named = pinned.find(Engine(**{NAME: whole}), request_)
+    _, named = find(pinned, Engine(**{NAME: whole}), request_)
     assert named == f"{NAME}@{PULLED}"
     tampered = Engine(**{NAME: image(OTHER)})
     with pytest.raises(UserError, match=f"image {NAME} is {OTHER}, not {trusted}") as caught:
-        images(f"{NAME}@{trusted}").find(tampered, request_)
+        find(pinned, tampered, request_)
     assert "tampered with" in caught.value.message
     assert "execution.docker.images.probe" in caught.value.message
 
 
-def test_a_name_that_moves_during_a_run_changes_nothing_in_it(request_: Request) -> None:
-    first = image(TRUSTED)
-    engine = Engine(**{NAME: first, TRUSTED: first})
-    run = images(NAME)
-    assert run.find(engine, request_) == (first, f"{NAME}@{TRUSTED}")
-    engine.named[NAME] = image(OTHER)
-    assert run.find(engine, request_) == (first, f"{NAME}@{TRUSTED}")
-    del engine.named[TRUSTED]
-    with pytest.raises(UserError, match=f"{NAME} was {TRUSTED} when the run came to need it"):
-        run.find(engine, request_)
-
-
-@pytest.mark.parametrize(
-    ("label", "said"),
-    [(CODE_LABEL, "holds other code of the stages"), (VERSION_LABEL, "holds geb other")],
-)
-def test_an_image_of_other_code_is_refused(request_: Request, label: str, said: str) -> None:
-    with pytest.raises(UserError, match=f"image {NAME} {said}"):
-        images(NAME).find(Engine(**{NAME: image(TRUSTED, **{label: "other"})}), request_)
-
-
-def test_a_progress_bar_is_a_line_each_time_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks = [b"loading\r\n 10%\r", b" 20%\r 3", b"0%\nCUDA out of memory"]
-    api = SimpleNamespace(logs=lambda *_, **__: iter(chunks))
-    engine = SimpleNamespace(api=api, close=lambda: None)
-    monkeypatch.setattr(container, "connect", lambda: engine)
-    running = container.StageContainer(engine, "c" * 64)
-    assert list(running.lines("stderr")) == [
-        "loading\n",
-        " 10%\n",
-        " 20%\n",
-        " 30%\n",
-        "CUDA out of memory\n",
-    ]
+def test_an_image_of_other_code_is_refused(request_: Request) -> None:
+    old = image(TRUSTED, **{CODE_LABEL: "other"})
+    with pytest.raises(UserError, match="holds other code") as caught:
+        find(NAME, Engine(**{NAME: old}), request_)
+    assert "docker/build.sh" in caught.value.remedy

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from flows.pipeline.loading import load_config, load_settings
 from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
-from flows.runners.base import OnEvent
+from flows.runners.base import Ending
 from flows.runners.choose import RUNNERS
 from flows.runners.images import geb_version, image_tags
 from stages.contract.errors import UserError
@@ -85,7 +86,15 @@ def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
     do(steps.toy(2, kept))
 
 
-class ToyRunner:
+@dataclass
+class Done:
+    """A stage that has ended."""
+
+    title: str = "nothing"
+    num_nodes: int = 1
+
+
+class ToyPlace:
     """Stages in this process."""
 
     name = "toy"
@@ -96,20 +105,27 @@ class ToyRunner:
     def __init__(self, execution: Execution) -> None:
         self.requests.clear()
 
-    def run(self, request: Request, on_event: OnEvent) -> None:
+    def find(self, *_: object) -> None:
+        """Nothing outlives this process."""
+
+    def submit(self, request: Request, *_: object) -> Done:
         self.requests.append(request)
         execute(self.stages[request.stage], request, Emitter(io.StringIO()))
+        return Done()
 
-    def stop_all(self) -> None:
-        """Nothing to stop."""
+    def follow(self, *_: object) -> list[Ending]:
+        return [Ending("exited", 0)]
 
-    def has_running(self, request: Request) -> bool:
-        return False
+    def end(self, works: object) -> None:
+        """Nothing to end."""
+
+    def close(self, work: object) -> None:
+        """Nothing is left."""
 
 
 @pytest.fixture
 def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
-    monkeypatch.setitem(RUNNERS, "toy", ToyRunner)  # type: ignore[misc]
+    monkeypatch.setitem(RUNNERS, "toy", ToyPlace)  # type: ignore[misc]
     monkeypatch.setattr(Steps, "toy", toy, raising=False)
     monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
     monkeypatch.setattr("flows.commands.common.RunConfig", ToyConfig)
@@ -138,7 +154,7 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert num_rows(made["iteration-2/toy"].file("first.parquet")) == 3
     assert {line.action for line in plan(toy_run)} == {"reuse"}
     # Image, resources and --from follow from the declarations.
-    request = ToyRunner.requests[-1]
+    request = ToyPlace.requests[-1]
     tags = image_tags(request.image, gpus=request.resources.gpus)
     assert tags == [f"geb-core:{geb_version()}"]
     assert request.resources.cpus == 2

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from flows.pipeline.placement import Execution
+from flows.runners.choose import make_runner
 from flows.runners.local import fork_client, process
-from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -40,15 +40,15 @@ def server_of(work: AtWork) -> psutil.Process:
 
 def test_stages_of_several_runners_are_forks_of_one_server(store: Store) -> None:
     with (
-        at_work(hanging(store, "one"), ProcessRunner(Execution())) as one,
-        at_work(hanging(store, "two"), ProcessRunner(Execution())) as two,
+        at_work(hanging(store, "one"), make_runner(Execution())) as one,
+        at_work(hanging(store, "two"), make_runner(Execution())) as two,
     ):
         assert server_of(one) == server_of(two)
         assert "stages.harness.fork_server" in server_of(one).cmdline()
 
 
 def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
-    with at_work(hanging(store, ""), ProcessRunner(Execution())) as work:
+    with at_work(hanging(store, ""), make_runner(Execution())) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
         assert supervisor is not None
@@ -57,11 +57,11 @@ def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
 
 
 def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store) -> None:
-    with at_work(hanging(store, "one"), runner := ProcessRunner(Execution())) as one:
+    with at_work(hanging(store, "one"), runner := make_runner(Execution())) as one:
         stage, server = stage_of(one), server_of(one)
         server.kill()
         psutil.wait_procs([server])
-        with at_work(hanging(store, "two"), ProcessRunner(Execution())) as two:
+        with at_work(hanging(store, "two"), make_runner(Execution())) as two:
             assert server_of(two) != server
         assert stage.is_running()
         runner.stop_all()
@@ -70,7 +70,7 @@ def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store)
 
 
 def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: Store) -> None:
-    with at_work(hanging(store, ""), ProcessRunner(Execution())) as work:
+    with at_work(hanging(store, ""), make_runner(Execution())) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
         assert supervisor is not None
@@ -85,7 +85,7 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = write_program(tmp_path / "python", "echo this environment is broken >&2\nexit 3")
-    runner = ProcessRunner(Execution(interpreters={"probe": str(broken)}))
+    runner = make_runner(Execution(interpreters={"probe": str(broken)}))
 
     class Ended(subprocess.Popen[Any]):
         """A program that has ended before it is asked for a start."""
@@ -108,7 +108,7 @@ def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
     said = []
     for message in ("one", "two"):
         request = probe_request(store, message=message)
-        ProcessRunner(Execution()).run(request, lambda event: None)
+        make_runner(Execution()).run(request, lambda event: None)
         [log] = store.log_path("probe", request.key).glob("*.log")
         said.append("a library greets" in log.read_text())
     assert said == [True, False]
@@ -121,7 +121,7 @@ def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
     asked = tmp_path / "asked"
     os.mkfifo(asked)
     hanging = write_program(tmp_path / "python", f"echo asked > {asked}\nexec sleep 1000")
-    runner = ProcessRunner(Execution(interpreters={"probe": str(hanging)}, grace_seconds=0.1))
+    runner = make_runner(Execution(interpreters={"probe": str(hanging)}, grace_seconds=0.1))
     with ThreadPoolExecutor() as pool:
         run = pool.submit(runner.run, probe_request(store), lambda event: None)
         asked.read_text()
@@ -131,6 +131,6 @@ def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
     # The next one, of another run of this process, asks another server, which says how it ends.
     hanging.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(StageFailedError, match="printed nothing"):
-        ProcessRunner(Execution(interpreters={"probe": str(hanging)})).run(
+        make_runner(Execution(interpreters={"probe": str(hanging)})).run(
             probe_request(store), lambda event: None
         )

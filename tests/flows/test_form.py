@@ -10,7 +10,6 @@ from prefect.utilities.callables import parameter_schema
 
 from experiments.paper.flow import paper
 from flows.evaluate import evaluate
-from flows.execution.cancellation import remove_containers
 from flows.iterate import iterate
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import PLACES, RunForm
@@ -139,9 +138,3 @@ def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert configured("mine", {}).seed == 7
     with pytest.raises(UserError, match="no preset 'other'"):
         configured("other", {})
-
-
-@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
-def test_what_a_killed_flow_leaves_in_containers_is_removed(flow: Flow[..., Any]) -> None:
-    assert remove_containers in flow.on_cancellation_hooks
-    assert remove_containers in flow.on_crashed_hooks

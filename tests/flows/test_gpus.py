@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.placement import Execution
+from flows.runners.choose import make_runner
 from flows.runners.local.gpus import HeldGpus, gpus_of_this_host, hold_gpus
-from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Resources
@@ -124,7 +124,7 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
 ) -> None:
     heard: list[Event] = []
     request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
-    ProcessRunner(Execution()).run(request, heard.append)
+    make_runner(Execution()).run(request, heard.append)
     assert Log(message=f"worker None, GPUs {seen!r}") in heard
 
 

@@ -17,9 +17,9 @@ from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
-from flows.runners import choose
-from flows.runners.base import OnEvent, Runner
-from flows.runners.local.process import ProcessRunner
+from flows.runners.base import OnEvent
+from flows.runners.local.process import ProcessPlace
+from flows.runners.runner import Runner
 from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -30,7 +30,7 @@ from tests.probe_stage import ProbeParams
 STEP = Step("probe/0", ProbeParams(), {})
 
 
-class Preempting(ProcessRunner):
+class Preempting(Runner):
     """A scheduler that takes the machine from a stage some times before it lets it run.
 
     Args:
@@ -38,7 +38,7 @@ class Preempting(ProcessRunner):
     """
 
     def __init__(self, *saved: str) -> None:
-        super().__init__(Execution())
+        super().__init__(ProcessPlace(Execution()), Execution())
         self.attempts = 0
         self._saved = saved
 
@@ -76,7 +76,7 @@ class Heard(Observer):
 def run(path: str) -> None:
     """Runs the flow of probes in this process, its first one preempted twice."""
     runner = Preempting("checkpoint-1", "checkpoint-1")
-    choose.RUNNERS = {"process": lambda execution: runner}
+    step_executor.make_runner = lambda execution: runner
     probes(ProbeConfig.model_validate_json(Path(path).read_text()))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.local.process import ProcessRunner
+from flows.runners.choose import make_runner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.request import Request, Resources
@@ -35,7 +35,7 @@ def fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Event]:
     heard: list[Event] = []
-    runner = ProcessRunner(Execution(grace_seconds=grace_seconds))
+    runner = make_runner(Execution(grace_seconds=grace_seconds))
     runner.run(request, heard.append)
     return heard
 
@@ -139,7 +139,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
 def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None:
-    runner = ProcessRunner(Execution(grace_seconds=1.0))
+    runner = make_runner(Execution(grace_seconds=1.0))
     with at_work(probe_request(store, behaviour=behaviour), runner) as work:
         runner.stop_all()
         assert isinstance(work.join(), StoppedError)
@@ -157,7 +157,7 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) ->
 
     limited = Resources(timeout_seconds=600.0)
     with pytest.raises(ConnectionError):
-        ProcessRunner(Execution(grace_seconds=1)).run(
+        make_runner(Execution(grace_seconds=1)).run(
             probe_request(store, limited, behaviour="leave_child"), hear
         )
     assert pids
@@ -207,7 +207,7 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
 
 
 def test_a_missing_interpreter_is_named_with_its_remedy(store: Store) -> None:
-    runner = ProcessRunner(Execution(interpreters={"probe": "/nowhere/python"}))
+    runner = make_runner(Execution(interpreters={"probe": "/nowhere/python"}))
     with pytest.raises(UserError, match="/nowhere/python") as caught:
         runner.run(probe_request(store), lambda event: None)
     assert "setup-vllm" in caught.value.remedy

@@ -3,12 +3,13 @@
 import sys
 from pathlib import Path
 
+from flows.execution import step_executor
 from flows.execution.prefect_tasks import with_others
 from flows.execution.run_record import RunRecord
 from flows.pipeline.placement import Execution
-from flows.runners import choose
 from flows.runners.base import OnEvent
-from flows.runners.local.process import ProcessRunner
+from flows.runners.local.process import ProcessPlace
+from flows.runners.runner import Runner
 from stages.contract.errors import (
     DamagedRecordError,
     PreemptedError,
@@ -42,8 +43,11 @@ def test_an_error_stays_what_it_is() -> None:
     assert damaged.remedy == "remove it"
 
 
-class Refusing(ProcessRunner):
+class Refusing(Runner):
     """A place that refuses a probe by its message, once another one is at work."""
+
+    def __init__(self, execution: Execution) -> None:
+        super().__init__(ProcessPlace(execution), execution)
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         if request.params["message"] == "refused":
@@ -54,7 +58,7 @@ class Refusing(ProcessRunner):
 
 def run(path: str) -> None:
     """Runs probes in this process; the place refuses one of them."""
-    choose.RUNNERS = {"process": Refusing}
+    step_executor.make_runner = Refusing
     try:
         probes(ProbeConfig.model_validate_json(Path(path).read_text()))
     except RefusedError as error:

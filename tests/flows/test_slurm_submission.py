@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.local.process import ProcessRunner
-from flows.runners.place import PlaceRunner, orchestrator_lease, work_name
+from flows.runners.choose import make_runner
+from flows.runners.place import orchestrator_lease, work_name
+from flows.runners.runner import Runner
 from flows.runners.slurm import client, submission
 from flows.runners.slurm.folder import REQUEST_FILE, JobFolder
 from flows.runners.slurm.job import batch_program
@@ -62,8 +62,13 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     return Scheduler(monkeypatch)
 
 
-def runner() -> PlaceRunner[Any]:
-    return PlaceRunner(SlurmPlace(Execution()))
+def found(place: SlurmPlace, request: Request) -> bool:
+    """True if a job that is there already is taken over."""
+    return place.find(request, lambda event: None, threading.Event()) is not None
+
+
+def runner() -> Runner:
+    return Runner(SlurmPlace(Execution()), Execution())
 
 
 def submit(request: Request, name: str, stopping: threading.Event | None = None) -> str:
@@ -89,9 +94,9 @@ def test_jobs_that_are_taken_over_are_found_by_one_call_of_squeue(
         # A thread that is held up asks again for a job that might be younger than the answer.
         os.utime(folder.path / REQUEST_FILE, (an_hour_ago, an_hour_ago))
         scheduler.queue.append(client.QueuedJob(str(number), "RUNNING", "None", "n1", folder.name))
-    chosen = runner()
+    place = SlurmPlace(Execution())
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(chosen.has_running, requests))
+        assert all(pool.map(lambda each: found(place, each), requests))
     assert scheduler.calls == ["squeue"]
 
 
@@ -141,8 +146,9 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
         lease.acquire()
 
         def heard(event: Event) -> None:
-            ProcessRunner(Execution()).run(request_, lambda _: None)
-            other.close()
+            if Store.open(request_.store).load(request_.stage, request_.key) is None:
+                other.close()
+                make_runner(Execution()).run(request_, lambda _: None)
 
         runner().run(request_, heard)
 
@@ -150,14 +156,14 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
 def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
     request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    chosen = runner()
+    place = SlurmPlace(Execution())
     for key in ("1", "2"):
         request = request_.model_copy(update={"key": key * 64})
         folder = JobFolder.create(work_name(request), request)
         # Times of files are coarse on some systems: a tick may lie before the last look.
         os.utime(folder.path / REQUEST_FILE, (time.time() + 1,) * 2)
         scheduler.queue.append(client.QueuedJob(key, "PENDING", "None", "", folder.name))
-        assert chosen.has_running(request)
+        assert found(place, request)
 
 
 def test_a_job_that_was_told_to_end_is_not_taken_over(
@@ -165,9 +171,9 @@ def test_a_job_that_was_told_to_end_is_not_taken_over(
 ) -> None:
     folder = JobFolder.create(work_name(request_), request_)
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", folder.name))
-    assert runner().has_running(request_)
+    assert found(SlurmPlace(Execution()), request_)
     folder.ask_to_stop()
-    assert not runner().has_running(request_)
+    assert not found(SlurmPlace(Execution()), request_)
 
 
 def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.kubernetes.runner import KubernetesPlace
-from flows.runners.place import PlaceRunner
+from flows.runners.choose import make_runner
+from flows.runners.runner import Runner
 from stages.contract.events import Event
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -26,9 +26,9 @@ def probe_settings(cluster: Namespace, request: Request, **changes: Any) -> Kube
     return cluster.settings(store, store.with_name("code"), **changes)
 
 
-def runner(settings: KubernetesSettings, grace_seconds: float = 1.0) -> PlaceRunner[Any]:
+def runner(settings: KubernetesSettings, grace_seconds: float = 1.0) -> Runner:
     """A kubernetes runner."""
-    return PlaceRunner(KubernetesPlace(execution(settings, grace_seconds)))
+    return make_runner(execution(settings, grace_seconds))
 
 
 def execution(

@@ -14,7 +14,7 @@ from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import RIGHTS
 from flows.runners.kubernetes.runner import check_pods
-from flows.runners.place import PlaceRunner
+from flows.runners.runner import Runner
 from stages.contract.errors import PreemptedError, UserError
 from stages.store.base import Store
 from tests.at_work import at_work
@@ -49,7 +49,7 @@ def account(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
     kubectl("delete", "-k", str(folder))
 
 
-def runner_of(kubeconfig: str, settings: KubernetesSettings) -> PlaceRunner[Any]:
+def runner_of(kubeconfig: str, settings: KubernetesSettings) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", kubeconfig)
         return runner(settings)

@@ -2,12 +2,11 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.runners.kubernetes.identity import NODE, label
-from flows.runners.place import PlaceRunner
+from flows.runners.runner import Runner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric
 from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
@@ -33,7 +32,7 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
         for name in ("store", "calm")
     )
 
-    def chosen(store: str = request.store) -> PlaceRunner[Any]:
+    def chosen(store: str = request.store) -> Runner:
         return runner(cluster.settings(inputs, Path(store)), grace_seconds=10)
 
     places: dict[str, str] = {}

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 
 from flows.pipeline.placement import Execution, SlurmSettings
-from flows.runners.place import PlaceRunner
+from flows.runners.choose import make_runner
+from flows.runners.runner import Runner
 from flows.runners.slurm import client
-from flows.runners.slurm.runner import SlurmPlace
 from stages.contract.events import Event
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -35,9 +35,9 @@ def execution(death: str = "stop", grace_seconds: float = 10, **changes: Any) ->
     return Execution.model_validate(values | {"on_orchestrator_death": death})
 
 
-def runner(**changes: Any) -> PlaceRunner[Any]:
+def runner(**changes: Any) -> Runner:
     """A slurm runner."""
-    return PlaceRunner(SlurmPlace(execution(**changes)))
+    return make_runner(execution(**changes))
 
 
 def run(request: Request, **changes: Any) -> list[Event]:

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import docker
 from docker.errors import APIError
@@ -24,7 +25,7 @@ from flows.runners.docker.container import (
     remove_containers_of,
     stop,
 )
-from flows.runners.docker.images import Images
+from flows.runners.docker.images import find_image
 from flows.runners.docker.options import container_options, host_options, needs_network, user_for
 from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import chown_outputs, work_name
@@ -65,7 +66,6 @@ class DockerPlace:
 
     def __init__(self, execution: Execution) -> None:
         self._settings = execution.docker
-        self._images = Images(execution.docker)
         self._grace_seconds = execution.grace_seconds
         for line in reap():
             _log.warning(line)
@@ -78,7 +78,7 @@ class DockerPlace:
         return None
 
     def submit(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
+        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
     ) -> StageContainer:
         """See :class:`Place`."""
         with contextlib.ExitStack() as stack:
@@ -141,10 +141,6 @@ class DockerPlace:
         """See :class:`Place`."""
         work.close()
 
-    def has_running(self, request: Request) -> bool:
-        """See :class:`Place`: no container outlives its orchestrator."""
-        return False
-
     def _create(
         self, client: docker.DockerClient, request: Request, devices: tuple[str, ...]
     ) -> StageContainer:
@@ -155,7 +151,7 @@ class DockerPlace:
                 f"set execution.docker.network.{request.stage} to a Docker network (`bridge`), or "
                 "execution.docker.model_cache to a folder that holds it",
             )
-        image, image_name = self._images.find(client, request)
+        image, image_name = find_image(client, settings, request)
         user = user_for(settings, image.attrs["Config"]["User"])
         chown_outputs(request, *_ids_of(user, request))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []

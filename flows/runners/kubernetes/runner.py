@@ -93,7 +93,9 @@ class KubernetesPlace:
                     self._cluster.delete_pod(name_of(pod))
         return taken
 
-    def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> PodAttempt:
+    def submit(
+        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
+    ) -> PodAttempt:
         """See :class:`flows.runners.place.Place`."""
         with explained(self._cluster):
             made = self._create(request, on_event, stopping)
@@ -117,11 +119,6 @@ class KubernetesPlace:
     def close(self, work: PodAttempt) -> None:
         """See :class:`flows.runners.place.Place`."""
         work.remove()
-
-    def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.base.Runner`."""
-        with explained(self._cluster):
-            return any(_is_whole(pods) for pods in self._attempts(request))
 
     def _attempt(self, request: Request, first: Pod, on_event: OnEvent) -> PodAttempt:
         name = label(first, ATTEMPT)

@@ -1,13 +1,16 @@
-"""Runs a stage as a subprocess of this machine, under its supervisor."""
+"""Stages as subprocesses of this machine, each under its supervisor."""
 
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from flows.pipeline.placement import Execution, interpreter_of
 from flows.pipeline.preflight import require_interpreter
-from flows.runners.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.attempt_log import AttemptLog, write_request
 from flows.runners.base import (
     SUPERVISOR_SECONDS,
     Ending,
@@ -15,7 +18,6 @@ from flows.runners.base import (
     OnEvent,
     log_once,
     program_of,
-    raise_for,
     supervised,
     thread_variables,
     time_limit,
@@ -32,79 +34,61 @@ _TAIL_BYTES = 1 << 16
 Process = subprocess.Popen[str] | ForkedProcess
 
 
-class ProcessRunner:
-    """The default runner: needs nothing but the stage's Python environment."""
+@dataclass(frozen=True)
+class StageProcess:
+    """A stage at work, and the GPUs and the log that it holds."""
+
+    process: Process
+    held: contextlib.ExitStack
+    ended: threading.Event = field(default_factory=threading.Event)
+    title: str = "a process"
+    num_nodes: int = 1
+
+    def end(self) -> None:
+        """Closes the supervisor's stdin, which tells it to stop the stage."""
+        if isinstance(self.process, ForkedProcess):
+            self.process.end()
+        elif self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+class ProcessPlace:
+    """This machine, the default place: needs nothing but the stage's Python environment."""
 
     name = "process"
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._grace_seconds = execution.grace_seconds
-        self._live: set[Process] = set()
-        self._changed = threading.Condition()
-        self._stopping = threading.Event()
 
-    def run(self, request: Request, on_event: OnEvent) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        path = new_log(request)
-        with (
-            hold_gpus(
-                request.resources.gpus,
-                waiting=log_once(on_event),
-                stopping=self._stopping,
-            ) as gpus,
-            path.open("a", encoding="utf-8") as file,
-            self._started(request, gpus, file.fileno()) as process,
-            time_limit(request.resources.timeout_seconds, lambda: _end(process)) as overdue,
-        ):
-            log = AttemptLog(path, file)
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.handle_line(line, on_event)
-            code = process.wait()
-        log.warn_if_incomplete(on_event)
-        _read_tail(log)
-        # The code is negative if the supervisor itself was killed.
-        ending = Ending(
-            "overdue" if overdue.is_set() else "exited", code if code >= 0 else 128 - code
-        )
-        raise_for([ending], [log], request, stopped=self._stopping.is_set())
+    def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> None:
+        """See :class:`flows.runners.place.Place`: no subprocess outlives its orchestrator."""
 
-    def stop_all(self) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        with self._changed:
-            self._stopping.set()
-            for process in self._live:
-                _end(process)
-            limit = self._grace_seconds + SUPERVISOR_SECONDS
-            if not self._changed.wait_for(lambda: not self._live, limit):
-                for process in self._live:
-                    process.kill()
-
-    def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.base.Runner`: no subprocess outlives its orchestrator."""
-        return False
-
-    @contextlib.contextmanager
-    def _started(self, request: Request, gpus: HeldGpus, log: int) -> Iterator[Process]:
-        """A stage at work; at the end of the block it is ended and waited for."""
+    def submit(
+        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
+    ) -> StageProcess:
+        """See :class:`flows.runners.place.Place`."""
         interpreter = interpreter_of(self._execution.interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         program = program_of(request, write_request(request))
-        command = supervised(interpreter, self._grace_seconds, program=program)
-        environment = _environment(request, gpus)
+        command = supervised(interpreter, self._execution.grace_seconds, program=program)
         # vLLM forks by itself, and a GPU's work is long.
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
-        with self._changed:
+        with contextlib.ExitStack() as stack:
+            gpus = stack.enter_context(
+                hold_gpus(request.resources.gpus, waiting=log_once(on_event), stopping=stopping)
+            )
+            environment = _environment(request, gpus)
+            # The stage itself writes into the log.
+            stderr = stack.enter_context(log.open("a", encoding="utf-8"))
             process: Process
             if self._execution.fork_server and gains_by_fork:
-                process = start_forked(command, environment, log)
+                process = start_forked(command, environment, stderr.fileno())
             else:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=log,
+                    stderr=stderr,
                     env=environment,
                     pass_fds=gpus.descriptors,
                     text=True,
@@ -112,16 +96,46 @@ class ProcessRunner:
                     # A Ctrl-C reaches the orchestrator, which then stops its stages.
                     start_new_session=True,
                 )
-            self._live.add(process)
-            if self._stopping.is_set():
-                _end(process)
+            stack.enter_context(process)
+            return StageProcess(process, stack.pop_all())
+
+    def follow(
+        self,
+        work: StageProcess,
+        request: Request,
+        logs: Sequence[AttemptLog],
+        on_event: OnEvent,
+        stopping: threading.Event,
+        check_owner: Callable[[], None],
+    ) -> list[Ending]:
+        """See :class:`flows.runners.place.Place`."""
+        [log] = logs
+        process = work.process
+        assert process.stdout is not None
         try:
-            with process:
-                yield process
+            with time_limit(request.resources.timeout_seconds, work.end) as overdue:
+                for line in process.stdout:
+                    log.handle_line(line, on_event)
+                code = process.wait()
         finally:
-            with self._changed:
-                self._live.remove(process)
-                self._changed.notify_all()
+            work.ended.set()
+        _read_tail(log)
+        # The code is negative if the supervisor itself was killed.
+        code = code if code >= 0 else 128 - code
+        return [Ending("overdue" if overdue.is_set() else "exited", code)]
+
+    def end(self, works: Sequence[StageProcess]) -> None:
+        """See :class:`flows.runners.place.Place`."""
+        for work in works:
+            work.end()
+        deadline = time.monotonic() + self._execution.grace_seconds + SUPERVISOR_SECONDS
+        for work in works:
+            if not work.ended.wait(max(0.0, deadline - time.monotonic())):
+                work.process.kill()
+
+    def close(self, work: StageProcess) -> None:
+        """See :class:`flows.runners.place.Place`."""
+        work.held.close()
 
 
 def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
@@ -139,11 +153,3 @@ def _read_tail(log: FailureTail) -> None:
     log.lines.clear()
     for line in lines:
         log.add_line(line)
-
-
-def _end(process: Process) -> None:
-    """Ends the supervisor's stdin, its sign to end the stage."""
-    if isinstance(process, ForkedProcess):
-        process.end()
-    elif process.stdin is not None:
-        process.stdin.close()

@@ -85,10 +85,6 @@ class SlurmPlace:
         """See :class:`flows.runners.place.Place`."""
         work.folder.remove()
 
-    def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.place.Place`."""
-        return any(not job.folder.is_stopped() for job in self._jobs(folders_for(request)))
-
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job | None:
         """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
         folders = folders_for(request)
@@ -114,7 +110,9 @@ class SlurmPlace:
             if (job := queue.get(folder.name)) is not None and not job.is_over
         ]
 
-    def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job:
+    def submit(
+        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
+    ) -> Job:
         """See :class:`flows.runners.place.Place`."""
         execution = self._execution
         interpreter = default_interpreter(execution, request)

@@ -38,7 +38,7 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
-from stages.store.base import FORMAT, MARKER, Artifact, OnBytes, Store
+from stages.store.base import FORMAT, MARKER, Artifact, Store
 from stages.store.local_usage import Held, Kind
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
@@ -62,7 +62,7 @@ class RemoteArtifact(Artifact):
         name = _files_folder(self.manifest)
         return "/".join(part for part in (self.store.location, name, path) if part)
 
-    def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
+    def file(self, path: str = "") -> Path:
         """See :class:`Artifact`; downloads and checks only the files that are not here yet.
 
         Raises:
@@ -79,7 +79,7 @@ class RemoteArtifact(Artifact):
         try:
             with explain_disk_errors(store.root), exclusive_lock(guard):
                 self._make_room()
-                download_files(store.bucket, wanted, on_bytes)
+                download_files(store.bucket, wanted)
         except DamagedArtifactError as error:
             aside = store.set_aside(manifest.stage, manifest.key)
             raise DamagedArtifactError(
@@ -117,11 +117,11 @@ class RemoteStore(Store):
         return cls(bucket, _local_folder(bucket, home))
 
     def lease(self, stage: str, key: str) -> FileLease:
-        """See :class:`Store`: among the runs of this host, for the stage and its transfers.
+        """See :class:`Store`: the orchestrator's on this host, for the stage and its transfers.
 
         Another host that computes the key at the same time makes the same artifact.
         """
-        return FileLease(self.root / "leases" / f"bucket-{stage}" / key)
+        return FileLease(self.root / "orchestrators" / stage / key)
 
     def work(self, stage: str, key: str) -> RemoteWork:
         """Resumable state of attempts at a key, here and in the bucket."""
@@ -169,7 +169,7 @@ class RemoteStore(Store):
             return None
         return artifact
 
-    def push(self, artifact: Artifact, on_bytes: OnBytes | None = None) -> None:
+    def push(self, artifact: Artifact) -> None:
         """Uploads a finished artifact of the local folder: files first, the manifest last.
 
         Where the bucket has an artifact under the key by now, that one stays, and so do files that
@@ -183,7 +183,7 @@ class RemoteStore(Store):
             for name, record in manifest.files.items()
             if name not in there or there[name].size != record.size
         ]
-        upload_files(self.bucket, missing, on_bytes)
+        upload_files(self.bucket, missing)
         name = f"{_folder(manifest.stage, manifest.key)}/{MANIFEST}"
         with contextlib.suppress(ConflictError):
             self.bucket.put(name, manifest.model_dump_json(indent=2).encode(), absent=True)

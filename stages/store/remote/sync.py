@@ -17,9 +17,9 @@ from pathlib import Path
 
 from stages.contract.digests import files_of
 from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedError, StoreError
-from stages.contract.events import Event, Log, Progress
+from stages.contract.events import Event, Log
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
-from stages.store.base import Artifact, OnBytes
+from stages.store.base import Artifact
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.transfer import download_folder, repeated, upload_files
 
@@ -27,7 +27,6 @@ OnEvent = Callable[[Event], None]
 
 SIGN_SECONDS = 20.0
 """Time between two signs of an orchestrator, and between two looks for one."""
-_MIB = 1 << 20
 # Hosts that register at the same time take turns; each of them comes in here once a turn.
 _REGISTRY_ATTEMPTS = 20
 _INPUTS = "inputs"
@@ -35,33 +34,15 @@ _INPUTS = "inputs"
 
 @dataclass(frozen=True)
 class Sync:
-    """Transfers of one attempt at a request, whose key is held among the runs of this host.
+    """Transfers of one attempt at a request, whose key the caller holds on this host.
 
-    ``on_event`` gets messages and the progress of transfers; ``stopping`` ends them, and waits.
+    ``on_event`` gets messages; ``stopping`` ends waits, and keeps transfers from beginning.
     """
 
     store: RemoteStore
     request: Request
     on_event: OnEvent
     stopping: threading.Event
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[bool]:
-        """Holds the key; yields whether its artifact has to be computed."""
-        store = self.store
-        request = self.request
-        lease = store.lease(request.stage, request.key)
-        lease.acquire(
-            waiting=lambda holder: self._say(
-                f"computed by pid {holder['pid']} on {holder['host']}; waiting for it"
-            ),
-            stopping=self.stopping,
-        )
-        with lease:
-            found = store.find(request.stage, request.key, warn=self._warn)
-            if found is not None:
-                self._say("the store has it by now")
-            yield found is None
 
     def compute(self, run: Callable[[Request], object], sync_seconds: float) -> None:
         """Makes the artifact in this host's local folder, and uploads it.
@@ -71,17 +52,14 @@ class Sync:
         """
         store = self.store
         request = self.request
-        with self.held() as is_wanted:
-            if not is_wanted:
-                return
-            if request.writes_registry:
-                # Nobody knows whether the registry records of an unpushed artifact were pushed.
-                store.drop_local(request.stage, request.key)
-            artifact = store.unpushed(request.stage, request.key)
-            if artifact is None:
-                artifact = self._made(run, sync_seconds)
-            store.push(artifact, self._shown("MiB uploaded"))
-            store.work(request.stage, request.key).drop()
+        if request.writes_registry:
+            # Nobody knows whether the registry records of an unpushed artifact were pushed.
+            store.drop_local(request.stage, request.key)
+        artifact = store.unpushed(request.stage, request.key)
+        if artifact is None:
+            artifact = self._made(run, sync_seconds)
+        store.push(artifact)
+        store.work(request.stage, request.key).drop()
 
     def _made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact:
         """The artifact as the stage left it in the local folder."""
@@ -91,7 +69,7 @@ class Sync:
         local = local.model_copy(update={"store": str(store.local.root)})
         work = store.work(request.stage, request.key)
         try:
-            if work.pull(self._shown("MiB of the last attempt")):
+            if work.pull():
                 self._say("goes on from where an attempt on another host ended")
         except DamagedArtifactError as error:
             self._warn(f"{error}; this attempt begins from the start")
@@ -121,10 +99,12 @@ class Sync:
     def _fetched(self, source: Input) -> Input:
         """An input, on this host; DamagedArtifactError if the bucket has not what is asked."""
         store = self.store
+        if self.stopping.is_set():
+            raise StoppedError("stopped before the inputs were here")
         if isinstance(source, FileInput) and "://" in source.location:
             place = store.root / source.location.removeprefix(f"{store.location}/")
             folder = place.parent.relative_to(store.root).as_posix()
-            download_folder(store.bucket, folder, place.parent, self._shown("MiB of inputs"))
+            download_folder(store.bucket, folder, place.parent)
             return source.model_copy(update={"location": str(place)})
         if not isinstance(source, ArtifactInput):
             return source
@@ -134,19 +114,8 @@ class Sync:
                 f"{store.location} has no artifact {source.stage}/{source.key[:12]} with digest "
                 f"{source.digest[:12]} any more; run again to make it anew"
             )
-        artifact.file(source.path, on_bytes=self._shown("MiB of inputs"))
+        artifact.file(source.path)
         return source
-
-    def _shown(self, unit: str) -> OnBytes:
-        """Shows the progress of a transfer, and ends it with the run."""
-
-        def show(done: int, total: int) -> None:
-            if self.stopping.is_set():
-                raise StoppedError(f"stopped at {done} of {total} bytes")
-            if total >= _MIB:
-                self.on_event(Progress(done=done // _MIB, total=total // _MIB, unit=unit))
-
-        return show
 
     def _say(self, message: str) -> None:
         self.on_event(Log(message=message))

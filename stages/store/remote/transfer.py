@@ -15,8 +15,8 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,38 +26,26 @@ from stages.contract.atomic import atomic_path, fsync
 from stages.contract.digests import files_by_name, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
-from stages.store.base import MARKER, OnBytes
+from stages.store.base import MARKER
 from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket
 
 # One request reads this much.
 _RANGE_BYTES = 16 << 20
 _PARALLEL_RANGES = 4
-# Time between two reports of a transfer's progress.
-_REPORT_SECONDS = 1.0
 _SNAPSHOT = "snapshot.json"
 _TRIES = 5
 
 Stat = tuple[int, int, int]
-Count = Callable[[int], None]
 
 
-def upload_files(
-    bucket: Bucket, files: Iterable[tuple[Path, str]], on_bytes: OnBytes | None = None
-) -> None:
+def upload_files(bucket: Bucket, files: Iterable[tuple[Path, str]]) -> None:
     """Uploads files under the names given with them."""
-
-    def upload(path: Path, name: str, size: int, count: Count) -> None:
-        bucket.upload(path, name)
-        count(size)
-
-    wanted = [(path, name, path.stat().st_size) for path, name in files]
-    _in_parallel(upload, wanted, sum(size for *_, size in wanted), on_bytes)
+    _in_parallel(bucket.upload, files)
 
 
 def download_files(
     bucket: Bucket,
     files: Iterable[tuple[str, FileRecord, Path]],
-    on_bytes: OnBytes | None = None,
 ) -> None:
     """Downloads objects that are not here; each file appears whole and verified, or not at all.
 
@@ -67,18 +55,19 @@ def download_files(
         DamagedArtifactError: An object is missing, or not what its record says.
     """
 
-    def download(name: str, record: FileRecord, target: Path, count: Count) -> None:
+    def download(name: str, record: FileRecord, target: Path) -> None:
+        if _is_here(target, record):
+            return
         with atomic_path(target) as scratch:
             with scratch.open("wb") as file:
-                check_object(bucket, name, record, lambda data: count(file.write(data)))
+                check_object(bucket, name, record, file.write)
             scratch.chmod(0o644)
             os.utime(scratch, ns=(record.mtime_ns, record.mtime_ns))
             # A file of the right size and time is not hashed again: its content must be on the
             # disk.
             fsync(scratch)
 
-    wanted = [each for each in files if not _is_here(each[2], each[1])]
-    _in_parallel(download, wanted, sum(record.size for _, record, _ in wanted), on_bytes)
+    _in_parallel(download, files)
 
 
 def check_object(
@@ -105,18 +94,15 @@ def check_object(
         )
 
 
-def download_folder(
-    bucket: Bucket, folder: str, target: Path, on_bytes: OnBytes | None = None
-) -> None:
+def download_folder(bucket: Bucket, folder: str, target: Path) -> None:
     """Downloads all objects below a folder of the bucket; the caller checks what has come."""
 
-    def download(name: str, size: int, count: Count) -> None:
+    def download(name: str, size: int) -> None:
         with atomic_path(target / name) as scratch, scratch.open("wb") as file:
             for data in _read(bucket, f"{folder}/{name}", size):
-                count(file.write(data))
+                file.write(data)
 
-    wanted = [(name, entry.size) for name, entry in bucket.list(folder).items()]
-    _in_parallel(download, wanted, sum(size for _, size in wanted), on_bytes)
+    _in_parallel(download, ((name, entry.size) for name, entry in bucket.list(folder).items()))
 
 
 def _read(bucket: Bucket, name: str, size: int) -> Iterator[bytes]:
@@ -155,26 +141,13 @@ def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def _in_parallel(
-    act: Callable[..., None], wanted: Sequence[tuple[object, ...]], total: int, on: OnBytes | None
-) -> None:
-    """Does all of it or raises the first failure; what has not begun by then is left."""
-    done = [0]
-    lock = threading.Lock()
-
-    def count(size: int) -> None:
-        with lock:
-            done[0] += size
-
+def _in_parallel(act: Callable[..., object], calls: Iterable[tuple[object, ...]]) -> None:
+    """Makes all calls or raises the first failure; what has not begun by then is left."""
     pool = ThreadPoolExecutor(PARALLEL_TRANSFERS)
     try:
-        pending = {pool.submit(act, *each, count) for each in wanted}
-        while pending:
-            ended, pending = wait(pending, timeout=_REPORT_SECONDS, return_when=FIRST_EXCEPTION)
-            for each in ended:
-                each.result()
-            if on is not None:
-                on(done[0], total)
+        pending = [pool.submit(act, *arguments) for arguments in calls]
+        for future in as_completed(pending):
+            future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -206,7 +179,7 @@ class RemoteWork:
         self._own = f"{name}/{json.loads((root / MARKER).read_text())['id']}"
         self._digests: dict[Stat, str] = {}
 
-    def pull(self, on_bytes: OnBytes | None = None) -> bool:
+    def pull(self) -> bool:
         """Brings the folder to the newest snapshot; False if there is none but what is here.
 
         Raises:
@@ -221,7 +194,7 @@ class RemoteWork:
                 (f"{folder}/{record.sha256}", record, incoming / name)
                 for name, record in self._read(folder).items()
             ]
-            download_files(self._bucket, files, on_bytes)
+            download_files(self._bucket, files)
             shutil.rmtree(self._local, ignore_errors=True)
             self._local.parent.mkdir(parents=True, exist_ok=True)
             incoming.rename(self._local)

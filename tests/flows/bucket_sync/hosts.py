@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from flows.runners.local.bucket_sync import BucketSyncRunner
+from flows.pipeline.placement import Execution
+from flows.runners.base import Ending
+from flows.runners.runner import Runner
 from stages.contract.events import Event, Log
 from stages.contract.params import InputSpec, StageParams
 from stages.contract.request import Input, Request, make_request
@@ -21,6 +23,14 @@ class MakeParams(StageParams):
     version: ClassVar[str] = "1"
     inputs = {"parts": InputSpec("file", optional=True, many=True)}
     text: str = "made"
+
+
+@dataclass
+class Done:
+    """A stage that has ended."""
+
+    title: str = "nothing"
+    num_nodes: int = 1
 
 
 @dataclass
@@ -42,20 +52,27 @@ class Host:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.runner = BucketSyncRunner(self, self.sync_seconds)
+        self.runner = Runner(self, Execution(sync_seconds=self.sync_seconds))
 
-    def run(self, request: Request, on_event: Callable[[Event], None]) -> None:
+    def find(self, *_: object) -> None:
+        """Nothing outlives this process."""
+
+    def submit(self, request: Request, *_: object) -> Done:
         """Runs a stage of which everything is here."""
         self.requests.append(request)
         log = EventLog()
         execute(Stage(MakeParams, self.body), request, log)
+        return Done()
 
-    def stop_all(self) -> None:
-        """Nothing to stop."""
+    def follow(self, *_: object) -> list[Ending]:
+        """The end of a stage, which has ended well."""
+        return [Ending("exited", 0)]
 
-    def has_running(self, request: Request) -> bool:
-        """Nothing outlives this process."""
-        return False
+    def end(self, works: object) -> None:
+        """Nothing to end."""
+
+    def close(self, work: object) -> None:
+        """Nothing is left."""
 
     def make(self, text: str = "made", *inputs: Input) -> Any:
         """Makes an artifact through the bucket and returns it as this host finds it."""

@@ -1,13 +1,11 @@
 """Transfers between hosts that share a bucket, and the view of each of them."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stages.contract.errors import StoreError
-from stages.contract.events import Progress
 from stages.harness.context import StageContext
 from stages.store.registry import ModelRegistry
 from tests.flows.bucket_sync.hosts import Host, local_files, write
@@ -82,17 +80,6 @@ def test_nothing_is_visible_before_the_commit_and_a_later_push_goes_on(
     for name in uploaded:
         assert after[name].modified == before[name].modified, "uploaded again"
     gate.end()
-
-
-def test_large_transfers_are_shown(near: Host, far: Host):
-    def large(context: StageContext[Any]) -> None:
-        (context.out / "weights").write_bytes(os.urandom(3 << 20))
-
-    near.body = large
-    made = near.make()
-    assert Progress(done=3, total=3, unit="MiB uploaded") in near.events
-    far.make("read", made.ref())
-    assert Progress(done=3, total=3, unit="MiB of inputs") in far.events
 
 
 def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, far: Host):

@@ -1,0 +1,189 @@
+"""The one attempt at a stage, which is the same at every place.
+
+It owns the key, fetches what the stage reads, finds or submits the stage, follows it, raises the
+error of its end, and sends what it made. A :class:`~flows.runners.place.Place` does the rest.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline.placement import Execution
+from flows.runners.attempt_log import AttemptLog, new_log
+from flows.runners.base import OnEvent, raise_for
+from flows.runners.place import Place, PlaceAwayError, Work, orchestrator_lease
+from stages.contract.errors import LeaseLostError, RefusedError, StoreError, UserError
+from stages.contract.events import Log
+from stages.contract.request import FileInput, Input, Request
+from stages.store.base import Store
+from stages.store.opening import open_store
+from stages.store.remote.store import RemoteStore
+from stages.store.remote.sync import Sync, sent_input, signs_of_life, with_inputs
+
+# Longest wait for stages that were told to end, and for their state to reach a bucket.
+_STOP_SECONDS = 600.0
+CheckOwner = Callable[[], None]
+
+
+class Runner:
+    """Runs stages at a place and waits for them. Safe to use from several threads.
+
+    With a store in a bucket the state of a running stage (checkpoints, chunks) goes there every
+    ``execution.sync_seconds``. Stages that do not see the store's local folder get requests that
+    they fetch from the bucket, as they do with inputs.
+    """
+
+    def __init__(self, place: Place[Any], execution: Execution) -> None:
+        self._place = place
+        self._sync_seconds = execution.sync_seconds
+        # A place of another package says by itself what its stages see of this host.
+        self._sees: Callable[[Path], bool] = getattr(place, "sees", execution.sees)
+        self._live: list[Work] = []
+        self._num_running = 0
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """Runs one stage to its end; afterwards its artifact is in the store.
+
+        ``on_event`` is called in the calling thread with every event of the stage.
+
+        Raises:
+            UserError: The stage refused the request or its data (exit code 64).
+            RefusedError: The place refused the stage.
+            StageFailedError: It ended otherwise; a retry may help.
+            PreemptedError: The scheduler or the host took its machine from it: a kind of
+                StageFailedError that uses up no retry while checkpoints move on.
+            StoppedError: :meth:`stop_all` ended it.
+        """
+        with self._counted():
+            store = open_store(request.store)
+            lease = orchestrator_lease(str(store.root), request.stage, request.key)
+            lease.acquire(
+                waiting=lambda holder: on_event(
+                    Log(message=f"another run on {holder['host']} looks after it; waiting for it")
+                ),
+                stopping=self._stopping,
+            )
+            with lease:
+                warn = partial(_warn, on_event)
+                if store.find(request.stage, request.key, warn=warn) is not None:
+                    on_event(Log(message="the store has it by now"))
+                elif isinstance(store, RemoteStore):
+                    self._attempt_in_bucket(store, request, on_event, lease.check)
+                else:
+                    self._attempt(request, on_event, lease.check)
+
+    def stop_all(self) -> None:
+        """Ends all stages that are running and returns when they are gone."""
+        with self._changed:
+            self._stopping.set()
+            live = list(self._live)
+        self._place.end(live)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_running, _STOP_SECONDS)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            self._num_running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_running -= 1
+                self._changed.notify_all()
+
+    def _attempt(self, request: Request, on_event: OnEvent, check_owner: CheckOwner) -> None:
+        """One attempt at a stage, whose store is a folder of this host."""
+        place = self._place
+        first_log = new_log(request)
+        with _refusals():
+            work = place.find(request, on_event, self._stopping)
+            if work is None:
+                work = place.submit(request, first_log, on_event, self._stopping)
+            else:
+                on_event(Log(message=f"taking over {work.title}, which computes this already"))
+        others = [first_log.with_suffix(f".node{n}.log") for n in range(1, work.num_nodes)]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._live_work(work))
+            logs = [
+                AttemptLog(path, stack.enter_context(path.open("a", encoding="utf-8")))
+                for path in [first_log, *others]
+            ]
+            with _refusals():
+                endings = place.follow(work, request, logs, on_event, self._stopping, check_owner)
+            logs[0].warn_if_incomplete(on_event)
+        # The stage could not remove its work folder, a mount. One that is not empty is a failed
+        # attempt's.
+        with contextlib.suppress(OSError):
+            Store.open(request.store).work_path(request.stage, request.key).rmdir()
+        raise_for(endings, logs, request, stopped=self._stopping.is_set())
+
+    @contextlib.contextmanager
+    def _live_work(self, work: Work) -> Iterator[None]:
+        """Counts work among what is ended with the run; it is over and removed afterwards."""
+        with self._changed:
+            self._live.append(work)
+        try:
+            if self._stopping.is_set():
+                self._place.end([work])
+            yield
+        except (LeaseLostError, PlaceAwayError):
+            # The work is another orchestrator's by now, or will be the next attempt's.
+            raise
+        except BaseException:
+            # Its events cannot be listened to any more, or it would never start.
+            self._place.end([work])
+            self._place.close(work)
+            raise
+        else:
+            self._place.close(work)
+        finally:
+            with self._changed:
+                self._live.remove(work)
+
+    def _attempt_in_bucket(
+        self, store: RemoteStore, request: Request, on_event: OnEvent, check_owner: CheckOwner
+    ) -> None:
+        """One attempt at a stage, whose store is in a bucket."""
+
+        def start(local: Request) -> None:
+            try:
+                self._attempt(local, on_event, check_owner)
+            finally:
+                # An error of the upload must not hide the attempt's own; the log then stays here.
+                with contextlib.suppress(StoreError, OSError):
+                    store.share(store.local.log_path(local.stage, local.key))
+
+        if self._sees(store.root):
+            Sync(store, request, on_event, self._stopping).compute(start, self._sync_seconds)
+            return
+
+        def sent(source: Input) -> Input:
+            if isinstance(source, FileInput) and not self._sees(Path(source.location)):
+                return sent_input(store, source)
+            return source
+
+        local = with_inputs(request, sent).model_copy(update={"store": str(store.root)})
+        with signs_of_life(store, request):
+            start(local)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes what a place calls a person's mistake the refusal of a stage."""
+    try:
+        yield
+    except UserError as error:
+        # A damaged record is the store's matter.
+        if type(error) is UserError:
+            raise RefusedError(error.message, error.remedy) from error
+        raise
+
+
+def _warn(on_event: OnEvent, message: str) -> None:
+    on_event(Log(level="warning", message=message))
