@@ -11,7 +11,7 @@ FILES = [
     *(("hard-sums", name) for name in ("sft.jsonl", "prompts.jsonl", "longer.jsonl")),
     *(("long-answers", name) for name in ("sft.jsonl", "prompts.jsonl")),
     *(("quickstart", name) for name in ("sft.jsonl", "prompts.jsonl")),
-    *(("chat", name) for name in ("prompts.jsonl", "other.jsonl")),
+    *(("chat", name) for name in ("prompts.jsonl", "other.jsonl", "rare.jsonl")),
 ]
 
 

@@ -1,0 +1,57 @@
+"""The analysis of the study with power, on made-up runs."""
+
+import math
+
+import pytest
+
+from benchmarks.power_study import SEEDS, differences, holm, planned_runs, table
+
+BASELINE = [0.2, 0.3, 0.1, 0.4]
+BETTER = [0.5, 0.4, 0.5, 0.5]
+
+
+def lines(task: str = "a") -> list[dict]:
+    rewards = {"f-DPO": BASELINE, "GEB-π": BETTER}
+    return [
+        {"task": task, "method": method, "seed": seed, "mean_reward": value}
+        for method, values in rewards.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_methods_are_paired_by_seed():
+    # Shuffled lines, and one seed that the baseline lacks.
+    shuffled = [*reversed(lines()), {**lines()[-1], "seed": 9, "mean_reward": 1.0}]
+    [row] = differences(shuffled)
+    pairs = [b - a for a, b in zip(BASELINE, BETTER, strict=True)]
+    mean = sum(pairs) / 4
+    error = math.sqrt(sum((pair - mean) ** 2 for pair in pairs) / 3 / 4)
+    # The 97.5 % quantile of Student's t with three degrees of freedom, from a printed table.
+    half = 3.1824 * error
+    assert (row.task, row.method, row.seeds) == ("a", "GEB-π", 4)
+    assert row.difference == pytest.approx(mean)
+    assert (row.low, row.high) == pytest.approx((mean - half, mean + half), abs=1e-4)
+
+
+def test_tasks_are_kept_apart():
+    other = [{**line, "mean_reward": 1 - line["mean_reward"]} for line in lines("b")]
+    first, second = differences([*lines(), *other])
+    assert first.difference == pytest.approx(-second.difference)
+
+
+def test_holm_multiplies_the_smallest_by_the_number_of_tests():
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+
+
+def test_the_table_has_a_row_for_each_bonus():
+    text = table([*lines(), *lines("b")])
+    assert text.count("| GEB-π | 4 |") == 2
+
+
+def test_every_method_has_the_same_sixteen_seeds():
+    runs = planned_runs()
+    methods = {(run.task, run.method) for run in runs}
+    assert len(methods) == 6
+    assert len(SEEDS) == 16
+    for task, method in methods:
+        assert [r.seed for r in runs if (r.task, r.method) == (task, method)] == list(SEEDS)
