@@ -3,13 +3,11 @@
 A model in a GGUF file is converted once, into a checkpoint in this host's cache.
 """
 
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -88,7 +86,6 @@ def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
     # Only here, so that runs on local files neither need nor load the client.
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
-        GatedRepoError,
         HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -96,25 +93,12 @@ def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
 
     try:
         info = HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
-    except HFValidationError as error:
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise UserError(
-            f"no such file or folder: {repo}, and no name of the hub: {error}",
-            "correct the path, or name a hub id (owner/name)",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UserError(
-            f"the {repo_type} {repo!r} of the hub has no revision {revision!r}",
-            f"name a branch, a tag or a commit that its page lists (`{repo}@main`)",
-        ) from error
-    except GatedRepoError as error:
-        raise UserError(
-            f"the {repo_type} {repo!r} of the hub is given to those alone who accept its terms",
-            "accept them on its page, and set HF_TOKEN to a token of that account",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"no {repo_type} {repo!r} on the hub, and no such file or folder",
-            "correct the name, or set HF_TOKEN for a private one",
+            f"no such file or folder: {repo}, and the hub gives no {repo_type} of that name at "
+            f"{revision!r} ({type(error).__name__})",
+            "correct the path, the hub id (owner/name) or the revision; for a gated or private one "
+            "accept its terms and set HF_TOKEN",
         ) from error
     except Exception as error:
         # Whatever else it is comes from the client's transport, which is another library with
@@ -159,33 +143,19 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=models) as scratch:
                 made = Path(scratch) / "checkpoint"
-                # In a process of its own: an orchestrator loads no torch.
-                arguments = ["stages.modeling.gguf", str(file), str(made), dtype]
-                run_helper(sys.executable, arguments, f"the conversion of {file}", os.environ)
+                _convert(file, made, dtype)
                 made.replace(target)
     return target
 
 
-def run_helper(
-    interpreter: str, arguments: Sequence[str], what: str, environment: Mapping[str, str]
-) -> None:
-    """Runs a program of a stage's environment to its end.
-
-    Raises:
-        UserError: It told a mistake, or there is no such interpreter.
-        StoreError: It ended otherwise.
-    """
-    command = [interpreter, "-P", "-m", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    except OSError as error:
-        raise UserError(
-            f"no Python interpreter at {interpreter} ({error.strerror})",
-            "set its environment up, or correct execution.interpreters",
-        ) from error
-    said = parse_event(done.stdout.strip().rpartition("\n")[2])
-    if isinstance(said, Failure) and said.kind == "user":
-        raise UserError(said.message, said.remedy)
+def _convert(file: Path, checkpoint: Path, dtype: str) -> None:
+    """Converts a GGUF file in a process of its own: an orchestrator loads no torch."""
+    arguments = ["stages.modeling.gguf", str(file), str(checkpoint), dtype]
+    command = [sys.executable, "-P", "-m", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    event = parse_event(done.stdout.strip().rpartition("\n")[2])
+    if isinstance(event, Failure) and event.kind == "user":
+        raise UserError(event.message, event.remedy)
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise StoreError(f"{what} ended with code {done.returncode}: {last}")
+        raise StoreError(f"the conversion of {file} ended with code {done.returncode}: {last}")

@@ -93,11 +93,10 @@ def _run_names(sweep: str, planned: Sequence[tuple[Mapping[str, Any], int]]) -> 
     """A name for each run; values that differ only in signs get a digest, so that names differ."""
     whole = [_whole_name(sweep, *each) for each in planned]
     plain = [re.sub(r"[^A-Za-z0-9._-]+", "_", each) for each in whole]
-    names = [each if len(each) <= _MAX_NAME else _with_digest(each, each) for each in plain]
-    counted = Counter(names)
+    counted = Counter(plain)
     return [
-        name if counted[name] == 1 else _with_digest(name, each)
-        for name, each in zip(names, whole, strict=True)
+        name if counted[name] == 1 and len(name) <= _MAX_NAME else _with_digest(name, text)
+        for name, text in zip(plain, whole, strict=True)
     ]
 
 

@@ -1,11 +1,10 @@
 """Prepare: sources in, ``iteration-<t>.parquet`` and ``test.parquet`` out.
 
-Two passes over the sources. The first keeps 24 bytes a row, digests of prompt and reference answer,
-from which :mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are
-never held, so that memory hardly grows with the number of prompts. Rows keep their source's order.
+Two passes over the sources. The first keeps 16 bytes a row, a digest of the prompt, from which
+:mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are never held, so
+that memory hardly grows with the number of prompts. Rows keep their source's order.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,8 +33,6 @@ class _Scan:
     """Rows of the first pass: one entry per usable row, in reading order."""
 
     identities: bytearray = field(default_factory=bytearray)
-    references: bytearray = field(default_factory=bytearray)
-    """A digest of 8 bytes of each prompt's reference answer."""
     unread: set[str] = field(default_factory=set)
     """Fields of messages that are not read."""
     sources: list[tuple[int, int]] = field(default_factory=list)
@@ -66,21 +63,6 @@ def run(ctx: StageContext[PrepareParams]) -> None:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
     if scan.unread:
         ctx.events.info(unread_fields(scan.unread))
-    conflicts = _conflicts(scan)
-    if conflicts:
-        ctx.events.warning(
-            f"{conflicts} prompts come with different reference answers; the first one counts: "
-            "remove the wrong rows, or make the prompts differ"
-        )
-
-
-def _conflicts(scan: _Scan) -> int:
-    """Number of prompts that occur with different reference answers."""
-    prompts = np.unique(as_ids(scan.identities), return_inverse=True)[1]
-    references = np.frombuffer(scan.references, dtype=np.uint64)
-    # One row for each prompt and reference answer that occur together.
-    distinct = np.unique(np.stack([prompts.astype(np.uint64), references], axis=1), axis=0)
-    return int(np.count_nonzero(np.bincount(distinct[:, 0].astype(np.int64)) > 1))
 
 
 def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
@@ -138,8 +120,6 @@ def _scan(ctx: StageContext[PrepareParams], sources: list[tuple[int, Source]], t
                 scan.counts["invalid_rows"] += 1
             else:
                 scan.identities += identity
-                reference = str(prompt.reference).encode()
-                scan.references += hashlib.blake2b(reference, digest_size=8).digest()
                 scan.counts["assistant_turns_cut"] += prompt.cut
             if scan.counts["rows"] < total:
                 ctx.events.progress(scan.counts["rows"], total, "rows", "reading")
