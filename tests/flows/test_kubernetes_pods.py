@@ -9,10 +9,8 @@ import yaml
 
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
-from flows.runners.kubernetes.attempt import tell_image
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
-from stages.contract.manifest import software_versions
 from stages.contract.request import FileInput, Request, Resources
 from stages.promote.params import PromoteParams
 from stages.store.base import Store
@@ -163,29 +161,6 @@ def test_a_stage_has_its_own_settings_over_those_of_all(store: Store) -> None:
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert pair["metadata"]["labels"]["geb/key"] != "other", "by which the runner finds its pods"
     assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
-
-
-DIGEST = "sha256:" + "ab" * 32
-
-
-def started_pod(request: Request, image_id: str) -> dict[str, Any]:
-    """A pod of a request as the API shows it once its node has fetched the image."""
-    [pod] = pods(request)
-    return pod | {"status": {"containerStatuses": [{"imageID": image_id}]}}
-
-
-@pytest.mark.parametrize(
-    "image_id",
-    [f"ghcr.io/me/geb-core@{DIGEST}", f"docker-pullable://mirror/geb@{DIGEST}", DIGEST],
-)
-def test_a_stage_names_its_image_with_the_digest_that_its_node_tells(
-    store: Store, monkeypatch: pytest.MonkeyPatch, image_id: str
-) -> None:
-    request = request_of(store)
-    tell_image(started_pod(request, image_id))
-    for name in ("GEB_IMAGE", "GEB_IMAGE_FILE"):
-        monkeypatch.setenv(name, environment(request)[name]["value"])
-    assert software_versions()["image"] == f"geb-core:1@{DIGEST}"
 
 
 def test_secrets_are_named_and_their_values_nowhere(

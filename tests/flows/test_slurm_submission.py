@@ -1,12 +1,9 @@
 """Submission of Slurm jobs without a cluster: a full queue, jobs that are there already."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,14 +12,13 @@ from flows.runners.choose import make_runner
 from flows.runners.place import orchestrator_lease, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client, submission
-from flows.runners.slurm.folder import REQUEST_FILE, JobFolder
+from flows.runners.slurm.folder import JobFolder
 from flows.runners.slurm.job import batch_program
 from flows.runners.slurm.runner import SlurmPlace
 from stages.contract.errors import StoppedError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.probe_requests import probe_request
 from tests.programs import run_program
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
@@ -84,22 +80,6 @@ def test_a_full_queue_is_asked_again_until_it_has_room(
     assert [each for each in scheduler.calls if each != "squeue"] == ["refused", "refused", "taken"]
 
 
-def test_jobs_that_are_taken_over_are_found_by_one_call_of_squeue(
-    store: Store, scheduler: Scheduler
-) -> None:
-    requests = [probe_request(store, message=str(number)) for number in range(20)]
-    an_hour_ago = time.time() - 3600
-    for number, request in enumerate(requests):
-        folder = JobFolder.create(work_name(request), request)
-        # A thread that is held up asks again for a job that might be younger than the answer.
-        os.utime(folder.path / REQUEST_FILE, (an_hour_ago, an_hour_ago))
-        scheduler.queue.append(client.QueuedJob(str(number), "RUNNING", "None", "n1", folder.name))
-    place = SlurmPlace(Execution())
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(lambda each: found(place, each), requests))
-    assert scheduler.calls == ["squeue"]
-
-
 def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
     request_: Request, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,19 +131,6 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
                 make_runner(Execution()).run(request_, lambda _: None)
 
         runner().run(request_, heard)
-
-
-def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
-    request_: Request, store: Store, scheduler: Scheduler
-) -> None:
-    place = SlurmPlace(Execution())
-    for key in ("1", "2"):
-        request = request_.model_copy(update={"key": key * 64})
-        folder = JobFolder.create(work_name(request), request)
-        # Times of files are coarse on some systems: a tick may lie before the last look.
-        os.utime(folder.path / REQUEST_FILE, (time.time() + 1,) * 2)
-        scheduler.queue.append(client.QueuedJob(key, "PENDING", "None", "", folder.name))
-        assert found(place, request)
 
 
 def test_a_job_that_was_told_to_end_is_not_taken_over(

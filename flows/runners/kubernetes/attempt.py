@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from kubernetes.client.exceptions import ApiException
 
@@ -23,7 +22,6 @@ from flows.runners.kubernetes.diagnosis import (
     Event,
     ending_of,
     has_started,
-    image_id_of,
     is_asked_to_end,
     is_gated,
     is_lost,
@@ -32,9 +30,7 @@ from flows.runners.kubernetes.diagnosis import (
 )
 from flows.runners.kubernetes.identity import Pod
 from flows.runners.place import PlaceAwayError, Poller
-from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, UserError
-from stages.contract.manifest import IMAGE_FILE_VARIABLE
 from stages.contract.request import Request
 
 # Volumes and networks that cannot be had show in a pod's events alone.
@@ -167,7 +163,6 @@ class PodAttempt:
         if node.reader is None and has_started(pod):
             where = pod["spec"].get("nodeName", "a node")
             self._on_event(PlaceNotice(message=f"pod {node.name} runs on {where}"))
-            tell_image(pod)
             node.reader = LogReader(
                 self._cluster, node.name, lambda line: self._lines.put((number, line))
             )
@@ -256,16 +251,3 @@ def _insist(remove: Callable[[], None]) -> None:
             remove()
             break
         time.sleep(_TICK_SECONDS)
-
-
-def tell_image(pod: Pod) -> None:
-    """Writes a started pod's image, with the digest that its node tells, for the stage to read."""
-    [container] = pod["spec"]["containers"]
-    variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
-    path = variables.get(IMAGE_FILE_VARIABLE)
-    digest = image_id_of(pod).rpartition("@")[2]
-    if path is not None and digest:
-        name = container["image"].partition("@")[0]
-        write_atomically(Path(path), f"{name}@{digest.rpartition('//')[2]}")
-        # The stage may run as another user.
-        Path(path).chmod(0o644)

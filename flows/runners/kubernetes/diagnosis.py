@@ -57,11 +57,6 @@ def has_started(pod: Pod) -> bool:
     return "running" in state or "terminated" in state
 
 
-def image_id_of(pod: Pod) -> str:
-    """The image of the pod's container as its node names it; empty before it starts."""
-    return str(_container(pod).get("imageID", ""))
-
-
 def is_lost(pod: Pod) -> bool:
     """True while the pod's node does not answer: it runs, as far as is known, and is not ready."""
     running = "running" in _container(pod).get("state", {})

@@ -19,7 +19,7 @@ from flows.runners.images import image_tags
 from flows.runners.kubernetes.identity import ATTEMPT, annotations_for, labels_for
 from flows.runners.place import fetching_variables, node_commands, writable_folders
 from stages.contract.errors import UserError
-from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
+from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
 
 # Place of the store's local folder in a pod that has no other.
@@ -251,8 +251,6 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     plain[IMAGE_VARIABLE] = attempt.image
     if attempt.fetches:
         plain |= fetching_variables(attempt.execution, _CACHE)
-    else:
-        plain[IMAGE_FILE_VARIABLE] = str(Path(attempt.request_path).with_suffix(".image"))
     # A pod's name leads nowhere on other nodes.
     sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {
         name: {"secretKeyRef": dict(zip(("name", "key"), secret.split("/"), strict=True))}

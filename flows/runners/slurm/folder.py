@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -68,13 +67,6 @@ class JobFolder:
         content = request.model_dump_json(indent=2)
         write_atomically(path / REQUEST_FILE, content, durable=True)
         return cls(path)
-
-    def made_at(self) -> float:
-        """Time at which it was made, of `time.time`; the present time if it is gone."""
-        try:
-            return (self.path / REQUEST_FILE).stat().st_mtime
-        except FileNotFoundError:
-            return time.time()
 
     def status(self) -> Status | None:
         """End of the batch program, or None while it has not ended."""

@@ -88,27 +88,18 @@ class SlurmPlace:
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job | None:
         """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
         folders = folders_for(request)
-        jobs = self._jobs(folders)
-        names = {job.folder.name for job in jobs}
+        # Mostly there is none, and Slurm is not asked.
+        jobs = {job.name: job for job in client.own_jobs() if not job.is_over} if folders else {}
+        work = None
         for folder in folders:
-            # Should sbatch still make a job of it, that one ends at once.
-            if folder.name not in names:
+            job = jobs.get(folder.name)
+            if job is None:
+                # Should sbatch still make a job of it, that one ends at once.
                 folder.keep_output(request)
                 folder.remove()
-        return next((job for job in jobs if not job.folder.is_stopped()), None)
-
-    def _jobs(self, folders: Sequence[JobFolder]) -> list[Job]:
-        """Jobs at work or pending, of those with these folders."""
-        # Mostly there is none, and Slurm is not asked.
-        if not folders:
-            return []
-        age = time.time() - max(folder.made_at() for folder in folders)
-        queue = self._poller.recent(since=time.monotonic() - age)
-        return [
-            Job(job.id, folder)
-            for folder in folders
-            if (job := queue.get(folder.name)) is not None and not job.is_over
-        ]
+            elif not folder.is_stopped():
+                work = Job(job.id, folder)
+        return work
 
     def submit(
         self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
