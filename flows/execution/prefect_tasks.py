@@ -7,7 +7,7 @@ whose artifact is in the store is shown there as Cached.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,8 +101,7 @@ class StepTasks:
         """Waits for all steps and returns their artifacts.
 
         Raises:
-            Exception: The first failure, as the stage's runner raised it; its message names the
-                other steps that failed.
+            Exception: The first failure, as the stage's runner raised it.
         """
         for future in self._futures.values():
             future.wait()
@@ -111,16 +110,8 @@ class StepTasks:
         ]
         # A step whose input failed is NotReady, a stopped one Cancelled; another is the cause.
         failed.sort(key=lambda future: (future.state.is_pending(), future.state.is_cancelled()))
-        ended = [
-            name
-            for name, future in self._futures.items()
-            if future.state.is_failed() or future.state.is_crashed()
-        ]
         for future in failed:
-            try:
-                future.result()
-            except (StageFailedError, UserError) as error:
-                raise with_others(error, ended[1:]) from error.__cause__
+            future.result()
         return {name: future.result() for name, future in self._futures.items()}
 
     def _task(self, step: Step) -> Task[Any, Any]:
@@ -155,21 +146,6 @@ class StepTasks:
         if result.reused:
             return Completed(name="Cached", data=result.artifact, message="found in the store")
         return result.artifact
-
-
-def with_others(
-    error: StageFailedError | UserError, others: Sequence[str]
-) -> StageFailedError | UserError:
-    """The error of the first step that failed, with the names of the others in its message.
-
-    The class stays: callers tell a preemption and a damaged record by it.
-    """
-    if not others:
-        return error
-    more = f"; also failed: {', '.join(others)}"
-    if isinstance(error, UserError):
-        return type(error)(f"{error.message}{more}", error.remedy)
-    return type(error)(f"{error}{more}", error.last_lines)
 
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

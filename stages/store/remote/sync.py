@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.digests import files_of
-from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedError, StoreError
+from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError
 from stages.contract.events import Event, Log
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
 from stages.store.base import Artifact
@@ -27,8 +27,6 @@ OnEvent = Callable[[Event], None]
 
 SIGN_SECONDS = 20.0
 """Time between two signs of an orchestrator, and between two looks for one."""
-# Hosts that register at the same time take turns; each of them comes in here once a turn.
-_REGISTRY_ATTEMPTS = 20
 _INPUTS = "inputs"
 
 
@@ -73,21 +71,12 @@ class Sync:
                 self._say("goes on from where an attempt on another host ended")
         except DamagedArtifactError as error:
             self._warn(f"{error}; this attempt begins from the start")
-        for attempt in range(1, _REGISTRY_ATTEMPTS + 1):
-            registry = (
-                store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
-            )
-            try:
-                # The artifact may do without a snapshot that fails.
-                with registry, repeated(sync_seconds, work.push):
-                    run(local)
-                break
-            except ConflictError:
-                # It was decided on records that another host has changed since.
-                store.drop_local(request.stage, request.key)
-                if attempt == _REGISTRY_ATTEMPTS:
-                    raise
-                self._say("another host changed the model registry; decides again")
+        registry = (
+            store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
+        )
+        # The artifact may do without a snapshot that fails.
+        with registry, repeated(sync_seconds, work.push):
+            run(local)
         artifact = store.local.load(request.stage, request.key)
         if artifact is None:
             raise DamagedArtifactError(

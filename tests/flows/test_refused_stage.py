@@ -1,21 +1,16 @@
-"""The message of a run of which several steps failed."""
+"""A stage that its place refuses, while others are at work."""
 
 import sys
 from pathlib import Path
 
 from flows.execution import step_executor
-from flows.execution.prefect_tasks import with_others
 from flows.execution.run_record import RunRecord
 from flows.pipeline.placement import Execution
 from flows.runners.base import OnEvent
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import (
-    DamagedRecordError,
-    PreemptedError,
     RefusedError,
-    StageFailedError,
-    UserError,
 )
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -23,24 +18,6 @@ from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, write_probes
 from tests.probe_stage import ProbeParams
 from tests.programs import run_program
-
-
-def test_a_single_failure_is_passed_on_as_it_is() -> None:
-    error = StageFailedError("a: boom")
-    assert with_others(error, []) is error
-
-
-def test_an_error_stays_what_it_is() -> None:
-    error = with_others(UserError("a: no such file", "name another"), ["b"])
-    assert isinstance(error, UserError)
-    assert (error.message, error.remedy) == ("a: no such file; also failed: b", "name another")
-    taken = with_others(PreemptedError("a: the node is gone", ("one",)), ["b"])
-    assert isinstance(taken, PreemptedError)
-    assert str(taken) == "a: the node is gone; also failed: b"
-    assert taken.last_lines == ("one",)
-    damaged = with_others(DamagedRecordError("record: empty", "remove it"), ["b"])
-    assert isinstance(damaged, DamagedRecordError)
-    assert damaged.remedy == "remove it"
 
 
 class Refusing(Runner):
@@ -73,7 +50,7 @@ def test_a_stage_that_its_place_refuses_ends_the_run_at_once(
         probes=(ProbeParams(behaviour="hang"), ProbeParams(message="refused")),
         execution=Execution(parallel=2),
     )
-    code = "import sys; from tests.flows import test_several_failures as it; it.run(sys.argv[1])"
+    code = "import sys; from tests.flows import test_refused_stage as it; it.run(sys.argv[1])"
     done = run_program(sys.executable, "-c", code, write_probes(tmp_path, config))
     assert done.stderr.endswith("refused: probe/1: the quota does not allow the pod\n")
     states = {
