@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
@@ -55,7 +54,6 @@ class ModelComparison:
     Attributes:
         artifact: Address of the artifact with its metrics.
         figures: The base's figures and the policy's, as a suite's rows have them.
-        responses: The policy's responses, shard by shard.
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
     """
 
@@ -63,7 +61,6 @@ class ModelComparison:
     artifact: str
     metrics: Mapping[str, Any]
     figures: list[Row]
-    responses: tuple[Path, ...]
     differences: list[Paired]
     page: str = ""
 
@@ -176,13 +173,9 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
 def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
     made = artifacts["evaluate"]
     figures = [evaluated_row(made, 0, BASE), evaluated_row(made, 1, POLICY)]
-    responses = tuple(
-        artifacts[f"policy/generate/{shard}"].file("responses.parquet")
-        for shard in range(config.evaluation.num_shards)
-    )
     metrics = made.read_json("metrics.json")
     differences = adjusted(against_base(made, "evaluate"))
-    return ModelComparison(models, made.address(), metrics, figures, responses, differences)
+    return ModelComparison(models, made.address(), metrics, figures, differences)
 
 
 def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:

@@ -21,7 +21,6 @@ from flows.commands.common import (
 from flows.execution.plan import plan
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import NO_PRESET
-from flows.report.files import export, parse_export
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 
@@ -45,14 +44,6 @@ def evaluate(
         str | None,
         typer.Option(metavar="NAME", help="A suite of CONFIG: its prompts, sampling and oracle."),
     ] = None,
-    exports: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--export",
-            metavar="FORMAT=FILE",
-            help="Write MODEL's responses; FORMAT is alpaca_eval.",
-        ),
-    ] = None,
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
@@ -63,7 +54,6 @@ def evaluate(
     Other prompts: --set inputs.test_prompts=FILE.
     """
     settings = configured(config, overrides, runner, store)
-    wanted = [parse_export(each) for each in exports or ()]
     evaluation = settings.for_suite(suite).evaluation if suite else settings.evaluation
     # Prompts, both models' samples and their scores, and the metrics.
     num_steps = 2 + 4 * evaluation.num_shards
@@ -71,10 +61,7 @@ def evaluate(
         from flows.evaluate import evaluate as evaluate_flow
 
         found = evaluate_flow(policy, base or "", suite or "", NO_PRESET, settings.to_values())
-    for path in wanted:
-        export(path, policy, suite or "held-out", found.responses)
-    lines = [f"metrics  {found.artifact}", *(f"outputs  {path}" for path in wanted)]
-    lines.append(f"page     {found.page}")
+    lines = [f"metrics  {found.artifact}", f"page     {found.page}"]
     tests = [found.tests()] if found.differences else []
     answer(as_json, found.to_json(), Text(found.verdict()), found.table(), *tests, *lines)
 

@@ -71,16 +71,22 @@ def course_figure(
 ) -> Figure:
     """One line per entry of ``lines``.
 
-    Intervals are bars at a single line, and bands around several. ``bounds`` are the ends of the y
-    axis, by the values if None.
+    Intervals are bars. ``bounds`` are the ends of the y axis, by the values if None.
     """
     figure, axes = _new(title, xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
-        axes.plot(
-            line.x, line.y, color=colour, label=label, marker="o", markersize=4, linewidth=1.6
+        ends = [interval or (y, y) for interval, y in zip(line.intervals, line.y, strict=False)]
+        lengths = [[y - low, high - y] for (low, high), y in zip(ends, line.y, strict=False)]
+        axes.errorbar(
+            line.x,
+            line.y,
+            yerr=np.clip(np.transpose(lengths), 0.0, None) if lengths else None,
+            color=colour,
+            label=label,
+            marker="o",
+            markersize=4,
         )
-        _intervals(axes, line, colour, as_bars=len(lines) == 1)
     axes.set_ylabel(ylabel)
     if bounds is not None:
         margin = 0.04 * (bounds[1] - bounds[0])
@@ -88,19 +94,6 @@ def course_figure(
     if len(lines) > 1:
         _legend(figure, axes)
     return figure
-
-
-def _intervals(axes: Axes, line: Line, colour: str, *, as_bars: bool) -> None:
-    places = zip(line.x, line.y, line.intervals, strict=True) if line.intervals else ()
-    known = np.array([(x, y, *ends) for x, y, ends in places if ends is not None], dtype=float)
-    if not len(known):
-        return
-    x, y, low, high = known.T
-    if not as_bars:
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        return
-    ends = np.clip([y - low, high - y], 0.0, None)
-    axes.errorbar(x, y, yerr=ends, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
 
 
 def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> Figure:

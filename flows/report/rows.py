@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -272,54 +272,51 @@ def compared(
     place = suite_place(place, suite) if suite else place
     before = prompt_means(first.artifacts.get(place), POLICY)
     now = prompt_means(second.artifacts.get(place), POLICY)
-    pairing = _Pairing(suite or HELD_OUT, second.run, first.run, iteration)
-    return pairing.compare(before, now, names)
+    return _compare(
+        before,
+        now,
+        names,
+        evaluation=suite or HELD_OUT,
+        run=second.run,
+        against=first.run,
+        iteration=iteration,
+    )
 
 
-class _Pairing(NamedTuple):
-    """Place of a comparison by prompt: fields as in :class:`Paired`."""
-
-    evaluation: str
-    run: str
-    against: str
-    iteration: int
-
-    def compare(
-        self, before: PromptMeans, now: PromptMeans, names: Iterable[str]
-    ) -> Iterator[Paired]:
-        """Differences of the figures that differ for some prompt that both have."""
-        for name in names:
-            if name not in before or name not in now:
-                continue
-            old = before[name]
-            new = now[name]
-            prompts = sorted(old.keys() & new.keys())
-            if all(old[prompt] == new[prompt] for prompt in prompts):
-                continue
-            first = np.array([old[prompt] for prompt in prompts])
-            second = np.array([new[prompt] for prompt in prompts])
-            difference = paired_difference(first, second)
-            yield Paired(
-                evaluation=self.evaluation,
-                run=self.run,
-                against=self.against,
-                iteration=self.iteration,
-                figure=name,
-                prompts=len(prompts),
-                first=float(first.mean()),
-                second=float(second.mean()),
-                difference=difference.value,
-                low=difference.low,
-                high=difference.high,
-                p_value=difference.p_value,
-            )
+def _compare(
+    before: PromptMeans, now: PromptMeans, names: Iterable[str], **place: Any
+) -> Iterator[Paired]:
+    """Differences of the figures that differ for some prompt that both have."""
+    for name in names:
+        if name not in before or name not in now:
+            continue
+        old = before[name]
+        new = now[name]
+        prompts = sorted(old.keys() & new.keys())
+        if all(old[prompt] == new[prompt] for prompt in prompts):
+            continue
+        first = np.array([old[prompt] for prompt in prompts])
+        second = np.array([new[prompt] for prompt in prompts])
+        difference = paired_difference(first, second)
+        yield Paired(
+            **place,
+            figure=name,
+            prompts=len(prompts),
+            first=float(first.mean()),
+            second=float(second.mean()),
+            difference=difference.value,
+            low=difference.low,
+            high=difference.high,
+            p_value=difference.p_value,
+        )
 
 
 def against_base(evaluated: Artifact, step: str) -> list[Paired]:
     """Compares the figures that an evaluation's policy and base both have; equal ones left out."""
     base = prompt_means(evaluated, BASE)
     policy = prompt_means(evaluated, POLICY)
-    return list(_Pairing(step, POLICY, BASE, 0).compare(base, policy, base))
+    place = {"evaluation": step, "run": POLICY, "against": BASE, "iteration": 0}
+    return list(_compare(base, policy, base, **place))
 
 
 def prompt_means(evaluated: Artifact | None, model: Model) -> PromptMeans:

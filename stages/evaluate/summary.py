@@ -306,9 +306,7 @@ def figures(
     for name in SHARED:
         value = metrics.get(f"{prefix}{name}")
         if value is not None:
-            ends = metrics.get(f"{prefix}{name}_interval") or (None, None)
-            estimate = estimates.get(name, Estimate(value, *ends))
-            estimates[name] = replace(estimate, value=value)
+            estimates[name] = replace(estimates.get(name, Estimate(value)), value=value)
     for name, estimate in estimates.items():
         yield {
             "figure": name,

@@ -181,7 +181,8 @@ def test_kappa_is_drawn_from_the_runs_that_tune_but_for_those_on_all_responses()
     )
     [(name, figure)] = kappa_figures(findings([low], tuning=tuning)).items()
     assert name == f"kappa-{MISTRAL.lower().replace('.', '-')}-kl"
-    [line] = [each for each in figure.axes[0].lines if each.get_label() == "GEB-π"]
+    [line] = figure.axes[0].lines
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["GEB-π"]
     assert list(line.get_xdata()) == [-1, 0]
     assert list(line.get_ydata()) == pytest.approx([0.7, 0.9])
     assert kappa_figures(findings([low])) == {}

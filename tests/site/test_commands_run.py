@@ -49,7 +49,6 @@ ELSEWHERE = {
     "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_cells_share_steps",
     "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_column",
     "geb up": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
-    "geb evaluate CONFIG MODEL --suite alpaca_eval": "tests/flows/test_suites.py::--export",
     "geb run configs/quickstart.yaml --set store=s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
     "geb status quickstart --store s3:": "tests/flows/test_bucket_store.py::"
