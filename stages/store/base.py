@@ -44,6 +44,10 @@ from stages.store.locks import FileLease
 
 MARKER = "store.json"
 FORMAT = 1
+_MARKER_REMEDY = (
+    f"write {json.dumps({'format': FORMAT})} in its place, then run `geb verify`; of a bucket's "
+    "cache (`GEB_CACHE`), remove the whole folder"
+)
 # Folders of records that a process replaces as it goes.
 _RECORDS = ("runs", "models", "leases")
 
@@ -311,7 +315,7 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
     if os.path.lexists(root) and not root.is_dir():
         raise NoStoreError(f"no store at {root}: it is not a folder")
     try:
-        found = read_record(marker, dict[str, Any], _remedy_of_marker(root))
+        found = read_record(marker, dict[str, Any], _MARKER_REMEDY)
     except OSError as error:
         raise NoStoreError(
             f"no store at {root}: {error.strerror}. Is the path right, and the file system mounted?"
@@ -336,13 +340,3 @@ def _require_empty(root: Path) -> None:
             f"{root} is not empty and holds no {MARKER}: it is not a store",
             "set `store` to a store or to an empty or new folder",
         )
-
-
-def _remedy_of_marker(root: Path) -> str:
-    if (root / "artifacts").is_dir():
-        return (
-            f"remove it and write {json.dumps({'format': FORMAT})} in its place: `geb verify` then "
-            "tells whether the artifacts are whole. In the cache of a store in a bucket "
-            "(`GEB_CACHE`), remove the whole folder"
-        )
-    return "remove it; the next run makes an empty store"

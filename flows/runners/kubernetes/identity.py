@@ -1,6 +1,5 @@
 """Names, labels and annotations by which this project's pods are known. Pure."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ Pod = Mapping[str, Any]
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
 GEB = "geb"
-STORE = "geb/store"
 KEY = "geb/key"
 ATTEMPT = "geb/attempt"
 NODE = "geb/node"
@@ -26,27 +24,17 @@ DEATH = "geb/on-orchestrator-death"
 _LONGEST = 63
 
 
-def store_label(place: str) -> str:
-    """Short digest of a store's place."""
-    return hashlib.sha256(place.encode()).hexdigest()[:16]
+def selector(key: str = "") -> str:
+    """Label selector of this project's pods, or of those for one key, of whatever store."""
+    managed = f"{MANAGED_BY}={GEB}"
+    return f"{managed},{KEY}={key[:_LONGEST]}" if key else managed
 
 
-def selector(store: str | None = None, key: str | None = None) -> str:
-    """Label selector of this project's pods; of one store, and of one key, if they are given."""
-    wanted = {MANAGED_BY: GEB}
-    if store is not None:
-        wanted[STORE] = store_label(store)
-    if key is not None:
-        wanted[KEY] = key[:_LONGEST]
-    return ",".join(f"{name}={value}" for name, value in wanted.items())
-
-
-def labels_for(request: Request, store: str, attempt: str, node: int) -> dict[str, str]:
-    """Labels of one pod of an attempt at a request, whose store has this identity."""
+def labels_for(request: Request, attempt: str, node: int) -> dict[str, str]:
+    """Labels of one pod of an attempt at a request."""
     return {
         MANAGED_BY: GEB,
         COMPONENT: request.stage,
-        STORE: store_label(store),
         KEY: request.key[:_LONGEST],
         ATTEMPT: attempt,
         NODE: str(node),

@@ -128,8 +128,9 @@ class KubernetesPlace:
         """Pods for a key, by attempt."""
         attempts: dict[str, list[dict[str, Any]]] = {}
         store = Store.open(request.store).identity
-        for pod in self._cluster.pods(selector(store=store, key=request.key)):
-            attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
+        for pod in self._cluster.pods(selector(request.key)):
+            if annotation(pod, STORE_PLACE) == store:
+                attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return list(attempts.values())
 
     def _create(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Pod:
