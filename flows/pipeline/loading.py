@@ -41,9 +41,11 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
     values = {} if path is None else read_sections(path)
-    said = {_apply(values, override, schema): override for override in overrides}
+    for override in overrides:
+        _apply(values, override, schema)
     place = "the command line" if path is None else str(path.absolute())
-    return _with_absolute_store(_check(values, place, schema, said))
+    place += " with --set" if overrides and path else ""
+    return _with_absolute_store(_check(values, place, schema))
 
 
 def overrides_of(said: Sequence[str]) -> dict[str, Any]:
@@ -91,16 +93,14 @@ def check_config(values: dict[str, Any], place: str) -> RunConfig:
     return _check(values, place, RunConfig)
 
 
-def _check(
-    values: dict[str, Any], place: str, schema: type[S], said: Mapping[str, str] | None = None
-) -> S:
-    """Validates settings; ``said`` are overrides by the name of the setting that each sets."""
+def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
+    """Validates settings."""
     listed = "; `geb fields` lists all of them with their meaning" if schema is RunConfig else ""
     remedy = f"correct these settings{listed}"
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(dict(each), schema, said or {}) for each in error.errors()]
+        problems = [_explain(dict(each), schema) for each in error.errors()]
         raise _invalid(place, problems, remedy) from error
     # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
     if wrong := list(unusable(checked.model_dump())):
@@ -167,8 +167,8 @@ def _merge(values: dict[str, Any], others: Mapping[str, Any]) -> None:
             values[name] = other
 
 
-def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> str:
-    """Sets what ``NAME=VALUE`` says; returns the setting's name."""
+def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> None:
+    """Sets what ``NAME=VALUE`` says."""
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise UserError(
@@ -183,7 +183,6 @@ def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> st
     for depth in range(len(names)):
         [(names[depth], alone)] = alone.items()
     _set(values, names, alone)
-    return name
 
 
 def _as_list(value: Any, schema: type[BaseModel], name: str) -> Any:
@@ -204,14 +203,12 @@ def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
     holder[last] = value
 
 
-def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, str]) -> str:
+def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
     place = [str(part) for part in error["loc"]]
     # Where a field takes several kinds of values, pydantic ends with the kind that it has tried.
     if place and re.fullmatch(r"literal\[.*\]|constrained-(int|float)", place[-1]):
         place.pop()
     name = ".".join(place) or "configuration"
-    by = next((each for each in said if f"{name}.".startswith(f"{each}.")), None)
-    name = name if by is None else f"--set {_cut(said[by])}: {name}"
     if error["type"] == "extra_forbidden":
         known = list(_fields_at(schema, place[:-1]))
         near = _elsewhere(schema, place) or difflib.get_close_matches(place[-1], known, n=1)
