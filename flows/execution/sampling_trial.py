@@ -77,7 +77,7 @@ def try_sampling(config: RunConfig, prompts: int) -> SamplingTrial:
         prompt_table = do(steps.prepare()).at("iteration-1.parquet")
         warm = bool(config.inputs.warm_start)
         base = Model(do(steps.warm_start()).at("checkpoint") if warm else external["policy"][0])
-        sample_and_score(steps, do, "trial", steps.for_training(1, base), base, prompt_table)
+        sample_and_score(steps, do, "trial", steps.for_training(1), base, prompt_table)
     finally:
         executor.stop()
     scores: dict[str, list[float | None]] = {}

@@ -40,7 +40,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         if config.inputs.preferences:
             paired = do(steps.preferences(iteration, table, base))
         else:
-            training = steps.for_training(iteration, reference)
+            training = steps.for_training(iteration)
             samples = sample_and_score(steps, do, place, training, policy, table)
             paired = do(steps.pair(iteration, samples))
         history.append(paired.at("pairs.parquet"))

@@ -90,19 +90,6 @@ def _check_samples(config: RunConfig) -> None:
             "train.reference_logprobs is 'sampler', and inputs.preferences names pairs that no "
             "policy of the run sampled: set train.reference_logprobs to 'model'"
         )
-    is_drawn = config.generate.mixture > 0 and not config.inputs.preferences
-    if config.train.bonus_on == "mixture" and not is_drawn:
-        raise ValueError(
-            "train.bonus_on = 'mixture', and no response is drawn from one (generate.mixture is "
-            "0, or inputs.preferences takes the place of samples): set generate.mixture, to 1 for "
-            "the reference itself, or another train.bonus_on"
-        )
-    if config.generate.mixture and config.train.reference == "previous":
-        raise ValueError(
-            f"generate.mixture = {config.generate.mixture:g} with train.reference = 'previous', "
-            "which is the policy that samples: there is nothing to mix it with; set "
-            "train.reference to 'initial', 'ema' or a number of iterations"
-        )
     lora = config.train.lora
     if lora.save == "adapter" and "vllm" in config.backends() and lora.rank > _VLLM_RANK:
         raise ValueError(

@@ -320,7 +320,7 @@ class RunConfig(StageSettings):
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""
         own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
-        return self.generate.model_copy(update=own | {"mixture": 0.0})
+        return self.generate.model_copy(update=own)
 
     def for_suite(self, name: str) -> RunConfig:
         """The configuration by which a suite's steps are made; UserError if there is none."""
@@ -359,4 +359,4 @@ class RunConfig(StageSettings):
 
     def evaluation_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the held-out prompts."""
-        return self.generate.model_copy(update=self.evaluation.sampling() | {"mixture": 0.0})
+        return self.generate.model_copy(update=self.evaluation.sampling())

@@ -33,13 +33,11 @@ class Sampling:
         params: Settings of every shard but for its index.
         seed: Seed of every shard.
         against_opponents: Whether the oracle compares each response with one of another policy.
-        reference: Model that some of the samples are mixed with.
     """
 
     params: GenerateParams
     seed: int
     against_opponents: bool = False
-    reference: Model | None = None
 
 
 class Steps:
@@ -73,11 +71,9 @@ class Steps:
         inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
         return Step("sft", self._config.sft, _given(inputs), self._seed("sft"))
 
-    def for_training(self, iteration: int, reference: Model) -> Sampling:
-        """K responses to each prompt of D_t, some of a mixture with ``reference`` if asked for."""
-        params = self._config.generate
-        seed = self._seed("generate", iteration)
-        return Sampling(params, seed, reference=reference if params.mixture else None)
+    def for_training(self, iteration: int) -> Sampling:
+        """K responses to each prompt of D_t."""
+        return Sampling(self._config.generate, self._seed("generate", iteration))
 
     def for_screening(self, iteration: int) -> Sampling:
         """A few responses, to see which prompts the starting policy solves."""
@@ -96,11 +92,7 @@ class Steps:
         return Step(
             f"{place}/generate/{shard}",
             sampling.params.model_copy(update={"shard_index": shard}),
-            {
-                **policy.inputs("policy"),
-                **(sampling.reference.inputs("reference") if sampling.reference else {}),
-                "prompts": [prompts],
-            },
+            {**policy.inputs("policy"), "prompts": [prompts]},
             sampling.seed,
         )
 

@@ -92,8 +92,6 @@ class GenerateParams(StageParams):
         "policy": InputSpec("model"),
         "prompts": InputSpec("prompts"),
         "adapter": InputSpec("model", optional=True),
-        "reference": InputSpec("model", optional=True),
-        "reference_adapter": InputSpec("model", optional=True),
     }
     outputs = {
         "responses.parquet": OutputSpec("responses"),
@@ -112,10 +110,6 @@ class GenerateParams(StageParams):
     """Divides the logits before sampling; 0 takes the likeliest token."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Sample from the smallest set of tokens whose probability reaches this."""
-    mixture: float = Field(0.0, ge=0, le=1)
-    """Weight m of the reference in every second sample of a prompt, each of whose tokens is drawn
-    from π^(1−m) π_ref^m: Nash-MD's opponent of the policy's own samples, the first, third, ….
-    Backend `transformers`, training prompts."""
     max_new_tokens: int = Field(2048, ge=1)
     """Longest response, in tokens."""
     max_length_tokens: int | None = Field(None, ge=2)
@@ -160,16 +154,6 @@ class GenerateParams(StageParams):
 
     @model_validator(mode="after")
     def _check_settings(self) -> GenerateParams:
-        if self.mixture and self.backend == "vllm":
-            raise ValueError(
-                f"mixture = {self.mixture:g} with backend = 'vllm', whose engine holds one model: "
-                "set backend to 'transformers', or mixture to 0"
-            )
-        if self.mixture and self.num_samples < 2:
-            raise ValueError(
-                f"mixture = {self.mixture:g} with num_samples = 1: the second sample of a prompt "
-                "is the first of the mixture; set num_samples to 2 or more"
-            )
         if self.shard_index >= self.num_shards:
             raise ValueError(
                 f"shard_index {self.shard_index} does not exist: shards are counted from 0 and "

@@ -12,7 +12,7 @@ from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
 from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_config
-from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
+from stages.modeling.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,6 @@ class Policy:
     """Most tokens of prompt and response together."""
     vocab_size: int
     """Token ids that the weights know."""
-    reference: ModelSource | None = None
-    """The model that some samples are mixed with; None if none are."""
     is_tied: bool = True
     """True if the head's weights are the input embeddings."""
 
@@ -70,14 +68,8 @@ class Policy:
         )
 
 
-def load_policy(
-    source: ModelSource, params: GenerateParams, reference: ModelSource | None = None
-) -> Policy:
-    """Reads a checkpoint's tokenizer and configuration.
-
-    Raises:
-        UserError: They cannot serve, or the reference that some samples are mixed with has others.
-    """
+def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
+    """Reads a checkpoint's tokenizer and configuration; UserError if they cannot serve."""
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     check_template_args(tokenizer, params.chat_template_args)
@@ -85,17 +77,8 @@ def load_policy(
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
     vocabulary = config.get_text_config().vocab_size
-    if reference is not None and reference != source:
-        require_same_tokenizer(source, reference)
-        theirs = load_config(reference).get_text_config().vocab_size
-        if theirs != vocabulary:
-            raise UserError(
-                f"generate.mixture mixes {source.name_or_path} with {reference.name_or_path}, "
-                f"whose weights know {vocabulary} and {theirs} token ids",
-                "take a reference with the policy's vocabulary, or set generate.mixture to 0",
-            )
     is_tied = bool(config.tie_word_embeddings)
-    return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, reference, is_tied)
+    return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, is_tied)
 
 
 def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:

@@ -29,15 +29,14 @@ def run(ctx: Context) -> None:
     """Samples K responses for each prompt of the shard.
 
     Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
-    policy, optional), ``reference`` and ``reference_adapter`` (of the mixture). Outputs:
+    policy, optional). Outputs:
     ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts' order, samples 0…K−1) and
     ``metrics.json``. What is done is kept in ``ctx.work`` chunk by chunk; a retry goes on with the
     chunks that are not there.
     """
     started = time.monotonic()
     prompts = ctx.path("prompts")
-    reference = ctx.model("reference") if ctx.params.mixture else None
-    policy = load_policy(ctx.model("policy"), ctx.params, reference)
+    policy = load_policy(ctx.model("policy"), ctx.params)
     first, stop = _shard(ctx, prompts)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
     missing = [chunk for chunk in chunks if not find_whole(chunk.path, ctx.events.warning)]

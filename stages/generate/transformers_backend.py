@@ -34,10 +34,8 @@ class TransformersBackend:
     """Samples from a causal LM of transformers, on the GPU, or on the CPU if there is none."""
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
-        sources = filter(None, (policy.source, policy.reference))
-        self._models = [load_causal_lm(each, dtype=params.dtype) for each in sources]
+        self._model = load_causal_lm(policy.source, dtype=params.dtype)
         share_heads()
-        self._model = self._models[0]
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
         # Any id will do, it is masked.
@@ -85,10 +83,7 @@ class TransformersBackend:
         params = self._params
         device = self._model.device
         stop_ids = torch.tensor(self._stop_ids, device=device)
-        decoder, *others = (_Decoder(each, prompts, rows, self._pad_id) for each in self._models)
-        # The second sample of a prompt, the fourth, … are the mixture's.
-        odd = torch.tensor([sample % 2 for _, sample in rows], device=device)
-        weights = params.mixture * odd[:, None].double()
+        decoder = _Decoder(self._model, prompts, rows, self._pad_id)
         seeds = [prompts[index].seeds[sample] for index, sample in rows]
         draws = np.stack([uniforms(each, params.max_new_tokens) for each in seeds])
         uniform = torch.from_numpy(draws).to(device)
@@ -98,15 +93,10 @@ class TransformersBackend:
         lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
         finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         alive = torch.arange(len(rows), device=device)
-        mixes_numbers = torch.ones((), dtype=torch.bool, device=device)
         for step in range(params.max_new_tokens):
-            logits = decoder.logits
-            for other in others:
-                logits = mixed(logits, other.logits, weights[alive])
-                mixes_numbers &= ~logits.isnan().any()
             now = uniform[alive, step]
-            drawn = draw(logits, now, temperature=params.temperature, top_p=params.top_p)
-            # The raw policy's: before mixture, temperature and top-p.
+            drawn = draw(decoder.logits, now, temperature=params.temperature, top_p=params.top_p)
+            # The raw policy's: before temperature and top-p.
             chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
             tokens[alive, step] = drawn
             logprobs[alive, step] = chosen
@@ -117,16 +107,13 @@ class TransformersBackend:
             if num_running == 0 or step + 1 == params.max_new_tokens:
                 break
             if num_running <= (1 - _COMPACT_SHARE) * len(alive):
-                for each in (decoder, *others):
-                    each.keep(running)
+                decoder.keep(running)
                 alive = alive[running]
                 drawn = drawn[running]
-            for each in (decoder, *others):
-                each.advance(drawn)
-        if logprobs.isnan().any() or not mixes_numbers:
-            whose = "policy" if logprobs.isnan().any() else "reference"
+            decoder.advance(drawn)
+        if logprobs.isnan().any():
             raise UserError(
-                f"the {whose}'s logits are not finite in {params.dtype}",
+                f"the policy's logits are not finite in {params.dtype}",
                 "set generate.dtype to bfloat16 or float32",
             )
         columns = (each.tolist() for each in (tokens, logprobs, lengths, finished))
@@ -218,16 +205,6 @@ def uniforms(seed: int, num_steps: int) -> np.ndarray:
     Philox is counter-based: fewer steps give a prefix of the same numbers.
     """
     return np.random.Generator(np.random.Philox(key=seed)).random(num_steps)
-
-
-def mixed(logits: torch.Tensor, others: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Logits of π^(1−m) π_ref^m, the geometric mixture of two policies (Nash-MD, arXiv 2312.00886).
-
-    From logits [B, V] of π and π_ref, and the weight m [B, 1], to [B, V] in float64. Where m is 0,
-    the logits stay as they are.
-    """
-    own, other = (each.double().log_softmax(-1) for each in (logits, others))
-    return torch.where(weight > 0, (1 - weight) * own + weight * other, logits.double())
 
 
 def filtered_probabilities(

@@ -203,7 +203,6 @@ def geb_objective(
         without = rejected.bonus(params.model_copy(update={"design": "none"}))
         bonuses: tuple[Bonus, ...] = (replace(without, value=terms["bonus"]),)
     else:
-        # For "mixture" the factors choose among the two.
         sides = targets.get(params.bonus_on, (chosen, rejected))
         bonuses = tuple(side.bonus(params) for side in sides)
     rewards = [

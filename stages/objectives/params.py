@@ -37,9 +37,8 @@ class ObjectiveParams(Settings):
     """η, by which `rpo` and `rebel` multiply the difference of the scores."""
     label_smoothing: float = Field(0.0, ge=0, le=0.5)
     """Probability that a preference label is wrong, for `sigmoid` and `ipo`."""
-    bonus_on: Literal["rejected", "all", "chosen", "mixture"] = "rejected"
-    """Responses that get the bonus; `all` is the mean of a pair's two bonuses, `mixture` those that
-    `generate.mixture` drew, as in XPO; a pair without one has no bonus."""
+    bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
+    """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
     bonus_weight: Literal["none", "count"] = "none"
     """`count` multiplies a response's bonus by its novelty among the pairs' responses, about
     1/√(N + λ) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""

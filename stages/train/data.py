@@ -22,7 +22,7 @@ from stages.train.counts import novelty
 from stages.train.params import LengthParams, TrainParams
 from stages.training.batches import Batch, IntArray, Sample
 
-_SIDE_COLUMNS = ("sample_index", "token_ids", "logprobs", "score")
+_SIDE_COLUMNS = ("token_ids", "logprobs", "score")
 _COLUMNS = (
     "prompt_id",
     "prompt_token_ids",
@@ -41,8 +41,6 @@ class Response:
     logprobs: FloatArray
     """The sampler's log π of each token, [S]."""
     score: float
-    is_mixture: bool = False
-    """The mixture of policy and reference drew it (`generate.mixture`)."""
     bonus_factor: float = 1.0
     """Factor of its bonus."""
 
@@ -119,10 +117,6 @@ def _with_factors(pairs: list[Pair], params: TrainParams) -> list[Pair]:
     factors = np.ones(len(responses))
     if params.bonus_weight == "count":
         factors *= novelty([each.token_ids for each in responses], params.count_ridge)
-    if params.bonus_on == "mixture":
-        # A pair's bonus is the mean of two products: a factor of 2 leaves one response's own.
-        drawn = np.array([each.is_mixture for each in responses]).reshape(-1, 2)
-        factors *= (drawn * 2 / np.maximum(drawn.sum(axis=1, keepdims=True), 1)).reshape(-1)
     found = iter(factors.tolist())
     return [
         replace(
@@ -200,10 +194,7 @@ def _response(index: int, row: dict[str, Any], side: str) -> Response:
             "make the pairs with the pair stage of this version",
         )
     score = row[f"{side}_score"]
-    is_mixture = row[f"{side}_sample_index"] % 2 == 1
-    return Response(
-        np.array(token_ids, np.int32), np.array(logprobs, np.float32), score, is_mixture
-    )
+    return Response(np.array(token_ids, np.int32), np.array(logprobs, np.float32), score)
 
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]

@@ -5,7 +5,6 @@ import pytest
 
 from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
-from stages.contract.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -29,10 +28,3 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differin
     lines = list(differences(quickstart, other))
     named = [line.partition(":")[0].split()[0] for line in lines]
     assert sorted(named) == ["name", *(f"train.{each}" for each in differing)], lines
-
-
-def test_xpo_s_term_needs_a_response_of_the_start():
-    prompts = load_config(CONFIGS / "quickstart-xpo.yaml").inputs.prompts[0]
-    for change in ("generate.mixture=0", f"inputs.preferences={prompts}"):
-        with pytest.raises(UserError, match="no response is drawn from one"):
-            load_config(CONFIGS / "quickstart-xpo.yaml", [change])

@@ -8,7 +8,6 @@ import pytest
 from flows.commands.common import forced_from
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
-from stages.generate.params import GenerateParams
 from tests.flows.loop import ROOT, geb_ok, inputs, steps, warm_started, write_config
 from tests.flows.planning.test_estimate import write_checkpoint
 from tests.flows.test_iterations import steps_of
@@ -19,19 +18,6 @@ JUDGE_OF_A_SUM = JUDGE.replace("judge,", "weighted, weighted: {weights: {judge: 
 
 VLLM = "generate.backend=vllm"
 BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
-
-
-def test_training_samples_alone_are_mixed_with_the_reference():
-    mixed = steps_of("generate.mixture=0.5", "train.reference=ema", "screen.num_samples=2")
-    for name, step in mixed.items():
-        if isinstance(step.params, GenerateParams) and not name.startswith("iteration-2/generate"):
-            trains = name in ("iteration-1/generate/0", "iteration-3/generate/0")
-            assert (step.params.mixture > 0) == ("reference" in step.inputs) == trains, name
-    step = mixed["iteration-2/generate/0"]
-    assert inputs(step)["policy"] == ["iteration-1/train:checkpoint"]
-    assert inputs(step)["reference"] == ["iteration-1/train:ema"]
-    with pytest.raises(UserError, match=r"mixture = 0\.5 .*: there is nothing to mix it with"):
-        load_config(QUICKSTART, ["generate.mixture=0.5"])
 
 
 # Number of samples, temperature, top-p and most tokens, by the section that sets them.

@@ -52,12 +52,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "5f5c68d608039d92c3a5651a0aa7c4122d361b2ea4636fc1eb4d1551b286b0a5",
+        "9ed2f064d1ebc7195b521a80fc5471a1c4f3de07f9919764550f1ef40dd5a46e",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "11ae90c4ac270e50fbeb88e80e09703e91b08341026a35a62285c863296c1d27",
+        "2033097dc1d3dc88f80923f35f821d51502ef4162d9af0f0d018b4957a3089cc",
     ),
     (
         ScoreParams(oracle="python"),

@@ -1,6 +1,5 @@
 """The generate stage: rows, log-probabilities, and what responses do not depend on."""
 
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -13,7 +12,6 @@ from stages.contract.errors import UserError
 from stages.contract.events import Log
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
-from stages.generate.transformers_backend import uniforms
 from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.tables.schemas import RESPONSES, read_rows
@@ -125,62 +123,14 @@ def test_temperature_zero_agrees_with_transformers_generate(generate, policy):
         assert row["response_token_ids"] == output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}])
-def test_every_second_sample_is_the_mixture_s_and_the_others_are_the_policy_s(
-    generate, policy, tmp_path, sampling
-):
-    """By numpy, token by token: π^(1−m) π_ref^m, and the token that the response's seed draws."""
-    reference = make_tiny_llama(tmp_path / "reference", seed=5)
-    asked = {"num_samples": 4, **sampling}
-    plain, _, _ = generate(**asked)
-    rows, _, _ = generate(reference=reference, mixture=0.25, **asked)
-    both = [load_causal_lm(ModelSource(str(each)), dtype="float32") for each in (policy, reference)]
-    assert [row for row in rows if row["sample_index"] % 2 == 0] == [
-        row for row in plain if row["sample_index"] % 2 == 0
-    ]
-    for row in (row for row in rows if row["sample_index"] % 2):
-        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
-        ids = torch.tensor([prompt + response])
-        with torch.inference_mode():
-            logits = [model(ids).logits[0, len(prompt) - 1 : -1].double() for model in both]
-        own, other = (np.log(each.softmax(-1).numpy()) for each in logits)
-        weights = np.exp((0.75 * own + 0.25 * other) / sampling.get("temperature", 1.0))
-        cumulative = (weights / weights.sum(axis=1, keepdims=True)).cumsum(axis=1)
-        drawn = uniforms(row["seed"], len(response))
-        assert response == [
-            int(np.searchsorted(mass, number, side="right"))
-            for mass, number in zip(cumulative, drawn, strict=True)
-        ]
-        expected = np.take_along_axis(own, np.array(response)[:, None], axis=1)[:, 0]
-        assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING)
-    assert rows != plain
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"backend": "vllm"}, "whose engine holds one model"),
-        ({"num_samples": 1}, "the second sample of a prompt is the first of the mixture"),
-    ],
-)
-def test_a_mixture_that_cannot_be_drawn_is_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        GenerateParams(mixture=0.5, **settings)
-
-
-def test_a_mixture_needs_a_reference(generate):
-    with pytest.raises(UserError, match="input 'reference' wants one model"):
-        generate(mixture=0.5)
-
-
-def test_a_mixture_with_logits_that_are_no_numbers_is_refused(generate, tmp_path):
+def test_logits_that_are_not_finite_are_refused(generate, tmp_path):
     """Drawn from them, every token was the vocabulary's last one."""
-    reference = make_tiny_llama(tmp_path / "reference")
-    weights = load_file(reference / "model.safetensors")
+    model = make_tiny_llama(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
     weights["lm_head.weight"] *= 6e4 / weights["lm_head.weight"].abs().max()
-    save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="the reference's logits are not finite in float16"):
-        generate(["red cat"], reference=reference, mixture=0.5, dtype="float16")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="the policy's logits are not finite in float16"):
+        generate(["red cat"], model=model, dtype="float16")
 
 
 @pytest.mark.parametrize(

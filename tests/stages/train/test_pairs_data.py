@@ -156,20 +156,6 @@ def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
     assert {pair.chosen.bonus_factor for pair in plain} == {1.0}
 
 
-def test_the_bonus_of_a_mixture_is_that_of_the_responses_it_drew(tmp_path):
-    # Numbers of both responses among their prompt's samples: the mixture draws every second one.
-    numbers = [(0, 1), (3, 2), (1, 3), (2, 0)]
-    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4, logprob=-3.0), PAIRS))
-    for row, own in zip(rows, numbers, strict=True):
-        row |= dict(zip(("chosen_sample_index", "rejected_sample_index"), own, strict=True))
-    path = tmp_path / "pairs.parquet"
-    write_table(path, PAIRS, rows)
-    pairs, _ = load_pairs([path], params(design="xpo", bonus_on="mixture"))
-    found = [(pair.chosen.bonus_factor, pair.rejected.bonus_factor) for pair in pairs]
-    # The mean over a pair is the bonus of the one that was drawn, or of both.
-    assert found == [(0, 2), (2, 0), (1, 1), (0, 0)]
-
-
 def test_novelty_is_the_confidence_width_of_all_responses():
     generator = np.random.default_rng(0)
     responses = [

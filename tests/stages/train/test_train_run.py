@@ -200,16 +200,6 @@ def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
     assert asked.weights == plain.weights
 
 
-def test_the_bonus_of_a_mixture_s_responses_is_theirs_alone(tmp_path, policy, pairs):
-    # The rejected response of each of these pairs is its second, which a mixture draws.
-    xpo = {"design": "xpo", "divergence": "reverse_kl", "kappa": 5.0}
-    trained = {
-        on: train(tmp_path / on, policy, [pairs], **xpo, bonus_on=on).weights
-        for on in ("mixture", "rejected", "chosen")
-    }
-    assert trained["mixture"] == trained["rejected"] != trained["chosen"]
-
-
 def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
     copo = {"design": "feb", "divergence": "reverse_kl", "kappa": 5.0}
     plain = train(tmp_path / "plain", policy, [pairs], **copo)
