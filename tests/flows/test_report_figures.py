@@ -36,8 +36,9 @@ def paths(svg: str, style: str) -> list[np.ndarray]:
 
 def line(svg: str, colour: str) -> tuple[np.ndarray, np.ndarray]:
     """Positions of a line's points."""
-    # A mark of the legend has two points at one height.
-    first = next(each for each in paths(svg, f"stroke: {colour}") if np.ptp(each[:, 1]) > 0)
+    # Marks of the legend lie at one height, and bars at one place.
+    drawn = paths(svg, f"stroke: {colour}")
+    first = next(each for each in drawn if np.all(np.ptp(each, axis=0) > 0))
     return first[:, 0], first[:, 1]
 
 
