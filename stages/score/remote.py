@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ _TOO_MANY_REQUESTS = 429
 ATTEMPTS = 5
 WAIT_SECONDS = 1.0
 """Wait before the second attempt; doubled each time."""
+LARGEST_ANSWER = 64 << 20
+"""Most bytes of an answer, its compression undone."""
 # A server that asks for a longer wait than this is as good as down.
 _LONGEST_WAIT_SECONDS = 60.0
 # Requests handed to the threads, for each of those that can be under way.
@@ -98,20 +101,35 @@ class Remote:
                 break
             wait_seconds = WAIT_SECONDS * 2**attempt
             try:
-                response = client.post(self.url, json=payload)
+                response, body = self._answer(client, payload)
             except httpx.RequestError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
                 # Other statuses are no matter of the moment, which a retry may cure.
                 if response.status_code != _TOO_MANY_REQUESTS and response.status_code < 500:
-                    return self._accepted(response)
-                reason = f"status {response.status_code}: {_start_of(response.content)}"
+                    self._check_status(response, body)
+                    return body
+                reason = f"status {response.status_code}: {_start_of(body)}"
                 wait_seconds = max(wait_seconds, _retry_after(response))
             if attempt + 1 < ATTEMPTS:
                 stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 
-    def _accepted(self, response: httpx.Response) -> bytes:
+    def _answer(self, client: httpx.Client, payload: Any) -> tuple[httpx.Response, bytes]:
+        """Posts once; the head of the answer, and its body without compression."""
+        seconds = self._settings.timeout_seconds
+        deadline = time.monotonic() + seconds
+        body = bytearray()
+        with client.stream("POST", self.url, json=payload) as response:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > LARGEST_ANSWER:
+                    raise self.disagreement(f"it is longer than {LARGEST_ANSWER >> 20} MiB")
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"the answer is not whole after {seconds:g} s")
+        return response, bytes(body)
+
+    def _check_status(self, response: httpx.Response, body: bytes) -> None:
         settings = self._settings
         if response.status_code in (401, 403):
             raise UserError(
@@ -123,10 +141,9 @@ class Remote:
         if not response.is_success:
             raise UserError(
                 f"{self.url} refuses a request with status {response.status_code}: "
-                f"{_start_of(response.content)}",
+                f"{_start_of(body)}",
                 f"check {self._section}.url, the settings beside it, and what the server serves",
             )
-        return response.content
 
     def disagreement(self, what: str) -> UserError:
         """The error of an answer that is not what was agreed."""

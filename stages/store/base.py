@@ -334,8 +334,9 @@ def _require_empty(root: Path) -> None:
         raise UserError(
             f"{root} is no folder", "set `store` to a store or to an empty or new folder"
         )
-    # One that another process makes just now is a store.
-    if root.exists() and any(MARKER not in each.name for each in root.iterdir()):
+    occupied = root.exists() and any(MARKER not in path.name for path in root.iterdir())
+    # Another process may have made the store meanwhile; it writes the marker first.
+    if occupied and not os.path.lexists(root / MARKER):
         raise UserError(
             f"{root} is not empty and holds no {MARKER}: it is not a store",
             "set `store` to a store or to an empty or new folder",
