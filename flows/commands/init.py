@@ -137,8 +137,7 @@ def _is_small(policy: str | None) -> bool:
     """True for a small model that is on this machine; what a hub has is not looked at."""
     if policy is None or not (place := Path(policy)).exists():
         return False
-    files = [place] if place.is_file() else [*place.glob("*.safetensors"), *place.glob("*.gguf")]
-    return sum(each.stat().st_size for each in files) <= _SMALL
+    return sum(file.stat().st_size for file in place.glob("*.safetensors")) <= _SMALL
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -67,11 +67,6 @@ def _check_whole(config: RunConfig) -> None:
 
 def _check_samples(config: RunConfig) -> None:
     """Refuses samples that later stages of an iteration cannot use."""
-    if config.generate.num_samples < 2:
-        raise ValueError(
-            f"generate.num_samples is {config.generate.num_samples}, and the pair strategy "
-            f"{config.pair.strategy!r} compares two responses to a prompt: sample at least 2"
-        )
     wanted = 2 * config.pair.pairs_per_prompt
     if config.generate.num_samples < wanted:
         raise ValueError(

@@ -1,27 +1,16 @@
-"""Files, folders and hub ids as inputs, addressed by content or by hub revision.
-
-A model in a GGUF file is converted once, into a checkpoint in this host's cache.
-"""
+"""Files, folders and hub ids as inputs, addressed by content or by hub revision."""
 
 import re
-import subprocess
-import sys
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from stages.contract.digests import digest_of, sha256_file, state_of
+from stages.contract.digests import digest_of, state_of
 from stages.contract.errors import StoreError, UserError
-from stages.contract.events import Failure, parse_event
 from stages.contract.request import ArtifactInput, FileInput, HubInput
-from stages.store.locks import exclusive_lock
-from stages.store.opening import cache_home
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Raised when a conversion of a GGUF file writes something else.
-_CONVERSION = 2
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
 RepoType = Literal["model", "dataset"]
@@ -54,8 +43,11 @@ def resolve(place: str, repo_type: RepoType) -> External:
 def resolved(place: str, repo_type: RepoType, state: str) -> External:
     """The input at a place whose files are in a state; see :func:`resolve`."""
     path = Path(place).expanduser()
-    if repo_type == "model" and (gguf := gguf_file(path)):
-        path = checkpoint_of(gguf)
+    if path.suffix == ".gguf" and path.is_file():
+        raise UserError(
+            f"{place} is a GGUF file, and stages read safetensors",
+            f"make a checkpoint by `geb fetch {place}`, and name its folder",
+        )
     if path.exists():
         # Before it is read: a change meanwhile then shows.
         state = state_of(path)
@@ -109,53 +101,3 @@ def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
         ) from error
     assert info.sha is not None
     return info.sha
-
-
-def gguf_file(place: Path) -> Path | None:
-    """The GGUF file that a place is, or that is the only model of a folder; None otherwise.
-
-    Raises:
-        UserError: A folder holds several of them and no checkpoint.
-    """
-    if place.is_file():
-        return place if place.suffix == ".gguf" else None
-    if not place.is_dir() or (place / "config.json").exists():
-        return None
-    files = sorted(place.glob("*.gguf"))
-    if len(files) > 1:
-        raise UserError(f"{place} holds {len(files)} GGUF files", "name one of them")
-    return files[0] if files else None
-
-
-def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
-    """Folder of the checkpoint in safetensors that a GGUF file was converted to.
-
-    The folder is named by the file's digest, so that equal files are converted once.
-
-    Raises:
-        UserError: The file cannot be converted.
-        StoreError: The conversion was ended, by want of memory for example.
-    """
-    models = cache_home() / "models"
-    models.mkdir(parents=True, exist_ok=True)
-    target = models / f"{file.stem}-{dtype}-{sha256_file(file)[:16]}-{_CONVERSION}"
-    with exclusive_lock(models / ".lock"):
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=models) as scratch:
-                made = Path(scratch) / "checkpoint"
-                _convert(file, made, dtype)
-                made.replace(target)
-    return target
-
-
-def _convert(file: Path, checkpoint: Path, dtype: str) -> None:
-    """Converts a GGUF file in a process of its own: an orchestrator loads no torch."""
-    arguments = ["stages.modeling.gguf", str(file), str(checkpoint), dtype]
-    command = [sys.executable, "-P", "-m", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    event = parse_event(done.stdout.strip().rpartition("\n")[2])
-    if isinstance(event, Failure) and event.kind == "user":
-        raise UserError(event.message, event.remedy)
-    if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise StoreError(f"the conversion of {file} ended with code {done.returncode}: {last}")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
-from flows.pipeline.external import External, gguf_file, resolve, unread
+from flows.pipeline.external import External, resolve, unread
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
@@ -109,11 +109,6 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     _require_own_code(config)
     for suite in (None, *config.suites):
         require_oracle_inputs(config, suite)
-    if inputs.oracle_model and gguf_file(Path(inputs.oracle_model).expanduser()):
-        raise UserError(
-            f"inputs.oracle_model: {inputs.oracle_model} is a GGUF file, which no oracle reads",
-            "name a model in safetensors, a folder or a hub id",
-        )
     return every_input(config, partial(resolve_input, config))
 
 

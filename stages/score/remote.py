@@ -110,7 +110,10 @@ class Remote:
                     self._check_status(response, body)
                     return body
                 reason = f"status {response.status_code}: {_start_of(body)}"
-                wait_seconds = max(wait_seconds, _retry_after(response))
+                # Seconds; a date in its place is not waited for.
+                asked = response.headers.get("retry-after", "")
+                if asked.isdecimal():
+                    wait_seconds = max(wait_seconds, float(asked))
             if attempt + 1 < ATTEMPTS:
                 stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
@@ -173,9 +176,3 @@ def _close_after(pool: ThreadPoolExecutor, client: httpx.Client) -> None:
 def _start_of(body: bytes) -> str:
     """The first characters of an answer, for messages."""
     return repr(body[:200].decode(errors="replace"))
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds that the server asks to wait; 0 if it says nothing or names a date."""
-    text = response.headers.get("retry-after", "")
-    return float(text) if text.isdecimal() else 0.0

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.fetch import smollm2
+from flows.commands.fetch import checkpoint_of, smollm2
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import checkpoint_of
-from flows.pipeline.inputs import resolve_inputs, resolve_model
+from flows.pipeline.inputs import resolve_inputs
 from flows.pipeline.loading import load_config
 from stages.contract.digests import digest_of
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput
-from stages.store.opening import open_store
 from tests.flows.loop import geb, geb_ok, geb_refused
 
 CONFIG = Path(__file__).parents[2] / "configs" / "chat" / "rules-short.yaml"
@@ -57,15 +54,6 @@ def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
     assert answer_of(folder) == "The capital of France is Paris."
 
 
-def test_a_gguf_file_as_a_policy_is_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    file = smollm2()
-    (found,) = resolve_inputs(config_with(policy=str(file)))["policy"]
-    assert isinstance(found, FileInput)
-    assert (found.location, found.digest) == (str(folder), digest_of(folder))
-    store = open_store(str(tmp_path / "store"), create=True)
-    assert resolve_model(str(file), store) == [found]
-
-
 def test_a_conversion_names_what_it_read(folder: Path) -> None:
     record = json.loads((folder / "gguf.json").read_text())
     assert record["tensors"] == {"F32": 61, "Q4_1": 210, "Q8_0": 1}
@@ -101,27 +89,36 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     assert answer_of(exported) == answer_of(trained)
 
 
-@pytest.mark.parametrize("command", ["fetch", "plan"])
-def test_a_damaged_file_is_named(command: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF\0")
-    where = [str(file)] if command == "fetch" else [str(CONFIG), f"--set=inputs.policy={file}"]
-    said = geb_refused(
-        command, *where, GEB_CACHE=str(tmp_path / "cache"), GEB_STORE=str(tmp_path / "s")
-    )
+    said = geb_refused("fetch", str(file), GEB_CACHE=str(tmp_path / "cache"))
     assert f"{file} cannot be read as a GGUF file of a language model" in said
     assert list((tmp_path / "cache" / "models").glob("[!.]*")) == []
 
 
-def test_a_folder_of_several_files_asks_for_one(tmp_path: Path) -> None:
-    for name in ("a.gguf", "b.gguf"):
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(UserError, match="holds 2 GGUF files"):
-        resolve_inputs(config_with(policy=str(tmp_path)))
+@pytest.mark.parametrize("name", ["policy", "oracle_model"])
+def test_a_gguf_file_as_an_input_is_refused_with_the_command_to_convert_it(
+    name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"model\.gguf is a GGUF file") as caught:
+        resolve_inputs(config_with(**{"policy": str(tmp_path), name: str(file)}))
+    assert f"geb fetch {file}" in caught.value.remedy
 
 
-def test_a_reward_model_in_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "reward.gguf"
-    file.write_bytes(b"")
-    with pytest.raises(UserError, match=r"inputs\.oracle_model: .*reward\.gguf is a GGUF file"):
-        resolve_inputs(config_with(policy=str(tmp_path), oracle_model=str(file)))
+def test_a_damaged_download_is_made_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = smollm2()
+    monkeypatch.setenv("GEB_CACHE", str(tmp_path))
+    cached = tmp_path / "models" / whole.name
+    cached.parent.mkdir()
+    cached.write_bytes(whole.read_bytes()[:-1])
+    # What a killed conversion left.
+    (cached.parent / ".converted").mkdir()
+    again = checkpoint_of(smollm2())
+    assert cached.read_bytes() == whole.read_bytes()
+    assert digest_of(again) == digest_of(folder)
+    assert not (cached.parent / ".converted").exists()
