@@ -26,7 +26,7 @@ from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.oracle import Verdict
-from stages.score.params import ClassifierSettings, ScoreParams
+from stages.score.params import ScoreParams
 
 Conversations = Sequence[Sequence[int]]
 
@@ -144,19 +144,15 @@ def _render(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the reward model given as input ``model``."""
-    settings = ctx.params.reward_model
-    load_one = partial(load_classifier, ctx.model("model"), settings.dtype)
-    return load_reward_model(ctx, settings, load_one)
+    dtype = ctx.params.reward_model.dtype
+    return load_reward_model(ctx, partial(load_classifier, ctx.model("model"), dtype))
 
 
 def load_reward_model(
-    ctx: StageContext[ScoreParams],
-    settings: ClassifierSettings,
-    load_one: Callable[[], Classifier],
-    *,
-    one_bos: bool = False,
+    ctx: StageContext[ScoreParams], load_one: Callable[[], Classifier], *, one_bos: bool = False
 ) -> RewardModel:
     """Prepares the checkpoint given as input ``model``, a copy on each device."""
+    settings = ctx.params.reward_model
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)

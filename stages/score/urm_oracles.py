@@ -82,10 +82,9 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
-    source = ctx.model("model")
-    oracle = ctx.params.oracle
-    load_one = partial(load_classifier, source, ctx.params.reward_model.dtype, oracle)
-    return load_reward_model(ctx, ctx.params.reward_model, load_one, one_bos=True)
+    dtype = ctx.params.reward_model.dtype
+    load_one = partial(load_classifier, ctx.model("model"), dtype, ctx.params.oracle)
+    return load_reward_model(ctx, load_one, one_bos=True)
 
 
 def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:
