@@ -37,7 +37,7 @@ LONGEST_NGRAM = 4
 Metrics = dict[str, Any]
 PromptFigure = dict[str, tuple[float, int]]
 """One figure of each prompt: a sum over its samples, and what that is divided by."""
-SHARED = (
+REPORTED = (
     "mean_reward",
     "win_rate",
     "tied_prompts",
@@ -50,7 +50,7 @@ SHARED = (
     "perplexity",
     "length_controlled_win_rate",
 )
-"""Metrics that are figures of a model."""
+"""Metrics that reports show."""
 
 
 class PromptRewards(NamedTuple):
@@ -303,7 +303,7 @@ def figures(
     log_pi_ref = metrics.get("mean_log_pi_ref")
     if not prefix and log_pi is not None and log_pi_ref is not None:
         estimates["kl_to_base"] = Estimate(log_pi - log_pi_ref)
-    for name in SHARED:
+    for name in REPORTED:
         value = metrics.get(f"{prefix}{name}")
         if value is not None:
             estimates[name] = replace(estimates.get(name, Estimate(value)), value=value)
