@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.digests import files_of
-from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError
+from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedError, StoreError
 from stages.contract.events import Event, Log
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
 from stages.store.base import Artifact
@@ -53,13 +53,13 @@ class Sync:
         if request.writes_registry:
             # Nobody knows whether the registry records of an unpushed artifact were pushed.
             store.drop_local(request.stage, request.key)
-        artifact = store.unpushed(request.stage, request.key)
-        if artifact is None:
-            artifact = self._made(run, sync_seconds)
-        store.push(artifact)
-        store.work(request.stage, request.key).drop()
+        artifact = store.unpushed(request.stage, request.key) or self._made(run, sync_seconds)
+        # Without one, the executor reports that the stage left none.
+        if artifact is not None:
+            store.push(artifact)
+            store.work(request.stage, request.key).drop()
 
-    def _made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact:
+    def _made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact | None:
         """The artifact as the stage left it in the local folder."""
         store = self.store
         request = self.request
@@ -71,19 +71,20 @@ class Sync:
                 self._say("goes on from where an attempt on another host ended")
         except DamagedArtifactError as error:
             self._warn(f"{error}; this attempt begins from the start")
-        registry = (
-            store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
-        )
-        # The artifact may do without a snapshot that fails.
-        with registry, repeated(sync_seconds, work.push):
-            run(local)
-        artifact = store.local.load(request.stage, request.key)
-        if artifact is None:
-            raise DamagedArtifactError(
-                f"{request.place} ended well, but left no artifact "
-                f"{request.stage}/{request.key[:12]} in {store.local.root}"
+        while True:
+            registry = (
+                store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
             )
-        return artifact
+            try:
+                # The artifact may do without a snapshot that fails.
+                with registry, repeated(sync_seconds, work.push):
+                    run(local)
+                break
+            except ConflictError:
+                # It was decided on records that another host has changed since.
+                store.drop_local(request.stage, request.key)
+                self._say("another host changed the model registry; decides again")
+        return store.local.load(request.stage, request.key)
 
     def _fetched(self, source: Input) -> Input:
         """An input, on this host; DamagedArtifactError if the bucket has not what is asked."""
