@@ -156,6 +156,9 @@ def request_for(
     Policy and reference wear ``adapter``.
     """
     changes["reference"] = reference_kind
+    if gpus == 0:
+        # `auto` would follow the machine's processor, and tolerances are of float32.
+        changes.setdefault("precision", "float32")
     Store.open(str(store), create=True)
     return make_request(
         TrainParams.model_validate(PARAMS | changes),
