@@ -70,8 +70,8 @@ def _check_samples(config: RunConfig) -> None:
     wanted = 2 * config.pair.pairs_per_prompt
     if config.generate.num_samples < wanted:
         raise ValueError(
-            f"pair.pairs_per_prompt is {config.pair.pairs_per_prompt}, and generate.num_samples "
-            f"{config.generate.num_samples}: no response is in two pairs, so that it takes "
+            f"generate.num_samples is {config.generate.num_samples}, and pair.pairs_per_prompt "
+            f"{config.pair.pairs_per_prompt}: no response is in two pairs, so that it takes "
             f"{wanted} samples; raise num_samples, or lower pairs_per_prompt"
         )
     if config.train.reference_logprobs == "sampler" and config.pair_data == "accumulate":

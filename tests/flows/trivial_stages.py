@@ -54,7 +54,8 @@ def answer(request: Request) -> Path:
         elif path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         else:
-            path.write_text('{"gates": []}' if path.suffix == ".json" else "")
+            text = '{"gates": [], "compared_prompts": 1}'
+            path.write_text(text if path.suffix == ".json" else "")
     files = describe_files(scratch, set())
     manifest = make_manifest(request, files=files, started=_WHEN, ended=_WHEN, notes={})
     return store.publish(scratch, manifest).path
