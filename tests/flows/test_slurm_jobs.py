@@ -83,7 +83,13 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     done = run_program("bash", input=script)
     words = done.stdout.split("|")
     assert words[:3] == ["/store/it's here", "it's $HOME", "7"], "the settings before the runner's"
-    assert words[3:8] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
+    assert words[3:8] == [
+        "/usr/bin/env",
+        "CUDA_VISIBLE_DEVICES=",
+        "apptainer",
+        "exec",
+        "my image.sif",
+    ]
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
 
 

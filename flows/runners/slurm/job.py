@@ -51,7 +51,7 @@ def batch_program(
     job = execution.slurm.job(request.stage)
     # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of
     # others; srun takes the variable away from steps without GPUs.
-    blind = [] if request.resources.gpus else ["env", "CUDA_VISIBLE_DEVICES="]
+    blind = [] if request.resources.gpus else ["/usr/bin/env", "CUDA_VISIBLE_DEVICES="]
     container = shlex.split(job.container or "")
     commands = node_commands(interpreter, request, execution, request_path)
     first, other, *_ = [[*blind, *container, *command] for command in commands] + [[]]
