@@ -72,7 +72,7 @@ HEADER = (
 
 
 class BanditSettings(Settings):
-    """What the paper leaves open, and what decides the outcome (docs/bandit.md)."""
+    """Settings of the simulation that the paper does not give (docs/bandit.md)."""
 
     methods: tuple[str, ...] = tuple(LABELS)
     """Exploratory bonuses to compare; `none` is f-DPO."""

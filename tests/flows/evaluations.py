@@ -69,8 +69,11 @@ def _by_prompt(rewards: Rewards, tries: Sequence[int]) -> dict[str, PromptFigure
 
 
 def _won(policy: Rewards, base: Rewards) -> PromptFigure:
-    return {
-        prompt: (float(sum(given) > sum(base[prompt])), 1)  # type: ignore[arg-type]
-        for prompt, given in policy.items()
-        if prompt in base and None not in (*given, *base[prompt])
-    }
+    won: PromptFigure = {}
+    for prompt, rewards in policy.items():
+        others = base.get(prompt, [None])
+        ours = [reward for reward in rewards if reward is not None]
+        theirs = [reward for reward in others if reward is not None]
+        if (len(ours), len(theirs)) == (len(rewards), len(others)):
+            won[prompt] = (float(sum(ours) > sum(theirs)), 1)
+    return won
