@@ -28,13 +28,13 @@ from typing import Any
 
 from benchmarks.plain_run import plain_run
 from flows.pipeline.loading import load_config
+from flows.report.statistics import CONFIDENCE, holm
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results/power"
 SEEDS = range(200, 216)
 """Seeds that no earlier study has used."""
 BASELINE = "f-DPO"
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -184,17 +184,6 @@ def differences(lines: Iterable[dict[str, Any]]) -> list[Difference]:
             )
         )
     return results
-
-
-def holm(p_values: list[float]) -> list[float]:
-    """p-values after Holm's correction, in the given order."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
-        corrected[index] = largest
-    return corrected
 
 
 def table(lines: list[dict[str, Any]]) -> str:
