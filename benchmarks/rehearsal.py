@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.rehearsal_server import CHAT_PATH, serve
-from experiments.paper.tables import Judge, Kappa, paper_rows
+from experiments.paper.options import Judge, Kappa
+from experiments.paper.tables import paper_rows
 from experiments.study import Row
 from flows.commands.common import answer, prefect_session, quiet_prefect
 from flows.pipeline.loading import merged

@@ -9,8 +9,9 @@ from prefect.states import State
 from pydantic import Field
 
 from experiments import study
+from experiments.paper.options import Judge, Kappa, Scale
 from experiments.paper.report import WrittenReport, write_report
-from experiments.paper.tables import Findings, Judge, Kappa, Scale, paper_rows
+from experiments.paper.tables import Findings, paper_rows
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING

@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
+from experiments.paper.options import Judge, Kappa
 from experiments.study import Row, StudyRun, listed, read_rows
 from flows.pipeline.loading import merged, read_sections
 from flows.pipeline.presets import configs_folder
@@ -17,11 +18,8 @@ from flows.report.table import Cell, FittedTable, figure_of
 from stages.contract.params import Settings
 from stages.evaluate.statistics import Estimate
 
-Scale = Literal["small", "chat", "full"]
-SCALES: tuple[str, ...] = get_args(Scale)
 BASELINE = "f-DPO"
 TRAINING = "training"
-Kappa = Literal["grid", "ratio"]
 JUDGED = {("main", "LLaMA-3-8B-SFT"): ("alpaca-eval", "coherence")}
 """Files of the suites that need a judge, by the experiment and setting that report them."""
 DIVERGENCES = ("KL", "Hellinger", "forward KL")
@@ -57,17 +55,6 @@ _FIGURES = {
     "Math": Figure("math500", "accuracy"),
     "coherence": Figure("coherence", "mean_reward", None),
 }
-
-
-class Judge(Settings):
-    """The chat model that judges AlpacaEval and coherence."""
-
-    model: str
-    """Its name at the server."""
-    url: str = "https://api.openai.com/v1/chat/completions"
-    """Address of the server's chat completions."""
-    key_env: str | None = None
-    """Variable that holds the server's key."""
 
 
 def paper_rows(

@@ -5,9 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.paper.budget import budget, budget_lines
-from experiments.paper.tables import Judge, Kappa, Scale, paper_rows
-from experiments.study import KINDS
+from experiments.paper.options import Judge, Kappa, Scale
 from flows.commands.common import (
     AsJson,
     ConfigStore,
@@ -24,7 +22,6 @@ from flows.commands.common import (
 from flows.pipeline.loading import load_settings, overrides_of
 from flows.pipeline.presets import store_of
 from flows.report.files import write_file
-from flows.report.plots import png
 from flows.report.table import FittedTable
 
 
@@ -72,6 +69,10 @@ def paper(
     as_json: AsJson = False,
 ) -> None:
     """Compute the paper's tables and figures; whatever the store has already is reused."""
+    from experiments.paper.budget import budget, budget_lines
+    from experiments.paper.tables import paper_rows
+    from experiments.study import KINDS
+
     laid_over = overrides_of(chosen(overrides, store=store))
     asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
     rows = paper_rows(scale, only or (), kappa, asked)
@@ -83,8 +84,7 @@ def paper(
         table = FittedTable("", header, cells, kept=len(header), left=len(header))
         answer(as_json, expected, table, *lines)
         return
-    for line in lines:
-        watched(as_json).print(escape(line))
+    watched(as_json).print(escape("\n".join(lines)))
     quiet_prefect()
     from experiments.paper.flow import paper as paper_flow
 
@@ -106,6 +106,7 @@ def bandit(overrides: Overrides = None, out: Out = None, as_json: AsJson = False
         simulate,
         table,
     )
+    from flows.report.plots import png
 
     settings = load_settings(None, overrides or (), BanditSettings)
     landscape = make_landscape(settings.reference_floor)

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.tables import SCALES, Judge, paper_rows, published
+from experiments.paper.options import Judge, Scale
+from experiments.paper.tables import paper_rows, published
 from experiments.study import Row, choose, read_rows, reported_runs, tuning_runs
 from stages.contract.errors import UserError
 from tests.flows.loop import geb_json
@@ -91,7 +93,7 @@ def test_what_the_paper_figures_has_a_cell() -> None:
                 assert (experiments[name], setting, method, divergence) in known
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", get_args(Scale))
 def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scale: str) -> None:
     designs = {"f-DPO": "none", "GEB-π": "one_minus_pi", "GEB-1/π": "inverse_pi"}
     designs |= {"GEB-arctanh": "arctanh", "SE-POPO": "se_popo", "iterative RPO": "none"}
