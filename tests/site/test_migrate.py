@@ -1,4 +1,4 @@
-"""docs/migrate.md: settings that it names are there, and so are the options of TRL's trainer."""
+"""docs/migrating.md: settings that it names are there, and so are the options of TRL's trainer."""
 
 import dataclasses
 import inspect
@@ -9,7 +9,7 @@ import pytest
 from flows.pipeline.fields import run_rows
 from tests.site.test_commands import ROOT
 
-SECTIONS = re.split(r"^## ", (ROOT / "docs/migrate.md").read_text(), flags=re.MULTILINE)[1:]
+SECTIONS = re.split(r"^## ", (ROOT / "docs/migrating.md").read_text(), flags=re.MULTILINE)[1:]
 OURS = re.compile(
     r"`((?:inputs|prepare|generate|score|pair|train|execution)\.[\w.]+|iterations)(?=[:`])"
 )
