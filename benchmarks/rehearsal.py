@@ -2,7 +2,7 @@
 
     python -m benchmarks.rehearsal --store rehearsal        # --only NAME, --json
 
-A hub and a judge answer on this machine. docs/paper.md tells what is rehearsed, and what is not.
+A hub and a judge answer on this machine.
 """
 
 import argparse

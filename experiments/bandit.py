@@ -72,7 +72,7 @@ HEADER = (
 
 
 class BanditSettings(Settings):
-    """Settings of the simulation that the paper does not give (docs/bandit.md)."""
+    """Settings of the simulation that the paper does not give (results/bandit/README.md)."""
 
     methods: tuple[str, ...] = tuple(LABELS)
     """Exploratory bonuses to compare; `none` is f-DPO."""

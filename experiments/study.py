@@ -1,8 +1,8 @@
 """Building blocks of a study: cells from a table, their runs, and the figures of finished runs.
 
 A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
-preset. Runs that several cells ask for have one name, and are computed once. docs/paper.md has the
-steps of a study of one's own.
+preset. Runs that several cells ask for have one name, and are computed once. docs/research.md has
+the steps of a custom study.
 """
 
 import csv
