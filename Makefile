@@ -45,7 +45,7 @@ lock: setup ## Write constraints/*.lock, the hashes of what constraints/*.txt pi
 audit: setup ## Known vulnerabilities of what constraints/*.lock names (pip-audit, asks PyPI)
 	$(BIN)/python scripts/audit.py
 
-images: setup ## Build the container images for the CPU (docs/containers.md); needs a Docker engine
+images: setup ## Build the container images for the CPU (docs/clusters.md); needs a Docker engine
 	docker/build.sh $(IMAGES) $(BUILD_OPTIONS)
 
 run: setup ## Run the quickstart: three GEB iterations on a small model, on this machine

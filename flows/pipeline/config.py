@@ -200,7 +200,7 @@ class StageSettings(Settings):
     model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
     """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
-    """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/store.md)."""
+    """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/clusters.md)."""
     iterations: int = Field(3, ge=1, le=1000)
     """Iterations T."""
     pair_data: Literal["current", "accumulate"] = "current"

@@ -58,8 +58,8 @@ def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
 def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     shutil.copytree(ROOT / "docs", docs)
-    store = docs / "store.md"
-    store.write_text(store.read_text() + "\n[lost](../flows/nowhere.py)\n")
+    page = docs / "clusters.md"
+    page.write_text(page.read_text() + "\n[lost](../flows/nowhere.py)\n")
     (docs / "new.md").write_text("# A page that the navigation does not name\n")
     configuration = tmp_path / "mkdocs.yml"
     settings = (ROOT / "mkdocs.yml").read_text()

@@ -57,7 +57,7 @@ def _look_up(client: docker.DockerClient, name: str, stage: str) -> Any:
                     f"image {tag} is {_digests(image)[0]}, not {digest}, which "
                     f"execution.docker.images.{stage} names: it was built again or tampered with",
                     "find out which; then name a digest that you trust "
-                    "(docs/containers.md#by-digest)",
+                    "(docs/clusters.md#pin-an-image)",
                 )
             return image
     return None
