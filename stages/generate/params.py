@@ -103,7 +103,7 @@ class GenerateParams(StageParams):
 
     backend: Literal["transformers", "vllm"] = "transformers"
     """Engine that samples; the two draw different responses from the same distribution. Only its
-    own section is read. See docs/generation.md."""
+    own section is read. See docs/sampling.md."""
     num_samples: int = Field(2, ge=1)
     """Responses per prompt (K)."""
     temperature: float = Field(1.0, ge=0)

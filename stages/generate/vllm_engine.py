@@ -69,7 +69,7 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
     for name in own.keys() & extra.keys():
         raise UserError(
             f"generate.vllm.extra_engine_args.{name} is set by the stage itself",
-            "leave it out; docs/generation.md tells which setting it follows",
+            "leave it out; docs/sampling.md names the setting that controls it",
         )
     try:
         usual = _platform_arguments(policy) | _head_arguments(policy)

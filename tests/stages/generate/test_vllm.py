@@ -210,7 +210,7 @@ class TestBatchInvariance:
         (
             {"extra_engine_args": {"seed": 1, "max_model_len": 64}},
             "extra_engine_args.max_model_len is set by the stage itself",
-            "docs/generation.md",
+            "docs/sampling.md",
         ),
         (
             {"extra_engine_args": {"quantization": "int3"}},
