@@ -1,4 +1,4 @@
-"""Trackers of a run: Weights & Biases, Trackio, MLflow and TensorBoard (docs/tracking.md).
+"""Trackers of a run: Weights & Biases, Trackio, MLflow and TensorBoard (docs/operations.md).
 
 Each tracker works in its own thread. One that fails or hangs costs a warning. The run's folder
 has on record what each tracker got, so that a resumed run sends only what is new.

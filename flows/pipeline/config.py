@@ -251,7 +251,7 @@ class RunConfig(StageSettings):
     estimation: Estimation = Estimation()
     """Assumptions of the run's estimate: hardware, number of prompts."""
     tracking: Tracking = Tracking()
-    """Trackers of the whole run (docs/tracking.md)."""
+    """Trackers of the whole run (docs/operations.md)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,7 +18,7 @@ PACKAGES: dict[Tracker, str] = {
 
 
 class Tracking(Settings):
-    """Trackers of the whole run (docs/tracking.md). They change no result and no key."""
+    """Trackers of the whole run (docs/operations.md). They change no result and no key."""
 
     report_to: tuple[Tracker, ...] = ()
     """Trackers that get the run's configuration, evaluations by iteration and training by step."""

@@ -162,8 +162,8 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
 
 
-# The place that docs/python.md shows: it starts stages as child processes of this one.
-PAGE = (ROOT / "docs/python.md").read_text()
+# The place that docs/operations.md shows: it starts stages as child processes of this one.
+PAGE = (ROOT / "docs/operations.md").read_text()
 [CHILDREN] = [
     block
     for block in re.findall(r"^```python\n([^`]*)^```", PAGE, re.M)
