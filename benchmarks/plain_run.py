@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flows.execution.run_record import recorded_attempt
 from flows.execution.step_executor import StepExecutor, build_request
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from stages.contract.events import Emitter
@@ -40,7 +40,7 @@ def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
     executor.record.save_config(config)
     made: dict[str, Artifact] = {}
     with recorded_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
-        for step in all_steps(config):
+        for step in resolve_run(config).steps:
             started = time.perf_counter()
             if in_process:
                 stage = importlib.import_module(f"stages.{step.stage}.run").STAGE

@@ -133,16 +133,18 @@ def main() -> None:
     # Here: Prefect reads its settings when it is imported.
     from experiments.paper.flow import compute
     from experiments.paper.report import WrittenReport
-    from flows.execution.cancellation import stage_flow
+    from flows.report.prefect_artifacts import as_flow
 
-    @stage_flow(NAME, NAME)
-    def rehearse() -> WrittenReport:
-        with rehearsal(Path(place) / NAME) as cells:
+    with (
+        prefect_session(place, NAME, asked.json) as session,
+        rehearsal(Path(place) / NAME) as cells,
+    ):
+
+        def rehearse() -> WrittenReport:
             own = {"store": place}
-            return compute(NAME, "full", cells, asked.only, config=own, caution=NOT_SHOWN)
+            return compute(NAME, "full", cells, session, asked.only, config=own, caution=NOT_SHOWN)
 
-    with prefect_session(place, NAME, asked.json):
-        found = rehearse().document
+        found = as_flow(NAME, NAME, NAME, rehearse).document
     answer(asked.json, found, found["coverage"], f"report  {found['page']}")
 
 

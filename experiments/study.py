@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
@@ -306,7 +307,7 @@ def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
         if (record.path / "config.json").exists():
             done = (step for step in record.steps() if step.state in ("done", "reused"))
             keys = {step.step: step.key for step in done}
-            lines = plan(config)
+            lines = plan(resolve_run(config))
             if all(line.action == "reuse" and keys.get(line.step) == line.key for line in lines):
                 summaries[name] = summarise(record, config)
     return [replace(run, summary=summaries[run.name]) for run in asked if run.name in summaries]

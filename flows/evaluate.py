@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
+from flows.execution.observer import Session
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.execution.prefect_tasks import StepTasks, step_tasks
 from flows.execution.run_record import RunRecord
@@ -29,7 +30,7 @@ from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
 from flows.report.files import render
-from flows.report.prefect_artifacts import failed
+from flows.report.prefect_artifacts import as_flow, failed
 from flows.report.rows import Paired, adjusted, against_base, difference_text, p_text
 from flows.report.summary import evaluated_row
 from flows.report.table import BASE, POLICY, Cell, FittedTable, Row, figures_table
@@ -135,16 +136,24 @@ def evaluate(
             default if the preset has none.
     """
     models = Models(policy, base or None, suite or None)
-    name = f"{preset}-evaluation"
+    name = preset
     try:
         asked = configured(preset, config)
-        name = f"{asked.name}-evaluation"
-        return _evaluate(asked.model_copy(update={"name": name}), models)
+        name = asked.name
+        return _evaluate(asked, models, Session())
     except GebError as error:
-        return failed(error, name)
+        return failed(error, f"{name}-evaluation")
 
 
-def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
+def compare_models(config: RunConfig, models: Models, session: Session) -> ModelComparison:
+    """Compares two models as a flow run of this process; GebError if that fails."""
+    run_name = f"{models.policy} against {models.base or 'base'}"
+    name = f"{config.name}-evaluation"
+    return as_flow("evaluate", run_name, name, lambda: _evaluate(config, models, session))
+
+
+def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelComparison:
+    config = config.model_copy(update={"name": f"{config.name}-evaluation"})
     store = open_store(config.store, create=True)
     if models.suite is not None:
         asked = config.suites.get(models.suite)
@@ -155,7 +164,7 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
             )
         config = config.for_suite(models.suite)
     external = _external(config, models, store)
-    with step_tasks(StepExecutor(config)) as tasks:
+    with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
     found = _read(config, models, artifacts)

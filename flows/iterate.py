@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from prefect.logging import get_run_logger
@@ -10,17 +10,17 @@ from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
-from flows.execution.observer import OBSERVERS
+from flows.execution.observer import Session
 from flows.execution.plan import plan
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import OneOf, RunOverrides
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
-from flows.pipeline.step import Step
+from flows.pipeline.step import Step, no_step
 from flows.report import html
 from flows.report.prefect_artifacts import (
     failed,
@@ -82,28 +82,53 @@ def iterate(
             name, and a seed of its own.
     """
     asked: RunConfig | None = None
+    try:
+        asked = _asked(preset, config, fresh)
+        publish_configuration(asked, preset)
+        run = resolve_run(asked)
+    except GebError as error:
+        return failed(error, asked.name if asked else preset)
+    return _execute(run, Session())
+
+
+def execute(run: ResolvedRun, session: Session) -> RunResult:
+    """Computes what the store lacks of a run, as a flow run of this process.
+
+    Raises:
+        GebError: The run failed.
+    """
+
+    def call() -> RunResult | State[Any]:
+        publish_configuration(run.config, NO_PRESET)
+        return _execute(run, session)
+
+    return stage_flow("iterate", lambda: telling_name(run.config))(call)()
+
+
+def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
+    config = run.config
     executor: StepExecutor | None = None
     # Before its configuration is on record a run cannot be resumed.
     resume: str | None = None
     try:
-        asked = _asked(preset, config, fresh)
-        publish_configuration(asked, preset)
-        ready = _checked(asked)
-        with recorded_attempt(ready.record, lambda: _put_on_record(asked, ready.record)):
+        label(config)
+        try_own_code(config)
+        ready = StepExecutor(config, session.observers, run.recompute)
+        with recorded_attempt(ready.record, lambda: _put_on_record(run, ready.record)):
             executor = ready
-            resume = resume_command(asked.name, asked.store)
-            return _run(asked, executor)
+            resume = resume_command(config.name, config.store)
+            return _run(run, executor, session)
     except GebError as error:
         if executor is not None and not isinstance(error, RunCancelledError):
-            _report_failure(executor.record)
-        return failed(error, asked.name if asked else preset, resume)
+            _report_failure(executor.record, config)
+        return failed(error, config.name, resume)
 
 
-def _report_failure(record: RunRecord) -> None:
+def _report_failure(record: RunRecord, config: RunConfig) -> None:
     """Writes the report anew: the page of an earlier attempt may speak of success."""
     # If the store failed, the run's own error is the one to report.
     with contextlib.suppress(StoreError):
-        html.write(record, summarise(record))
+        html.write(record, summarise(record, config))
 
 
 def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
@@ -112,37 +137,21 @@ def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
     return fresh_run(found, start) if fresh and start is not None else found
 
 
-def iterate_resolved(config: RunConfig) -> RunResult:
-    """Calls the flow with a configuration that was read already, for programs.
-
-    Observers, steps to compute again and resolved inputs are those of the present block.
-
-    Raises:
-        GebError: The run failed.
-    """
-    return iterate(NO_PRESET, config.to_values())
+def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:
+    run = replace(run, recompute=no_step)
+    record.start(run.config, lambda: {line.step: line.key for line in plan(run)})
 
 
-def _checked(config: RunConfig) -> StepExecutor:
-    """Checks what can be checked before the first stage."""
-    label(config)
-    try_own_code(config)
-    return StepExecutor(config)
-
-
-def _put_on_record(config: RunConfig, record: RunRecord) -> None:
-    record.start(config, lambda: {each.step: each.key for each in plan(config)})
-
-
-def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
+def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResult:
     record = executor.record
-    with tracked(config, record, _warn(config.name)) as track:
+    config = run.config
+    with tracked(config, record, _warn(config.name, session)) as track:
 
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.
             if step.params.writes_registry:
                 try:
-                    summary = summarise(record)
+                    summary = summarise(record, config)
                 except FileNotFoundError:
                     # `--from` has just set aside what it was about to read, of a later iteration,
                     # whose own end shows the table.
@@ -150,21 +159,21 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
                 publish_table(summary, step.iteration)
                 track(summary)
 
-        with step_tasks(executor, show_iteration) as tasks:
-            for step in all_steps(config):
+        with step_tasks(executor, session, show_iteration) as tasks:
+            for step in run.steps:
                 tasks.submit(step)
             tasks.wait()
-        summary = summarise(record)
+        summary = summarise(record, config)
         report = html.write(record, summary)
         publish(summary, report)
         track(summary)
     return RunResult(summary, report)
 
 
-def _warn(run: str) -> Callable[[str], None]:
+def _warn(run: str, session: Session) -> Callable[[str], None]:
     def warn(message: str) -> None:
         get_run_logger().warning(message)
-        for each in OBSERVERS.get():
-            each.run_warning(run, message)
+        for observer in session.observers:
+            observer.run_warning(run, message)
 
     return warn

@@ -9,15 +9,16 @@ from typing import Any
 
 from prefect.states import State
 
-from flows.execution.cancellation import interruptible_together, stage_flow
-from flows.execution.observer import OBSERVERS
-from flows.iterate import NOTHING, Preset, iterate_resolved
+from flows.execution.cancellation import stage_flow
+from flows.execution.observer import Session
+from flows.iterate import NOTHING, Preset, execute
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
-from flows.report.prefect_artifacts import failed, publish_comparison
+from flows.report.prefect_artifacts import as_flow, failed, publish_comparison
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.store.opening import open_store
@@ -50,19 +51,25 @@ def sweep(
     """
     try:
         planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
-        return _sweep(name, planned, parallel_runs)
+        return _sweep(name, planned, parallel_runs, Session())
     except GebError as error:
         return failed(error, name)
 
 
-def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Comparison:
-    """Runs all cells, as flow runs below the present one.
+def sweep_cells(
+    name: str, planned: Sequence[Cell], parallel_runs: int, session: Session
+) -> Comparison:
+    """Runs and compares all cells, as a flow run of this process.
 
     Raises:
         GebError: A run failed; the others went to their ends, and the comparison has them.
     """
+    return as_flow("sweep", name, name, lambda: _sweep(name, planned, parallel_runs, session))
+
+
+def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int, session: Session) -> Comparison:
     store = open_store(planned[0].config.store, create=True)
-    findings = run_cells(planned, parallel_runs, name)
+    findings = run_cells(planned, parallel_runs, session, name)
     labels = {
         each.cell.config.name: each.cell.label() if each.cell.fields else name for each in findings
     }
@@ -91,7 +98,9 @@ class Finding:
     error: str = ""
 
 
-def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep") -> list[Finding]:
+def run_cells(
+    planned: Sequence[Cell], parallel_runs: int, session: Session, sweep: str = "sweep"
+) -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
     An interrupt or a cancellation starts no further cell, and stops those that run. Observers hear
@@ -106,28 +115,25 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
 
     def run(cell: Cell) -> Finding:
         try:
-            found = Finding(cell, iterate_resolved(cell.config).summary)
+            found = Finding(cell, execute(resolve_run(cell.config), session).summary)
         except RunCancelledError:
             raise
         except GebError as error:
             found = Finding(cell, None, str(error))
         message = f"{next(ended)} of {len(planned)} runs have ended"
-        for each in OBSERVERS.get():
-            each.sweep_moved(sweep, message)
+        for observer in session.observers:
+            observer.sweep_moved(sweep, message)
         return found
 
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.
         return [run(cell) for cell in planned]
-    with (
-        interruptible_together() as interrupted,
-        ThreadPoolExecutor(max_workers=parallel_runs) as pool,
-    ):
+    with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
         # Each thread needs the flow run's context to be below it.
         futures = [pool.submit(copy_context().run, run, cell) for cell in planned]
         try:
             return [future.result() for future in futures]
         except BaseException:
-            interrupted.set()
+            session.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

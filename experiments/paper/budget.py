@@ -17,7 +17,7 @@ from experiments.study import (
     tuning_runs,
 )
 from flows.execution.plan import plan
-from flows.pipeline.algorithm import unread_steps
+from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
 from flows.planning.estimate import Rates, StepEstimate, estimate, measured_rates
@@ -58,7 +58,7 @@ def budget(
     rates: Rates | None = None
     for config in configs:
         try:
-            planned = plan(config) if hub_asked else []
+            planned = plan(resolve_run(config)) if hub_asked else []
         except HubUnreachableError:
             # That takes a while to find out: once is enough.
             hub_asked = False
@@ -66,7 +66,7 @@ def budget(
         steps = unread_steps(config)
         # All cells have one store.
         rates = measured_rates(open_store(config.store)) if rates is None else rates
-        costs = estimate(config, planned, steps, rates).steps
+        costs = estimate(config, steps, planned, rates).steps
         different |= zip(identities(steps), costs, strict=True)
         num_steps += len(steps)
     todo = [each for each in different.values() if not each.cached]

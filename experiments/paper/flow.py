@@ -13,6 +13,7 @@ from experiments.paper.options import Judge, Kappa, Scale
 from experiments.paper.report import WrittenReport, write_report
 from experiments.paper.tables import Findings, paper_rows
 from flows.execution.cancellation import stage_flow
+from flows.execution.observer import Session
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING
 from flows.pipeline.form import SharedOverrides
@@ -51,17 +52,19 @@ def paper(
         judge: The judge of AlpacaEval and coherence; unset, both are left out.
         config: What is to differ from the cells' configurations in all runs.
     """
+    name = f"paper-{scale}"
     try:
         cells = partial(paper_rows, scale, kappa=kappa, judge=judge)
-        return compute(f"paper-{scale}", scale, cells, only, seeds, parallel_runs, config)
+        return compute(name, scale, cells, Session(), only, seeds, parallel_runs, config)
     except GebError as error:
-        return failed(error, f"paper-{scale}")
+        return failed(error, name)
 
 
 def compute(
     name: str,
     scale: Scale,
     cells: Callable[[Sequence[str]], list[study.Row]],
+    session: Session,
     only: Sequence[str] = (),
     seeds: int | None = None,
     parallel_runs: int = 1,
@@ -77,11 +80,11 @@ def compute(
     store = open_store(store_of(config), create=True)
     asked = cells(only)
     rows = cells(_ALL)
-    errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)
+    errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, session)
     tuning = study.finished(study.tuning_runs(rows, config))
     chosen = study.choose(tuning, study.mean_rewards(tuning))
     runs = study.reported_runs(asked, config, chosen, seeds)
-    errors |= _compute(runs, parallel_runs)
+    errors |= _compute(runs, parallel_runs, session)
     reported = study.finished(study.reported_runs(rows, config, chosen))
     found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
     written = write_report(store, name, found)
@@ -100,10 +103,12 @@ def compute(
     return written
 
 
-def _compute(runs: Sequence[study.StudyRun], parallel_runs: int) -> dict[str, str]:
+def _compute(
+    runs: Sequence[study.StudyRun], parallel_runs: int, session: Session
+) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
     cells = {each.name: each.cell for each in runs}
     for each in study.finished(runs):
         cells.pop(each.name, None)
-    found = run_cells(list(cells.values()), parallel_runs)
+    found = run_cells(list(cells.values()), parallel_runs, session)
     return {each.cell.config.name: each.error for each in found if each.summary is None}

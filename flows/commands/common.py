@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,13 +23,14 @@ from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.presets import DEFAULT_STORE
-from flows.pipeline.step import Step
+from flows.pipeline.step import Step, StepFilter, no_step
 from flows.standing.home import Home
 from stages.contract.errors import StoreError, UserError
 from stages.store.opening import location_of, open_store
 
 if TYPE_CHECKING:
     # It takes scipy and matplotlib, which most commands do without.
+    from flows.execution.observer import Session
     from flows.report.comparison import Comparison
 
 _WIDE_COLUMNS = 200
@@ -115,9 +116,7 @@ def configured_run(store: str, run: str) -> RunConfig:
     return config.model_copy(update={"store": location_of(store)})
 
 
-def forced_from(
-    stage: str | None, iteration: int | None, iterations: int
-) -> Callable[[Step], bool]:
+def forced_from(stage: str | None, iteration: int | None, iterations: int) -> StepFilter:
     """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
 
     Without a stage these are no steps; without an iteration they begin in the first.
@@ -132,7 +131,7 @@ def forced_from(
                 f"--iteration {iteration} without --from",
                 "name the stage to compute again: --from train",
             )
-        return lambda step: False
+        return no_step
     if stage not in order:
         raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
     if stage in BEFORE_ITERATIONS and iteration is not None:
@@ -148,9 +147,7 @@ def forced_from(
     first = (0 if stage in BEFORE_ITERATIONS else iteration or 1, order.index(stage))
 
     def forced(step: Step) -> bool:
-        # `iteration-1/evaluate/generate/0` is a part of the evaluation.
-        part = next(each for each in step.name.split("/") if each in order)
-        return (step.iteration, order.index(part)) >= first
+        return (step.iteration, order.index(step.part or step.stage)) >= first
 
     return forced
 
@@ -169,7 +166,7 @@ def watched(as_json: bool) -> Console:
 @contextmanager
 def prefect_session(
     store: str, run: str, as_json: bool, num_steps: int | None = None
-) -> Iterator[None]:
+) -> Iterator[Session]:
     """A Prefect server for the flows of the block, and a display of their steps.
 
     SIGTERM ends the block as Ctrl-C does. A server that is started here has its log in the folder
@@ -177,9 +174,8 @@ def prefect_session(
     """
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from flows.execution.cancellation import interruptible_together
     from flows.execution.console import ConsoleObserver, LineObserver
-    from flows.execution.observer import observing
+    from flows.execution.observer import Session
     from flows.standing.server import ensure_prefect_server
 
     shown = watched(as_json)
@@ -190,8 +186,9 @@ def prefect_session(
             said = f"`geb up` is at {standing.ui}; to see runs there: {standing.exports}"
             shown.print(said, soft_wrap=True)
     observer = ConsoleObserver(shown, num_steps) if num_steps else LineObserver(shown)
-    with interruptible_together() as interrupted, _set_by_signals(interrupted), observing(observer):
-        yield
+    session = Session([observer])
+    with _set_by_signals(session.stop), observer:
+        yield session
 
 
 @contextmanager

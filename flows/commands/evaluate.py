@@ -19,8 +19,8 @@ from flows.commands.common import (
     prefect_session,
 )
 from flows.execution.plan import plan
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.presets import NO_PRESET
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 
@@ -57,10 +57,11 @@ def evaluate(
     evaluation = settings.for_suite(suite).evaluation if suite else settings.evaluation
     # Prompts, both models' samples and their scores, and the metrics.
     num_steps = 2 + 4 * evaluation.num_shards
-    with prefect_session(settings.store, f"{settings.name}-evaluation", as_json, num_steps):
-        from flows.evaluate import evaluate as evaluate_flow
+    name = f"{settings.name}-evaluation"
+    with prefect_session(settings.store, name, as_json, num_steps) as session:
+        from flows.evaluate import Models, compare_models
 
-        found = evaluate_flow(policy, base or "", suite or "", NO_PRESET, settings.to_values())
+        found = compare_models(settings, Models(policy, base, suite), session)
     lines = [f"metrics  {found.artifact}", f"page     {found.page}"]
     tests = [found.tests()] if found.differences else []
     answer(as_json, found.to_json(), Text(found.verdict()), found.table(), *tests, *lines)
@@ -92,11 +93,10 @@ def sweep(
     if dry_run:
         _show_runs(planned, as_json)
         return
-    with prefect_session(settings.store, title, as_json):
-        from flows.sweep import sweep as sweep_flow
+    with prefect_session(settings.store, title, as_json) as session:
+        from flows.sweep import sweep_cells
 
-        whole = settings.to_values()
-        found = sweep_flow(title, grid or [], _seeds(seeds), parallel_runs, NO_PRESET, whole)
+        found = sweep_cells(title, planned, parallel_runs, session)
     answer_comparison(as_json, found)
 
 
@@ -112,7 +112,7 @@ def _seeds(text: str) -> list[int]:
 def _show_runs(planned: list[Cell], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for cell in planned:
-        actions = [line.action for line in plan(cell.config)]
+        actions = [line.action for line in plan(resolve_run(cell.config))]
         rows.append(
             {
                 "run": cell.config.name,

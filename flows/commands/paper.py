@@ -1,5 +1,6 @@
 """Commands ``geb paper`` and ``geb bandit``: the experiments of the paper."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -86,10 +87,16 @@ def paper(
         return
     watched(as_json).print(escape("\n".join(lines)))
     quiet_prefect()
-    from experiments.paper.flow import paper as paper_flow
+    from experiments.paper.flow import compute
+    from flows.report.prefect_artifacts import as_flow
 
-    with prefect_session(store_of(laid_over), f"paper-{scale}", as_json):
-        written = paper_flow(scale, only or [], seeds, parallel_runs, kappa, asked, laid_over)
+    name = f"paper-{scale}"
+    make_rows = partial(paper_rows, scale, kappa=kappa, judge=asked)
+    with prefect_session(store_of(laid_over), name, as_json) as session:
+        computed = partial(
+            compute, name, scale, make_rows, session, only or (), seeds, parallel_runs, laid_over
+        )
+        written = as_flow("paper", f"paper, {scale} scale", name, computed)
     if out is not None:
         written.copy_to(out)
     found = written.document

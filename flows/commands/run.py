@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
@@ -31,11 +31,11 @@ from flows.commands.common import (
     watched,
 )
 from flows.commands.terminal import messages
-from flows.execution.observer import StepFilter
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
+from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
@@ -45,16 +45,6 @@ from stages.store.opening import open_store
 
 if TYPE_CHECKING:
     from flows.report.summary import Summary
-
-SampledPrompts = Annotated[
-    int | None,
-    typer.Option(
-        "--sample",
-        metavar="PROMPTS",
-        min=1,
-        help="Sample the base on this many prompts, score them, and count those with a winner.",
-    ),
-]
 
 
 def run(
@@ -90,30 +80,11 @@ def plan(
     store: ConfigStore = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = None,
-    sample: SampledPrompts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would reuse, compute, and why, and its cost; or try its task on prompts."""
+    """Show what a run would reuse, compute, and why, and its cost."""
     asked = configured(config, overrides, runner, store)
-    lines = planned(asked, forced_from(from_stage, from_iteration, asked.iterations))
-    _check_before(asked, lines)
-    if sample:
-        _show_trial(asked, sample, as_json)
-    else:
-        _show_plan(asked, lines, as_json)
-
-
-def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
-    from flows.execution.console import LineObserver
-    from flows.execution.observer import observing
-    from flows.execution.sampling_trial import try_sampling
-
-    with observing(LineObserver(watched(as_json))):
-        trial = try_sampling(config, prompts)
-    warning = trial.warning()
-    answer(as_json, dataclasses.asdict(trial) | {"warning": warning}, trial.sentence())
-    if warning is not None:
-        _warn(warning)
+    _run(asked, from_stage, from_iteration, True, as_json)
 
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -135,21 +106,16 @@ def _run(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    forced = forced_from(from_stage, from_iteration, config.iterations)
-    lines = planned(config, forced)
-    _check_before(config, lines)
-    if dry_run:
-        _show_plan(config, lines, as_json)
-    else:
-        _execute(config, lines, forced, as_json)
-
-
-def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
-    """Tries code of the user's, which it may refuse, and warns of settings that cannot work."""
+    resolved = resolve_run(config, forced_from(from_stage, from_iteration, config.iterations))
+    lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
-    for warning in cautions(config) if "train" in to_run else ():
+    for warning in cautions(resolved) if "train" in to_run else ():
         _warn(warning)
+    if dry_run:
+        _show_plan(resolved, lines, as_json)
+    else:
+        _execute(resolved, lines, as_json)
 
 
 def _warn(said: str) -> None:
@@ -157,27 +123,24 @@ def _warn(said: str) -> None:
     messages().print(f"[bold yellow]warning[/] {escape(said)}")
 
 
-def _execute(
-    config: RunConfig, lines: list[PlannedStep], forced: StepFilter, as_json: bool
-) -> None:
+def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
+    config = resolved.config
     counts = Counter(line.action for line in lines)
     shown = watched(as_json)
     shown.print(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
-    expected = estimate(config, lines)
+    expected = estimate(config, resolved.steps, lines)
     for warning in expected.warnings:
         _warn(warning)
     for line in cost_lines(expected):
         shown.print(line)
-    with prefect_session(config.store, config.name, as_json, len(lines)):
-        from flows.execution.observer import recomputing
-        from flows.iterate import iterate_resolved
+    with prefect_session(config.store, config.name, as_json, len(lines)) as session:
+        from flows.iterate import execute
 
         try:
-            with recomputing(forced):
-                result = iterate_resolved(config)
+            result = execute(resolved, session)
         except BaseException as error:
             if _is_on_record(config):
                 shown.print(f"finished steps are kept; {_how_to_go_on(config, error)}")
@@ -222,8 +185,8 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 """Style of a verdict on a terminal."""
 
 
-def _show_plan(config: RunConfig, lines: list[PlannedStep], as_json: bool) -> None:
-    expected = estimate(config, lines)
+def _show_plan(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
+    expected = estimate(resolved.config, resolved.steps, lines)
     for warning in expected.warnings:
         _warn(warning)
     columns = (Column(name, overflow="fold") for name in ("step", "action", "why", "key"))

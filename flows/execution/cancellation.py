@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -32,44 +31,29 @@ R = TypeVar("R")
 _POLL_SECONDS = 2.0
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
 _LOGGER = logging.getLogger(__name__)
-_interrupts: ContextVar[tuple[threading.Event, ...]] = ContextVar("interrupts", default=())
 
 
 @contextmanager
-def interruptible_together() -> Iterator[threading.Event]:
-    """Runs of the block, and of threads that got a copy of its context, stop once the event is set.
-
-    A signal interrupts the main thread alone, and there its exception may end in a destructor or a
-    callback, which only print it.
-    """
-    interrupted = threading.Event()
-    token = _interrupts.set((*_interrupts.get(), interrupted))
-    try:
-        yield interrupted
-    finally:
-        _interrupts.reset(token)
-
-
-@contextmanager
-def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterator[None]:
+def stops_when_cancelled(
+    stop: Callable[[StepState], None], interrupt: threading.Event, what: str
+) -> Iterator[None]:
     """Stops the work of the block when its flow run, or one that it is part of, is cancelled.
 
-    So does an interrupt that the block's context is told of (:func:`interruptible_together`).
-    ``stop`` is called from another thread, with the state of what it ends.
+    An ``interrupt`` does so, too. ``stop`` is called from another thread, with the state of what it
+    ends.
 
     Raises:
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
-        RunInterruptedError: The context's interrupt came, and not as an exception; likewise.
+        RunInterruptedError: The interrupt came, and not as an exception; likewise.
     """
     ids = _own_flow_runs()
-    interrupts = _interrupts.get()
     ended = threading.Event()
     found: list[RunCancelledError] = []
 
     def poll() -> None:
         with get_client(sync_client=True) as client:
             while not ended.wait(_POLL_SECONDS):
-                if any(each.is_set() for each in interrupts):
+                if interrupt.is_set():
                     found.append(RunInterruptedError(f"{what} was interrupted"))
                     stop("stopped")
                     return

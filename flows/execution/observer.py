@@ -1,9 +1,9 @@
-"""Observers of runs, and steps to compute again, each set for a block of code."""
+"""Observers of runs, and the session of a command or flow that has them."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from flows.execution.run_record import RunRecord, State, StepRecord
@@ -44,55 +44,29 @@ class Observer:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
 
 
-OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
-"""The observers of the present block, the outermost first."""
+@dataclass(frozen=True)
+class Session:
+    """Observers of the runs that a command or a flow starts, and the event that stops them all.
 
-
-@contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Adds an observer for the block, and for threads that start with a copy of its context.
-
-    Prefect's task threads do; other threads need ``contextvars.copy_context().run``.
+    A signal interrupts the main thread alone, and there its exception may end in a destructor or a
+    callback, which only print it.
     """
-    token = OBSERVERS.set((*OBSERVERS.get(), observer))
-    try:
-        with observer:
-            yield
-    finally:
-        OBSERVERS.reset(token)
 
-
-StepFilter = Callable[[Step], bool]
-
-
-def no_step(step: Step) -> bool:
-    """Selects no step."""
-    return False
-
-
-FORCED: ContextVar[StepFilter] = ContextVar("forced steps", default=no_step)
-"""The steps that the present block computes, even if the store has them."""
-
-
-@contextmanager
-def recomputing(forced: StepFilter) -> Iterator[None]:
-    """Runs of the block compute the steps that ``forced`` selects, even if the store has them."""
-    token = FORCED.set(forced)
-    try:
-        yield
-    finally:
-        FORCED.reset(token)
+    observers: Sequence[Observer] = ()
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 class StepStatus:
-    """Tells the observers of the present block and the run's record how a step goes."""
+    """Tells observers and the run's record how a step goes."""
 
-    def __init__(self, record: RunRecord, step: Step, request: Request) -> None:
+    def __init__(
+        self, record: RunRecord, step: Step, request: Request, observers: Sequence[Observer]
+    ) -> None:
         self._record = record
         self._step = step
         self._request = request
         self._started = time.time()
-        self._observers = OBSERVERS.get()
+        self._observers = observers
 
     def wanted(self) -> None:
         """The artifact is about to be looked for: `geb gc` leaves alone what a record names."""

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.execution.observer import StepFilter, no_step
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import build_request
-from flows.pipeline.algorithm import walk
-from flows.pipeline.config import RunConfig
-from flows.pipeline.step import Output, Step
+from flows.pipeline.algorithm import ResolvedRun
+from flows.pipeline.step import Step
 from flows.runners.choose import check_place
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields
@@ -31,32 +29,27 @@ class PlannedStep:
     key: str | None
 
 
-def plan(config: RunConfig, forced: StepFilter = no_step) -> list[PlannedStep]:
-    """Walks the algorithm over the store without starting anything.
+def plan(run: ResolvedRun) -> list[PlannedStep]:
+    """Looks for each step of a run in the store; nothing is started.
 
     Raises:
-        UserError: A setting or an input is wrong, also one that only the place of the stages knows.
+        UserError: A setting is wrong that only the place of the stages knows.
     """
+    config = run.config
     check_place(config.execution, config.resources, config.store)
-    planner = _Planner(config, forced)
-    walk(config, planner.do)
-    return planner.lines
+    planner = _Planner(run)
+    return [PlannedStep(step.name, step.stage, *planner.look_up(step)) for step in run.steps]
 
 
 class _Planner:
-    def __init__(self, config: RunConfig, forced: StepFilter) -> None:
-        self._config = config
-        self._store = open_store(config.store, create=True)
-        self._record = RunRecord(self._store, config.name)
-        self._forced = forced
+    def __init__(self, run: ResolvedRun) -> None:
+        self._config = run.config
+        self._store = open_store(run.config.store, create=True)
+        self._record = RunRecord(self._store, run.config.name)
+        self._forced = run.recompute
         self._made: dict[str, Artifact] = {}
-        self.lines: list[PlannedStep] = []
 
-    def do(self, step: Step) -> Output:
-        self.lines.append(PlannedStep(step.name, step.stage, *self._looked_up(step)))
-        return step.output
-
-    def _looked_up(self, step: Step) -> tuple[Action, str, str | None]:
+    def look_up(self, step: Step) -> tuple[Action, str, str | None]:
         """Action for a step, why, and its key."""
         waiting_for = [name for name in step.upstream() if name not in self._made]
         if waiting_for:

@@ -19,7 +19,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
 from flows.execution.cancellation import stops_when_cancelled
-from flows.execution.observer import observing
+from flows.execution.observer import Session
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Output, Step
@@ -52,7 +52,7 @@ _MAX_PENDING = 128
 
 @contextmanager
 def step_tasks(
-    executor: StepExecutor, on_done: Callable[[Step], None] = lambda step: None
+    executor: StepExecutor, session: Session, on_done: Callable[[Step], None] = lambda step: None
 ) -> Iterator[StepTasks]:
     """Tasks of the present flow run; no stage is left running at the end of the block.
 
@@ -60,7 +60,7 @@ def step_tasks(
         RunCancelledError: The flow run was cancelled in Prefect.
     """
     try:
-        with stops_when_cancelled(executor.stop, f"run {executor.config.name}"):
+        with stops_when_cancelled(executor.stop, session.stop, f"run {executor.config.name}"):
             yield StepTasks(executor, on_done)
     finally:
         executor.stop()
@@ -130,8 +130,8 @@ class StepTasks:
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:
-            with observing(PrefectProgress(self._executor.config.name, name)):
-                result = self._executor.execute(self._steps[name], upstream)
+            with PrefectProgress(self._executor.config.name, name) as progress:
+                result = self._executor.execute(self._steps[name], upstream, progress)
         except RefusedError:
             # The others save and end: no retry helps, and a resumed run goes on with them.
             self._is_refused = True

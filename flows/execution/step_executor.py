@@ -2,15 +2,15 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.execution.observer import FORCED, StepStatus
+from flows.execution.observer import Observer, StepStatus
 from flows.execution.run_record import RunRecord, State
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
-from flows.pipeline.step import Output, Source, Step
+from flows.pipeline.step import Output, Source, Step, StepFilter, no_step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.atomic import explain_disk_errors
@@ -82,17 +82,22 @@ def build_request(
 class StepExecutor:
     """Store, runner and record of one run; turns steps into artifacts, from several threads.
 
-    Steps of the block's :func:`flows.execution.observer.recomputing` are computed again although
-    the store has them, once each.
+    Steps that ``recompute`` selects are computed again although the store has them, once each.
     """
 
-    def __init__(self, config: Configured) -> None:
+    def __init__(
+        self,
+        config: Configured,
+        observers: Sequence[Observer] = (),
+        recompute: StepFilter = no_step,
+    ) -> None:
         self.config = config
         self.store = open_store(config.store, create=True)
         self.record = RunRecord(self.store, config.name)
         check_place(config.execution, config.resources, config.store)
         self.runner = make_runner(config.execution)
-        self._forced = FORCED.get()
+        self._observers = observers
+        self._forced = recompute
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._end: State = "stopped"
@@ -113,13 +118,15 @@ class StepExecutor:
         self._stopping.set()
         self.runner.stop_all()
 
-    def execute(self, step: Step, upstream: Mapping[str, Artifact]) -> StepResult:
+    def execute(
+        self, step: Step, upstream: Mapping[str, Artifact], *observers: Observer
+    ) -> StepResult:
         """Finds the artifact of a step in the store, or runs its stage.
 
-        The observers of the present block are told what happens.
+        The step's own ``observers`` hear of it after the run's.
         """
         request = build_request(self.config, self.store, step, upstream)
-        status = StepStatus(self.record, step, request)
+        status = StepStatus(self.record, step, request, (*self._observers, *observers))
         try:
             with explain_disk_errors(self.store.root):
                 status.wanted()

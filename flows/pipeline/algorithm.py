@@ -1,28 +1,84 @@
 """Algorithm 1 of the paper, over steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import unread
+from flows.pipeline.external import External, unread
 from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
 from flows.pipeline.preflight import check_checkpoints, check_environment
-from flows.pipeline.step import Model, Output, Source, Step
+from flows.pipeline.step import Model, Output, Source, Step, StepFilter, no_step
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.pipeline.tracking import check_trackers
 
 Do = Callable[[Step], Output]
 
 
-def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do) -> None:
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run that can start: its configuration and its machine are checked, its inputs found.
+
+    Attributes:
+        inputs: What comes from outside, by :func:`flows.pipeline.inputs.suite_input`.
+        steps: Every step, in an order in which they can be computed.
+        recompute: Selects the steps that are computed even if the store has them.
+    """
+
+    config: RunConfig
+    inputs: Mapping[str, Sequence[External]]
+    steps: Sequence[Step]
+    recompute: StepFilter = no_step
+
+
+def resolve_run(config: RunConfig, recompute: StepFilter = no_step) -> ResolvedRun:
+    """Finds the inputs of a run, checks what it needs of this machine, and lists its steps.
+
+    Raises:
+        UserError: An input is missing, or the machine lacks something.
+        HubUnreachableError: The hub cannot be asked for a revision.
+    """
+    inputs = resolve_inputs(config)
+    check_checkpoints(config, inputs)
+    check_environment(config)
+    check_trackers(config.tracking)
+    return ResolvedRun(config, inputs, _steps(config, inputs), recompute)
+
+
+def unread_steps(config: RunConfig) -> list[Step]:
+    """Every step of a run, in order; its inputs are neither read nor looked for.
+
+    An input from outside stands for itself by its place, not by its content.
+    """
+    return _steps(config, every_input(config, unread_input))
+
+
+def step_names(config: RunConfig) -> list[str]:
+    """Names of a run's steps, in order; its inputs are neither read nor looked for."""
+    return [step.name for step in unread_steps(config)]
+
+
+def _steps(config: RunConfig, inputs: Mapping[str, Sequence[External]]) -> list[Step]:
+    steps: list[Step] = []
+
+    def keep(step: Step) -> Output:
+        steps.append(step)
+        return step.output
+
+    policy = inputs["policy"] or (unread("", "model"),)
+    iterative_geb(config, Steps(config, inputs), policy[0], keep)
+    return steps
+
+
+def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> None:
     """Runs T iterations of generate → score → pair → train → evaluate → promote.
 
-    Without ``start``, the first policy is made by supervised warm start. ``do`` takes a step in
-    hand and returns its output at once; the executor sees to the order that the inputs demand.
+    A supervised warm start, if there is one, makes the first policy of ``start``. ``do`` takes a
+    step in hand and returns its output at once; the executor sees to the order that the inputs
+    demand.
     """
     prompts = do(steps.prepare())
-    first = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
-    assert first is not None
-    base = Model(first)
+    warm = config.inputs.warm_start
+    base = Model(do(steps.warm_start()).at("checkpoint") if warm else start)
     evaluation = steps.for_evaluation()
     test_prompts = prompts.at("test.parquet")
     base_samples = sample_and_score(steps, do, "base", evaluation, base, test_prompts)
@@ -34,7 +90,10 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     policy = reference = base
     history: list[Output] = []
     promoted: Output | None = None
+    do_once = do
     for iteration in range(1, config.iterations + 1):
+        do = _within(do_once, iteration)
+        do_evaluate = _within(do_once, iteration, "evaluate")
         place = f"iteration-{iteration}"
         table = train_prompts[iteration]
         if config.inputs.preferences:
@@ -56,11 +115,18 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
             case int(period) if iteration % period == 0:
                 reference = policy
         evaluate = f"{place}/evaluate"
-        own = sample_and_score(steps, do, evaluate, evaluation, policy, test_prompts, base_samples)
+        own = sample_and_score(
+            steps, do_evaluate, evaluate, evaluation, policy, test_prompts, base_samples
+        )
         metrics = do(steps.evaluate(evaluate, own, base_samples, base, policy))
-        of_suites = _run_suites(config, suites, do, iteration, policy, base, own)
+        of_suites = _run_suites(config, suites, do_evaluate, iteration, policy, base, own)
         gates = metrics.at("metrics.json"), promoted, of_suites
         promoted = do(steps.promote(iteration, policy, *gates))
+
+
+def _within(do: Do, iteration: int, part: str = "") -> Do:
+    """Takes steps in hand as those of an iteration, and of a part of it."""
+    return lambda step: do(replace(step, iteration=iteration, part=part))
 
 
 def sample_and_score(
@@ -143,48 +209,6 @@ def _run_suites(
     return found
 
 
-def walk(config: RunConfig, do: Do) -> None:
-    """Hands every step of a run to ``do``, in an order in which they could be computed."""
-    external = resolve_inputs(config)
-    check_checkpoints(config, external)
-    check_environment(config)
-    check_trackers(config.tracking)
-    start = external["policy"][0] if external["policy"] else None
-    iterative_geb(config, Steps(config, external), start, do)
-
-
-def all_steps(config: RunConfig) -> list[Step]:
-    """Every step of a run, in order."""
-    steps: list[Step] = []
-    walk(config, _keep_in(steps))
-    return steps
-
-
-def unread_steps(config: RunConfig) -> list[Step]:
-    """Every step of a run, in order; its inputs are neither read nor looked for.
-
-    An input from outside stands for itself by its place, not by its content.
-    """
-    external = every_input(config, unread_input)
-    start = external["policy"][0] if external["policy"] else unread("", "model")
-    steps: list[Step] = []
-    iterative_geb(config, Steps(config, external), start, _keep_in(steps))
-    return steps
-
-
-def _keep_in(steps: list[Step]) -> Do:
-    def keep(step: Step) -> Output:
-        steps.append(step)
-        return step.output
-
-    return keep
-
-
-def step_names(config: RunConfig) -> list[str]:
-    """Names of a run's steps, in order; its inputs are neither read nor looked for."""
-    return [each.name for each in unread_steps(config)]
-
-
 def _train_prompts(
     config: RunConfig, steps: Steps, do: Do, iteration: int, base: Model, prompts: Output
 ) -> Output:
@@ -193,6 +217,7 @@ def _train_prompts(
     if config.screen.num_samples == 0:
         return table
     place = f"screen/iteration-{iteration}"
+    do = _within(do, iteration, "screen")
     sampling = steps.for_screening(iteration)
     samples = sample_and_score(steps, do, place, sampling, base, table)
     return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.pipeline.external import External
@@ -66,6 +65,9 @@ class Step:
         inputs: Outputs of earlier steps, and what comes from outside.
         after: Names of steps that must have ended well first, although this one reads nothing of
             theirs: both write to the registry, in this order.
+        iteration: Iteration t; 0 before the iterations.
+        part: Section of the configuration that it works for: the evaluation samples responses, too.
+            Empty for its stage's own.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Step:
     inputs: Mapping[str, Sequence[Source]]
     seed: int = 0
     after: Sequence[str] = ()
+    iteration: int = 0
+    part: str = ""
 
     def __post_init__(self) -> None:
         kinds = {
@@ -94,13 +98,15 @@ class Step:
         """Name of the stage."""
         return self.params.stage
 
-    @property
-    def iteration(self) -> int:
-        """Iteration t, which the name tells; 0 outside of iterations."""
-        found = re.search(r"(?:^|/)iteration-(\d+)(?:/|$)", self.name)
-        return int(found[1]) if found else 0
-
     def upstream(self) -> list[str]:
         """Names of the steps whose artifacts this one reads."""
         sources = [source for group in self.inputs.values() for source in group]
         return list(dict.fromkeys(each.step for each in sources if isinstance(each, Output)))
+
+
+StepFilter = Callable[[Step], bool]
+
+
+def no_step(step: Step) -> bool:
+    """Selects no step."""
+    return False

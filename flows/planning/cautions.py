@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
+from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import resolve_input
 from flows.planning import sizes
 
 # Below it an iteration's training is hardly more than its warm-up.
@@ -15,15 +15,14 @@ _SMALL_MOVE = 1e-5
 _FEW_PROMPTS = 64
 
 
-def cautions(config: RunConfig) -> Iterator[str]:
+def cautions(run: ResolvedRun) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
+    config = run.config
     own = config.inputs.test_prompts
-    data = sizes.rows_of(
-        [resolve_input(config, None, "prompts", place) for place in config.inputs.prompts]
-    )
+    data = sizes.rows_of(run.inputs["prompts"])
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
-    test = sizes.rows_of([resolve_input(config, None, "test_prompts", own)] if own else [])
+    test = sizes.rows_of(run.inputs["test_prompts"])
     held_out = sizes.held_out_prompts(config, test)
     # None at all is an error of `prepare`.
     if 0 < held_out < _FEW_PROMPTS:

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.execution.plan import PlannedStep
 from flows.execution.run_record import RunRecord, runs
-from flows.pipeline.algorithm import all_steps, unread_steps
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Step
 from flows.planning.cost import GB, GPUS, MEMORY_SHARE, UTILISATION, Device, this_cpu
@@ -101,21 +101,20 @@ class Estimate:
 
 def estimate(
     config: RunConfig,
+    steps: Sequence[Step],
     planned: Sequence[PlannedStep],
-    steps: Sequence[Step] | None = None,
     rates: Rates | None = None,
 ) -> Estimate:
     """Estimates a run without starting anything.
 
     Args:
         config: The run.
+        steps: Its steps.
         planned: Its plan, which says what the store has.
-        steps: Its steps; unset, its inputs are read to list them.
         rates: Measured rates; unset, the rates of the store's last runs.
     """
     store = open_store(config.store)
     cached = {line.step for line in planned if line.action == "reuse"}
-    steps = all_steps(config) if steps is None else steps
     rates = measured_rates(store) if rates is None else rates
     works = work_of_steps(config, store, steps)
     estimates = [

@@ -1,8 +1,8 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
 import base64
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import yaml
 from matplotlib.figure import Figure
@@ -13,6 +13,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Failed, State
 
+from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
@@ -20,6 +21,8 @@ from flows.report.plots import draw, png
 from flows.report.summary import Summary
 from flows.report.verdict import verdict
 from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
+
+R = TypeVar("R")
 
 # All of it is in the log file that the message names.
 _SHOWN_LINES = 20
@@ -102,6 +105,22 @@ def _drawings(figures: Mapping[str, Figure]) -> Iterator[str]:
 def image_address(content: bytes) -> str:
     """A PNG image as an address that holds it whole."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def as_flow(flow: str, run_name: str, name: str, call: Callable[[], R | State[Any]]) -> R:
+    """Calls a function as a flow run of this process; a failure's artifact has the ``name``.
+
+    Raises:
+        GebError: The call raised it.
+    """
+
+    def guarded() -> R | State[Any]:
+        try:
+            return call()
+        except GebError as error:
+            return failed(error, name)
+
+    return stage_flow(flow, lambda: run_name)(guarded)()
 
 
 @survives_outage

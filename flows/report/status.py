@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.execution.run_record import Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import step_names
+from flows.pipeline.config import RunConfig
 from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.store.base import Store
@@ -152,12 +153,15 @@ class RunStatus:
         }
 
 
-def run_status(record: RunRecord) -> RunStatus:
-    """Reads the state of a run from its record, its artifacts' manifests and its logs."""
+def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
+    """Reads the state of a run from its record, its artifacts' manifests and its logs.
+
+    Unset, ``config`` is the run's own.
+    """
     tried = attempts(record)
     last = tried[-1] if tried else None
     try:
-        names = step_names(record.config())
+        names = step_names(config or record.config())
     except UserError:
         # Another version wrote the run: what is on record is all that is known.
         names = []

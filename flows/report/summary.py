@@ -116,7 +116,7 @@ def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
     """
     config = config or record.config()
     found = Summary(run=record.name, config=config, store=record.store.location)
-    found.status = run_status(record)
+    found.status = run_status(record, config)
     for step in record.steps():
         if step.state in ("done", "reused"):
             try:

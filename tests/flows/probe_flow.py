@@ -1,6 +1,7 @@
 """A flow of probe stages: as quick as orchestration can be, for tests of what surrounds a stage."""
 
 from flows.execution.cancellation import stage_flow
+from flows.execution.observer import Session
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
@@ -35,7 +36,7 @@ class ProbeConfig(Settings):
 @stage_flow("probes", "{config.name}")
 def probes(config: ProbeConfig) -> None:
     """Runs the probes."""
-    with step_tasks(StepExecutor(config)) as tasks:
+    with step_tasks(StepExecutor(config), Session()) as tasks:
         for number, params in enumerate(config.probes):
             tasks.submit(Step(f"probe/{number}", params, {}, seed=number))
         tasks.wait()

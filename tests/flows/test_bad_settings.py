@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from flows.commands.common import forced_from
 from flows.execution.plan import plan
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.strict_yaml import unusable
@@ -138,7 +139,7 @@ def test_a_missing_interpreter_is_found_by_the_plan(tmp_path: Path, interpreter:
     place = interpreter.format(file=tmp_path / "python")
     asked = [f"store={tmp_path / 'store'}", f"execution.interpreters={{evaluate: {place}}}"]
     with pytest.raises(UserError, match="no Python interpreter at") as caught:
-        plan(load_config(QUICKSTART, asked))
+        plan(resolve_run(load_config(QUICKSTART, asked)))
     assert place in caught.value.message
     assert "execution.interpreters" in caught.value.remedy
 
@@ -152,7 +153,11 @@ def test_a_missing_interpreter_is_found_by_the_plan(tmp_path: Path, interpreter:
     ids=["another machine's", "on the path"],
 )
 def test_an_interpreter_that_will_do(tmp_path: Path, execution: str) -> None:
-    assert plan(load_config(QUICKSTART, [f"store={tmp_path / 'store'}", f"execution={execution}"]))
+    assert plan(
+        resolve_run(
+            load_config(QUICKSTART, [f"store={tmp_path / 'store'}", f"execution={execution}"])
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_an_oracle_without_what_it_needs_is_found_by_the_plan(
         "inputs.oracle_model=null",
     ]
     with pytest.raises(UserError, match=missing):
-        plan(load_config(QUICKSTART, asked))
+        plan(resolve_run(load_config(QUICKSTART, asked)))
     assert not (tmp_path / "store/artifacts").exists()
 
 
@@ -220,7 +225,7 @@ def test_a_server_s_address_and_key_are_looked_at_by_the_plan(
     if place != "score":
         asked.append(f"suites.extra.prompts={ROOT / 'data/quickstart/prompts.jsonl'}")
     with pytest.raises(UserError, match=said.format(oracle)) as caught:
-        plan(load_config(QUICKSTART, asked))
+        plan(resolve_run(load_config(QUICKSTART, asked)))
     assert place in str(caught.value)
     assert "SECRET" not in f"{caught.value} {caught.value.remedy}"
 

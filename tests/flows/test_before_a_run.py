@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from flows.commands.cli import app
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
-from flows.execution.sampling_trial import SamplingTrial
 from flows.execution.trial import try_own_code
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import every_input, unread_input
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.digests import digest_of
@@ -25,7 +25,6 @@ from tests.flows.loop import ROOT, geb_ok, geb_refused, started, write_config
 from tests.flows.probes import wait_until
 from tests.flows.records import recorded
 from tests.stage_calls import write_jsonl
-from tests.tiny_models import make_tiny_llama
 
 SCORE = "def score(prompts, responses, references):\n"
 
@@ -43,7 +42,8 @@ def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -
     prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(rows)])
     inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}
     values = {"inputs": inputs, "iterations": 1} | changes
-    return list(cautions(RunConfig.model_validate(values)))
+    config = RunConfig.model_validate(values)
+    return list(cautions(ResolvedRun(config, every_input(config, unread_input), [])))
 
 
 def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numbers(
@@ -68,7 +68,7 @@ def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:
 def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     loaded = load_config(path)
-    [first, *_] = plan(loaded)
+    [first, *_] = plan(resolve_run(loaded))
     assert first.key is not None
     record = RunRecord(open_store(loaded.store), loaded.name)
     recorded(record, first.step, key=first.key, state="failed", message="[/data] is full")
@@ -153,20 +153,20 @@ def test_code_of_one_s_own_is_refused_before_the_first_stage(
 def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     section, field, _ = OWN_CODE[kind]
     with pytest.raises(UserError, match=f"{section}.{field} is 'python', and inputs.{kind}_code"):
-        plan(load_config(write_config(tmp_path, **{section: {field: "python"}})))
+        plan(resolve_run(load_config(write_config(tmp_path, **{section: {field: "python"}}))))
 
 
 def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
     try_own_code(config)
-    train = next(each for each in all_steps(config) if each.name == "iteration-1/train")
+    train = next(each for each in resolve_run(config).steps if each.name == "iteration-1/train")
     [code] = train.inputs["code"]
     assert isinstance(code, FileInput)
     assert code.digest == digest_of(ROOT / "examples/objective.py")
     plain = config.model_copy(
         update={"train": config.train.model_copy(update={"objective": "geb"})}
     )
-    train = next(each for each in all_steps(plain) if each.name == "iteration-1/train")
+    train = next(each for each in resolve_run(plain).steps if each.name == "iteration-1/train")
     assert "code" not in train.inputs
 
 
@@ -232,44 +232,3 @@ def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
     assert len(said) < 4500
     assert "more characters)" in said
     assert "fix the function" in said
-
-
-@pytest.mark.parametrize(
-    ("reward", "winners"),
-    # Which of a prompt's responses comes first decides nothing.
-    [
-        ("float(number == 1)", 3),
-        ("float(number == 1 and prompt[0]['content'] == 'b')", 1),
-        ("1.0", 0),
-        # `pair` makes no pair of a prompt with an unscored response.
-        ("None if number == 1 else 1.0", 0),
-    ],
-)
-def test_a_plan_samples_the_base_and_counts_the_prompts_with_a_winner(
-    tmp_path: Path, reward: str, winners: int
-) -> None:
-    prompts = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": each} for each in "abcd"])
-    code = f"{SCORE}    return [{reward} for number, prompt in zip(NUMBERS, prompts)]\n"
-    policy = make_tiny_llama(tmp_path / "policy", words=[*"abcd"])
-    config = with_oracle(
-        tmp_path,
-        f"NUMBERS = [0, 1, 2, 3] * 9\n{code}",
-        inputs={"policy": str(policy), "warm_start": None, "prompts": str(prompts)},
-        generate={"num_samples": 4, "max_new_tokens": 4},
-        score={"oracle": "python", "max_null_share": 1},
-        prepare={"test_prompts": 1},
-    )
-    done = geb_ok("plan", config, "--sample", "3", "--json")
-    found = json.loads(done.stdout)
-    assert (found["prompts"], found["samples"]) == (3, 4)
-    # The prompt `b` may be the one that is held out.
-    assert found["winners"] in ((0, 1) if winners == 1 else (winners,))
-    assert ("generate.num_samples (4)" in done.stderr) == (found["winners"] <= 1)
-
-
-def test_a_trial_warns_if_less_than_half_of_the_prompts_have_a_winner() -> None:
-    few = SamplingTrial(prompts=10, samples=4, winners=4)
-    assert "raise generate.num_samples (4)" in str(few.warning())
-    assert few.sentence() == "4 of 10 prompts have a winner among the base's 4 samples"
-    enough = SamplingTrial(prompts=10, samples=4, winners=5)
-    assert enough.warning() is None

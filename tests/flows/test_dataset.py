@@ -6,7 +6,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from flows.pipeline.algorithm import all_steps, step_names
+from flows.pipeline.algorithm import resolve_run, step_names
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
@@ -38,7 +38,7 @@ def test_preferences_take_the_place_of_samples_and_name_the_prompts(
     assert config.inputs.prompts == (str(preferences),)
     names = step_names(config)
     assert not [name for name in names if name.startswith(("iteration-1/gen", "iteration-1/sc"))]
-    paired = [each for each in all_steps(config) if each.stage == "preferences"]
+    paired = [each for each in resolve_run(config).steps if each.stage == "preferences"]
     assert [each.name for each in paired] == ["iteration-1/pair", "iteration-2/pair"]
     # One tokenizer, the base's: another policy does not make the pairs anew.
     assert inputs(paired[1])["policy"] == inputs(paired[0])["policy"] == ["sft:checkpoint"]

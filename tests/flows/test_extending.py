@@ -13,7 +13,7 @@ import stages.prepare.run
 from flows.commands.common import forced_from
 from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.algorithm import Do, all_steps, walk
+from flows.pipeline.algorithm import Do, resolve_run
 from flows.pipeline.config import RunConfig, StageSettings
 from flows.pipeline.loading import load_config, load_settings
 from flows.pipeline.placement import Execution, resources_of
@@ -77,7 +77,8 @@ class ToyConfig(RunConfig):
 
 def toy(self: Steps, iteration: int, prompts: Output) -> Step:
     params = self._config.toy
-    return Step(f"iteration-{iteration}/toy", params, {"prompts": [prompts]})
+    inputs = {"prompts": [prompts]}
+    return Step(f"iteration-{iteration}/toy", params, inputs, iteration=iteration)
 
 
 def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
@@ -138,28 +139,24 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
 
 
 def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> None:
-    assert [(line.stage, line.action) for line in plan(toy_run)] == [
+    assert [(line.stage, line.action) for line in plan(resolve_run(toy_run))] == [
         ("prepare", "run"),
         ("toy", "run"),
         ("toy", "run"),
     ]
     session = StepExecutor(toy_run)
     made: dict[str, Artifact] = {}
-
-    def do(step: Step) -> Output:
+    for step in resolve_run(toy_run).steps:
         made[step.name] = session.execute(step, made).artifact
-        return step.output
-
-    walk(toy_run, do)
     assert num_rows(made["iteration-2/toy"].file("first.parquet")) == 3
-    assert {line.action for line in plan(toy_run)} == {"reuse"}
+    assert {line.action for line in plan(resolve_run(toy_run))} == {"reuse"}
     # Image, resources and --from follow from the declarations.
     request = ToyPlace.requests[-1]
     tags = image_tags(request.image, gpus=request.resources.gpus)
     assert tags == [f"geb-core:{geb_version()}"]
     assert request.resources.cpus == 2
     forced = forced_from("toy", 2, iterations=2)
-    assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
+    assert [step.name for step in resolve_run(toy_run).steps if forced(step)] == ["iteration-2/toy"]
 
 
 # The place that docs/operations.md shows: it starts stages as child processes of this one.
@@ -188,7 +185,7 @@ def test_a_runner_of_another_package_is_an_entry_point(
         config, ["execution.runner=children", "execution.runner_settings={queue: a}"]
     )
     executor = StepExecutor(chosen)
-    step = next(iter(all_steps(chosen)))
+    step = next(iter(resolve_run(chosen).steps))
     artifact = executor.execute(step, {}).artifact
     executor.stop()
     [log] = executor.store.log_path(artifact.manifest.stage, artifact.manifest.key).glob("*.log")

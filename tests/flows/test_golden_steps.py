@@ -7,7 +7,7 @@ CHANGELOG.md: what is computed again, and why.
 
 from pathlib import Path
 
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from flows.pipeline.step import Output, Source, Step
 from stages.contract.request import FileInput
@@ -38,5 +38,5 @@ def line(step: Step) -> str:
 
 
 def test_steps_seeds_and_inputs_are_as_written_down():
-    steps = all_steps(load_config(ROOT / "configs/quickstart.yaml", OVERRIDES))
+    steps = resolve_run(load_config(ROOT / "configs/quickstart.yaml", OVERRIDES)).steps
     assert [line(step) for step in steps] == GOLDEN.read_text().splitlines()

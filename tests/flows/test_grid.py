@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from flows.execution.observer import Session
 from flows.iterate import telling_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import cells, parse_axes
@@ -59,7 +60,7 @@ def test_a_name_that_is_no_folder_of_the_store_is_refused(name: str) -> None:
 
 def test_no_runs_at_a_time_are_refused() -> None:
     with pytest.raises(UserError, match="parallel_runs is 0"):
-        run_cells([], 0)
+        run_cells([], 0, Session())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from flows.pipeline.step import Output, Step
 from tests.flows.loop import ROOT, inputs
@@ -32,7 +32,7 @@ PAIR_DATA = {
 
 def steps_of(*overrides: str) -> dict[str, Step]:
     config = load_config(ROOT / "configs/quickstart.yaml", ["iterations=3", *overrides])
-    return {step.name: step for step in all_steps(config)}
+    return {step.name: step for step in resolve_run(config).steps}
 
 
 @pytest.mark.parametrize("pair_data", PAIR_DATA)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.execution.run_record import RunRecord
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.base import Store
@@ -50,7 +50,7 @@ def test_a_wrong_setting_is_refused_by_the_plan(
     tmp_path: Path, change: str, parts: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
-        all_steps(load_config(write_config(tmp_path), [change]))
+        resolve_run(load_config(write_config(tmp_path), [change]))
     for part in parts:
         assert part in f"{caught.value.message} {caught.value.remedy}"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from stages.contract import number_types
 
@@ -71,5 +71,5 @@ def test_a_suite_follows_as_the_run_does(flag):
 
 
 def test_no_step_is_left_with_auto(flag):
-    for step in all_steps(load_config(QUICKSTART, AUTO)):
+    for step in resolve_run(load_config(QUICKSTART, AUTO)).steps:
         assert "auto" not in step.params.result_fields().values(), step.name

@@ -1,14 +1,13 @@
-"""Observers and steps to compute again, set for a block of code around a step's execution."""
+"""Observers of a step's execution, and steps to compute again."""
 
-import threading
-from contextvars import copy_context
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from flows.execution.observer import Observer, observing, recomputing
+from flows.execution.observer import Observer
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.step import Step
+from flows.pipeline.step import Step, StepFilter, no_step
 from stages.contract.errors import UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
@@ -38,46 +37,46 @@ def config(tmp_path: Path, probe_stage: None) -> ProbeConfig:
     return ProbeConfig(store=str(tmp_path / "store"))
 
 
-def execute(config: ProbeConfig, *behaviours: str) -> None:
-    executor = StepExecutor(config)
+def execute(
+    config: ProbeConfig,
+    *behaviours: str,
+    observers: Sequence[Observer] = (),
+    recompute: StepFilter = no_step,
+) -> None:
+    executor = StepExecutor(config, observers, recompute)
     for behaviour in behaviours:
         executor.execute(Step("probe", ProbeParams(behaviour=behaviour), {}), {})
 
 
-def test_every_observer_of_the_block_hears_of_a_step_and_none_afterwards(
-    config: ProbeConfig,
-) -> None:
-    outer, inner = Recorder(), Recorder()
-    with observing(outer):
-        with observing(inner):
-            execute(config, "tell_place")
-        execute(config, "tell_place")
-    execute(config, "tell_place")
-    assert inner.heard[0] == "probe started"
-    assert inner.heard[-1] == "probe done"
-    assert len(inner.heard) > 2, "the stage's own words"
-    assert outer.heard == [*inner.heard, "probe reused"]
+def test_observers_of_a_run_and_of_a_step_hear_of_it(config: ProbeConfig) -> None:
+    of_run, of_step = Recorder(), Recorder()
+    executor = StepExecutor(config, [of_run])
+    step = Step("probe", ProbeParams(behaviour="tell_place"), {})
+    executor.execute(step, {}, of_step)
+    executor.execute(step, {})
+    assert of_step.heard[0] == "probe started"
+    assert of_step.heard[-1] == "probe done"
+    assert len(of_step.heard) > 2, "the stage's own words"
+    assert of_run.heard == [*of_step.heard, "probe reused"]
 
 
-def test_a_failure_is_heard_with_its_reason_also_from_a_thread(config: ProbeConfig) -> None:
+def test_a_failure_is_heard_with_its_reason(config: ProbeConfig) -> None:
     recorder = Recorder()
-
-    def run() -> None:
-        with pytest.raises(UserError):
-            execute(config, "refuse")
-
-    with observing(recorder):
-        thread = threading.Thread(target=copy_context().run, args=(run,))
-        thread.start()
-        thread.join()
+    with pytest.raises(UserError):
+        execute(config, "refuse", observers=[recorder])
     assert recorder.heard[-1].startswith("probe failed probe (probe")
 
 
 def test_a_forced_step_is_computed_again_once_in_a_run(config: ProbeConfig) -> None:
     execute(config, "tell_place")
     recorder = Recorder()
-    with observing(recorder), recomputing(lambda step: step.stage == "probe"):
-        execute(config, "tell_place", "tell_place")
+    execute(
+        config,
+        "tell_place",
+        "tell_place",
+        observers=[recorder],
+        recompute=lambda step: step.stage == "probe",
+    )
     execute(config, "tell_place")
     assert "computed again on purpose" in recorder.heard[0]
     ended = [line for line in recorder.heard if line in ("probe done", "probe reused")]

@@ -71,7 +71,7 @@ def test_the_start_of_a_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cancellation, "present", prefect)
     monkeypatch.setattr(prefect_progress, "_POLL_SECONDS", 0)
     monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext())
-    with cancellation.stops_when_cancelled(lambda state: None, "it"):
+    with cancellation.stops_when_cancelled(lambda state: None, threading.Event(), "it"):
         pass
     assert prefect.asked > 1
 

@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
 from prefect.client.schemas.sorting import TaskRunSort
 
 from flows.execution import step_executor
-from flows.execution.observer import Observer, observing
+from flows.execution.observer import Observer
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
@@ -98,8 +98,7 @@ def executor_with(config: ProbeConfig, runner: Runner, **execution: float) -> St
 
 def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeConfig) -> None:
     runner, heard = Preempting("checkpoint-1", "checkpoint-2", "checkpoint-3"), Heard()
-    with observing(heard):
-        result = executor_with(config, runner).execute(STEP, {})
+    result = executor_with(config, runner).execute(STEP, {}, heard)
     assert result.artifact.path.exists()
     assert heard.calls == [*("started", "preempted") * 3, "started", "done"]
 
@@ -117,8 +116,7 @@ def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(
 
 def test_the_pause_doubles_while_no_checkpoint_comes(config: ProbeConfig) -> None:
     runner, heard = Preempting(*["checkpoint-1"] * 3), Heard()
-    with observing(heard):
-        executor_with(config, runner, retry_delay_seconds=0.05).execute(STEP, {})
+    executor_with(config, runner, retry_delay_seconds=0.05).execute(STEP, {}, heard)
     taken, started = heard.times[1:-1:2], heard.times[2:-1:2]
     pauses = [back - away for away, back in zip(taken, started, strict=True)]
     assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=True))
@@ -152,8 +150,8 @@ class Forgetful(Preempting):
 
 def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config: ProbeConfig) -> None:
     executor, heard = executor_with(config, Forgetful()), Heard()
-    with observing(heard), pytest.raises(DamagedArtifactError, match="see the same store"):
-        executor.execute(STEP, {})
+    with pytest.raises(DamagedArtifactError, match="see the same store"):
+        executor.execute(STEP, {}, heard)
     assert heard.calls == ["started", "failed"]
     assert [each.state for each in RunRecord(executor.store, config.name).steps()] == ["failed"]
 

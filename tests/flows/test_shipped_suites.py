@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config, load_overridden
 from flows.pipeline.step import Step
 from stages.contract.errors import UserError
@@ -34,7 +34,7 @@ CHOSEN = {
 def steps(tmp_path: Path, name: str, *overrides: str) -> dict[str, Step]:
     chosen = [f"suites.{place}={value}" for place, value in CHOSEN[name].items()]
     config = load_config(extended(tmp_path, name), [*chosen, *overrides])
-    return {each.name: each for each in all_steps(config)}
+    return {each.name: each for each in resolve_run(config).steps}
 
 
 def extended(tmp_path: Path, name: str) -> Path:
@@ -77,7 +77,7 @@ def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(
     tmp_path: Path, name: str, overrides: list[str], said: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
-        all_steps(load_config(extended(tmp_path, name), overrides))
+        resolve_run(load_config(extended(tmp_path, name), overrides))
 
 
 def test_mathematics_is_graded(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.execution.plan import plan as planned
-from flows.pipeline.algorithm import all_steps
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import check_config, load_config, load_overridden
 from flows.pipeline.step import Step
 from flows.planning.estimate import estimate
@@ -36,7 +36,7 @@ LAST: dict[str, Any] = {"prompts": PROMPTS, "num_shards": 2, "score": {"oracle":
 
 def steps_of(**changes: Any) -> dict[str, Step]:
     config = load_overridden(QUICKSTART, {"iterations": 2, **changes}, "test")
-    return {step.name: step for step in all_steps(config)}
+    return {step.name: step for step in resolve_run(config).steps}
 
 
 def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
@@ -98,7 +98,8 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     short = {**EACH, "max_new_tokens": 16}
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
-    found = {each.step: each.work for each in estimate(config, planned(config)).steps}
+    run = resolve_run(config)
+    found = {each.step: each.work for each in estimate(config, run.steps, planned(run)).steps}
     base, own = (
         found[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
     )

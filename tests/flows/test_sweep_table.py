@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.report.comparison import Comparison, compare_summaries
@@ -80,9 +81,9 @@ def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) ->
         started.append(config.seed)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.sweep.iterate_resolved", interrupted)
+    monkeypatch.setattr("flows.sweep.resolve_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_cells([Cell({}, RunConfig(seed=seed)) for seed in range(3)], 1)
+        run_cells([Cell({}, RunConfig(seed=seed)) for seed in range(3)], 1, Session())
     assert started == [0]
 
 

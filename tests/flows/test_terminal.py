@@ -13,10 +13,12 @@ from prefect.client.schemas.filters import (
 )
 from prefect.context import refresh_global_settings_context
 
+from flows.execution.observer import Session
 from flows.execution.run_record import RunRecord
-from flows.iterate import iterate, iterate_resolved, telling_name
+from flows.iterate import execute, iterate, telling_name
+from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
-from flows.pipeline.presets import configured
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
 from tests.flows.loop import geb, write_program
@@ -41,8 +43,13 @@ def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_
     with SyncPrefectClient(prefect_server) as client:
         [run] = client.read_flow_runs(flow_run_filter=tagged)
         assert client.read_flow(run.flow_id).name == iterate.name
+        key = ArtifactFilterKey(any_=["terminal-configuration"])
+        [shown] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
     assert run.name == telling_name(config)
-    assert configured(run.parameters["preset"], run.parameters["config"]) == config
+    assert (
+        yaml.safe_load(str(shown.data).strip().strip("`").removeprefix("yaml"))
+        == config.to_values()
+    )
     assert run.state is not None and run.state.is_failed()
     message = str(run.state.message)
     assert f"geb resume terminal --store {tmp_path / 'store'}" in message
@@ -58,7 +65,7 @@ def test_a_run_that_was_refused_before_it_was_on_record_offers_no_resume(
     config = load_config(ROOT / "configs/quickstart.yaml", changes)
     refresh_global_settings_context()
     with pytest.raises(UserError, match="returned 0 scores"):
-        iterate_resolved(config)
+        execute(resolve_run(config), Session())
     assert not (tmp_path / "store/runs/refused").exists()
     with SyncPrefectClient(prefect_server) as client:
         key = ArtifactFilterKey(any_=["refused-failure"])
@@ -72,13 +79,13 @@ def test_a_step_ends_well_though_what_a_table_reads_is_set_aside_meanwhile(
 ) -> None:
     calls = []
 
-    def set_aside_once(record: RunRecord) -> Summary:
+    def set_aside_once(record: RunRecord, config: RunConfig) -> Summary:
         calls.append(record)
         if len(calls) == 1:
             raise FileNotFoundError(2, "No such file or directory")
-        return summarise(record)
+        return summarise(record, config)
 
     monkeypatch.setattr("flows.iterate.summarise", set_aside_once)
     refresh_global_settings_context()
-    assert iterate_resolved(load_config(copied)).summary.checkpoint
+    assert execute(resolve_run(load_config(copied)), Session()).summary.checkpoint
     assert len(calls) == 2, "after the only iteration, and at the end"

@@ -16,6 +16,7 @@ import pytest
 from flows import tracking
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.report.summary import Summary
@@ -220,5 +221,5 @@ def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(
     monkeypatch.setattr("flows.pipeline.tracking.find_spec", lambda package: None)
     config = load_config(write_config(tmp_path), ["tracking.report_to=[wandb, tensorboard]"])
     with pytest.raises(UserError, match="wandb, tensorboardX is not installed") as caught:
-        plan(config)
+        plan(resolve_run(config))
     assert "pip install wandb tensorboardX" in caught.value.remedy

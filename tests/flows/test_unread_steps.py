@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline.algorithm import all_steps, step_names, unread_steps
+from flows.pipeline.algorithm import resolve_run, step_names, unread_steps
 from flows.pipeline.loading import load_overridden
 from flows.pipeline.step import Source, Step
 from stages.contract.request import FileInput, HubInput
@@ -51,7 +51,7 @@ def test_they_are_those_of_the_run(tmp_path: Path) -> None:
         "suites": suites,
     }
     config = load_overridden(QUICKSTART, changes, "test")
-    steps = all_steps(config)
+    steps = resolve_run(config).steps
     place = "iteration-2/evaluate/suite-long"
     assert [each.inputs["length_control"] for each in steps if each.name == place]
     assert [*map(shown, unread_steps(config))] == [*map(shown, steps)]
@@ -62,7 +62,7 @@ def test_without_a_warm_start_they_begin_with_the_policy(tmp_path: Path) -> None
     policy = make_tiny_llama(tmp_path / "policy")
     changes = {"inputs": {"policy": str(policy), "warm_start": None}}
     config = load_overridden(QUICKSTART, changes, "test")
-    assert [*map(shown, unread_steps(config))] == [*map(shown, all_steps(config))]
+    assert [*map(shown, unread_steps(config))] == [*map(shown, resolve_run(config).steps)]
 
 
 def test_names_of_the_hub_stand_for_models_and_for_data() -> None:

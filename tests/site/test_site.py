@@ -50,7 +50,7 @@ def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
     assert "<code>train.iteration</code>" not in shown
     assert "<code>train.target_ratio</code></td>\n<td><code>null</code></td>" in shown
     commands = (site / "reference/command-line.html").read_text()
-    assert all(f"<code>{word}" in commands for word in ("--set NAME=VALUE", "--sample", "CONFIG"))
+    assert all(f"<code>{word}" in commands for word in ("--set NAME=VALUE", "CONFIG"))
     tables = (site / "reference/files.html").read_text()
     assert all(f"<code>{name}</code>" in tables for name in SCHEMAS["pairs"].names)
 

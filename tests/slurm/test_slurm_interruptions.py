@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.execution.observer import Observer, observing
+from flows.execution.observer import Observer
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Step
 from flows.runners.slurm.folder import folders_for
@@ -67,8 +67,7 @@ def test_a_stage_that_is_preempted_or_loses_its_node_goes_on_in_another_job_with
     executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
     observer = Preemptions(lambda: disturb(store))
     try:
-        with observing(observer):
-            executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {})
+        executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {}, observer)
     finally:
         executor.stop()
         for node in ("node1", "node2"):

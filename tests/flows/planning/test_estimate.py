@@ -10,10 +10,12 @@ import pytest
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.estimate import (
     Estimate,
+    Rates,
     StepEstimate,
     estimate,
     measured_rates,
@@ -84,8 +86,9 @@ def configured(folder: Path, size: str, *settings: str) -> RunConfig:
     )
 
 
-def estimated(config: RunConfig) -> Estimate:
-    return estimate(config, plan(config))
+def estimated(config: RunConfig, rates: Rates | None = None) -> Estimate:
+    run = resolve_run(config)
+    return estimate(config, run.steps, plan(run), rates)
 
 
 def cost(folder: Path, size: str, *settings: str, step: str = TRAIN) -> StepEstimate:
@@ -175,13 +178,14 @@ def test_what_does_not_fit_names_the_setting(tmp_path: Path) -> None:
 
 def test_steps_of_the_store_cost_nothing(tmp_path: Path) -> None:
     config = configured(tmp_path, "8B")
-    lines = plan(config)
-    whole = estimate(config, lines)
+    run = resolve_run(config)
+    lines = plan(run)
+    whole = estimate(config, run.steps, lines)
     cached = [
         dataclasses.replace(line, action="reuse") if line.stage == "score" else line
         for line in lines
     ]
-    partial = estimate(config, cached)
+    partial = estimate(config, run.steps, cached)
     assert {step.stage for step in whole.lacking} - {step.stage for step in partial.lacking} == {
         "score"
     }
@@ -211,7 +215,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
     """The next iteration of a run is as fast, token by token, as the one before."""
     store = Store.open(str(copied.parent / "store"))
     longer = load_config(copied, ["iterations=2"])
-    steps = {step.step: step for step in estimate(longer, plan(longer)).steps}
+    steps = {step.step: step for step in estimated(longer).steps}
     record = RunRecord(store, "small").step(TRAIN)
     assert record is not None
     manifest = store.manifest("train", record.key)
@@ -221,13 +225,11 @@ def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
     tokens = steps[TRAIN].work.tokens
     # An iteration has as many prompts as before.
     assert last.seconds == pytest.approx(manifest.seconds * last.work.tokens / tokens)
-    line = cost_lines(estimate(longer, plan(longer)))[0]
+    line = cost_lines(estimated(longer))[0]
     assert re.search(r"\d+ of \d+ steps by measured rates$", line)
     other = load_config(copied, ["sft.architecture.hidden_size=64"])
     assert not any(
-        step.measured
-        for step in estimate(other, plan(other), rates=measured_rates(store)).steps
-        if step.work.params
+        step.measured for step in estimated(other, measured_rates(store)).steps if step.work.params
     ), "a model of another size"
 
 
@@ -281,7 +283,7 @@ def test_an_engine_that_cannot_be_split_so_is_refused(
 ) -> None:
     settings = (f"resources.generate.gpus={gpus}", f"generate.vllm.{setting}")
     with pytest.raises(UserError, match=said):
-        plan(configured(tmp_path, "8B", *settings))
+        plan(resolve_run(configured(tmp_path, "8B", *settings)))
 
 
 def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
