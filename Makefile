@@ -82,7 +82,7 @@ test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, b
 test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
 	$(PYTEST) -m 'slurm or kubernetes' $(CLUSTER_TESTS)
 
-test-gpu: setup setup-vllm ## What only GPUs do: tests and benchmark, on a machine that has one (docs/gpu.md)
+test-gpu: setup setup-vllm ## What only GPUs do: tests and benchmark, on a machine that has one
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(BIN)/python -m benchmarks.gpu
 

@@ -274,7 +274,7 @@ class Execution(Settings):
 
 
 class Estimation(Settings):
-    """Assumptions of `geb plan` (docs/planning.md). They change no result and no key."""
+    """Assumptions of `geb plan` (docs/training.md). They change no result and no key."""
 
     hardware: Literal["a100-40gb", "a100-80gb", "h100", "h200"] = "h100"
     """GPU of the stages that have `resources.….gpus`; stages without run on this machine's CPU."""

@@ -1,6 +1,6 @@
 """Peak rates and memories of devices, and the bytes that a training's parameters take.
 
-Rates are dense ones in bfloat16 of the SXM forms, from NVIDIA's data sheets (docs/planning.md).
+Rates are dense ones in bfloat16 of the SXM forms, from NVIDIA's data sheets.
 """
 
 import os

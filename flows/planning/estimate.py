@@ -1,6 +1,6 @@
 """Estimate of a run: its steps' tokens, memory and time, by a formula or by measured rates.
 
-The formula (docs/planning.md): `N` parameters of a model and `T` tokens that pass it are 6·N·T
+The formula (docs/training.md): `N` parameters of a model and `T` tokens that pass it are 6·N·T
 operations of a training and 2·N·T of everything else, at an assumed share of the device's peak.
 """
 
