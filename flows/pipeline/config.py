@@ -18,7 +18,7 @@ from flows.pipeline.placement import (
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.number_types import Processor, this_processor
-from stages.contract.params import Settings
+from stages.contract.params import ChatSettings, Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -33,8 +33,10 @@ from stages.train.params import TrainParams
 # Set by the run for each call; a configuration that sets them is refused.
 SET_BY_THE_RUN = {
     "prepare": ("iterations",),
+    "sft": tuple(ChatSettings.model_fields),
     "generate": ("shard_index",),
-    "preferences": ("prompt_system", "system_prompt", "chat_template_args"),
+    "score": ("allow_control_tokens",),
+    "preferences": ("prompt_system", *ChatSettings.model_fields),
     "train": ("iteration",),
     "evaluate": ("correct_from", "pass_at_k"),
     "promote": ("model_name",),
@@ -167,11 +169,13 @@ class Suite(Evaluation):
         for name in UNUSED_BY_SUITES:
             if self.prepare and name in self.prepare.model_fields_set:
                 raise ValueError(f"prepare.{name} is about training prompts; leave it out")
-        if self.evaluate and self.evaluate.model_fields_set & set(SET_BY_THE_RUN["evaluate"]):
-            raise ValueError(
-                "evaluate.correct_from or evaluate.pass_at_k is set: set the suite's own "
-                "correct_from and pass_at_k"
-            )
+        for section in ("score", "evaluate"):
+            for name in SET_BY_THE_RUN[section]:
+                if name in getattr(getattr(self, section), "model_fields_set", ()):
+                    raise ValueError(
+                        f"{section}.{name} is set by the run: leave it out (a suite has its own "
+                        "correct_from and pass_at_k)"
+                    )
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "
@@ -308,7 +312,10 @@ class RunConfig(StageSettings):
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
         hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
-        own = {"prepare": set(UNUSED_BY_SUITES), "evaluate": set(SET_BY_THE_RUN["evaluate"])}
+        own = {
+            "prepare": set(UNUSED_BY_SUITES),
+            **{section: hidden[section] for section in ("score", "evaluate")},
+        }
         hidden["suites"] = {"__all__": own}
         return self.model_dump_json(indent=2, exclude=hidden)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import ORACLE_INPUTS, input_places, suite_input
 from flows.pipeline.step import Model, Output, Source, Step
 from stages.contract.digests import derive_seed
+from stages.contract.params import ChatSettings
 from stages.generate.params import GenerateParams
 
 
@@ -69,7 +71,12 @@ class Steps:
     def warm_start(self) -> Step:
         """Makes the starting policy by supervised training."""
         inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
-        return Step("sft", self._config.sft, _given(inputs), self._seed("sft"))
+        params = self._config.sft.model_copy(update=self._chat())
+        return Step("sft", params, _given(inputs), self._seed("sft"))
+
+    def _chat(self) -> dict[str, Any]:
+        """Rendering of conversations as `generate` does it, for other stages."""
+        return {name: getattr(self._config.generate, name) for name in ChatSettings.model_fields}
 
     def for_training(self, iteration: int) -> Sampling:
         """K responses to each prompt of D_t."""
@@ -118,7 +125,9 @@ class Steps:
                 if self._config.score.reads(name)
             },
         }
-        return Step(f"{place}/score/{shard}", self._config.score, _given(inputs))
+        update = {"allow_control_tokens": self._config.generate.allow_control_tokens}
+        params = self._config.score.model_copy(update=update)
+        return Step(f"{place}/score/{shard}", params, _given(inputs))
 
     def pair(self, iteration: int, samples: Samples) -> Step:
         """Chooses a chosen and a rejected response per prompt."""
@@ -137,11 +146,7 @@ class Steps:
         """Takes the pairs of D_t from a data set of preferences, in the tokens of ``policy``."""
         config = self._config
         params = config.preferences.model_copy(
-            update={
-                "prompt_system": config.prepare.system_prompt,
-                "system_prompt": config.generate.system_prompt,
-                "chat_template_args": config.generate.chat_template_args,
-            }
+            update={"prompt_system": config.prepare.system_prompt, **self._chat()}
         )
         inputs = {"data": self._external["preferences"], "prompts": [prompts]}
         # In the place of `pair`, whose figures reports show.

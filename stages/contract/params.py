@@ -167,6 +167,19 @@ class Settings(BaseModel):
         return self.model_copy(update=changes)
 
 
+class ChatSettings(Settings):
+    """Rendering of conversations by a checkpoint's chat template."""
+
+    system_prompt: str = ""
+    """System turn put before conversations that open with none; empty adds none."""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template (`{enable_thinking: false}`)."""
+    allow_control_tokens: bool = False
+    """Read text that spells control tokens (`<|im_end|>`) as these tokens, in prompts, preferences,
+    conversations, and by reward models. Otherwise it is refused; the response that a reward model
+    would read has no score."""
+
+
 class OwnFunction(Settings):
     """A function of a Python file of the user's."""
 

@@ -332,13 +332,13 @@ def _mean_over(figure: PromptFigure) -> float:
 # Hashes held back before they are merged: a bound on memory beside the distinct n-grams themselves.
 _MERGE_AT = 1 << 21
 
-_Hashes = npt.NDArray[np.uint64]
+_Hashes = npt.NDArray[np.int64]
 
 
 class DistinctCounter:
     """Counts distinct n-grams for n = 1…``max_n`` at 8 bytes each.
 
-    n-grams are told apart by 64-bit hashes: among 10⁸ of them the chance of any collision is below
+    n-grams are compared by 64-bit hashes: among 10⁸ of them the chance of any collision is below
     10⁻³, and one moves the figure by 10⁻⁸.
 
     Args:
@@ -346,31 +346,20 @@ class DistinctCounter:
     """
 
     def __init__(self, max_n: int) -> None:
-        self._words: dict[str, int] = {}
-        # For each n, sorted hashes, and behind them those that are not merged into them yet.
-        self._hashes: list[list[_Hashes]] = [[np.zeros(0, dtype=np.uint64)] for _ in range(max_n)]
+        # For each n, sorted hashes, and behind them hashes that are not merged into them yet.
+        self._hashes: list[list[_Hashes]] = [[np.zeros(0, np.int64)] for _ in range(max_n)]
         self._totals = [0] * max_n
 
     def add(self, texts: Sequence[str]) -> None:
         """Adds responses to the corpus."""
-        numbers: list[int] = []
-        lengths = []
-        for text in texts:
-            words = text.split()
-            numbers += [self._words.setdefault(word, len(self._words)) for word in words]
-            lengths.append(len(words))
-        words_hashed = _mix(np.array(numbers, dtype=np.uint64) + np.uint64(1))
-        text_of_word = np.repeat(np.arange(len(texts)), lengths)
-        hashes = words_hashed
-        for n, found in enumerate(self._hashes, 1):
-            if n > 1:
-                # Before masking, hashes[i] covers words i … i+n-2.
-                hashes = _mix(hashes[:-1] * np.uint64(0x9E3779B97F4A7C15) + words_hashed[n - 1 :])
-            within = text_of_word[: len(hashes)] == text_of_word[n - 1 :]
-            found.append(hashes[within])
-            self._totals[n - 1] += int(np.count_nonzero(within))
-            if sum(map(len, found[1:])) > max(_MERGE_AT, len(found[0])):
-                found[:] = [_merged(found)]
+        words = [text.split() for text in texts]
+        for n, held in enumerate(self._hashes, 1):
+            shifted = ([text[start:] for start in range(n)] for text in words)
+            grams = (gram for starts in shifted for gram in zip(*starts, strict=False))
+            held.append(np.fromiter(map(hash, grams), np.int64))
+            self._totals[n - 1] += len(held[-1])
+            if sum(map(len, held[1:])) > max(_MERGE_AT, len(held[0])):
+                held[:] = [_merged(held)]
 
     def per_ngram(self) -> list[float | None]:
         """Different n-grams by n-grams, n = 1…``max_n``; None if the corpus has no n-gram."""
@@ -382,15 +371,8 @@ class DistinctCounter:
 
     def _by(self, totals: list[int]) -> list[float | None]:
         pairs = zip(self._hashes, totals, strict=True)
-        return [len(_merged(found)) / total if total else None for found, total in pairs]
+        return [len(_merged(held)) / total if total else None for held, total in pairs]
 
 
 def _merged(hashes: list[_Hashes]) -> _Hashes:
     return np.unique(np.concatenate(hashes))
-
-
-def _mix(values: _Hashes) -> _Hashes:
-    """The bijection on 64-bit integers that ends splitmix64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

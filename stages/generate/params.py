@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from stages.contract.number_types import NumberType
 from stages.contract.params import (
+    ChatSettings,
     ImageName,
     InputSpec,
     OutputSpec,
@@ -83,7 +84,7 @@ BACKENDS: Mapping[str, str] = {
 """Module of each backend, imported only when it is used; its settings are the field of its name."""
 
 
-class GenerateParams(StageParams):
+class GenerateParams(StageParams, ChatSettings):
     """Samples ``num_samples`` responses per prompt from a policy."""
 
     stage: ClassVar[str] = "generate"
@@ -117,10 +118,6 @@ class GenerateParams(StageParams):
     leaves less than ``max_new_tokens`` of it is dropped and counted."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response beside the checkpoint's end-of-sequence ids."""
-    system_prompt: str = ""
-    """System turn put before conversations that open with none; empty adds none."""
-    chat_template_args: dict[str, Any] = Field(default_factory=dict)
-    """Variables for the chat template (`{enable_thinking: false}`)."""
     dtype: NumberType = "auto"
     """Type of weights and activations. `auto` is bfloat16 on a GPU, and on this machine's CPU if it
     has instructions for it (avx512_bf16, amx); else float32."""

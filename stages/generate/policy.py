@@ -10,7 +10,7 @@ from stages.contract.errors import UserError
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
-from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
+from stages.modeling.chat import render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_config
 from stages.modeling.tokenizers import load_tokenizer
 
@@ -38,12 +38,7 @@ class Policy:
     def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
         """The prompt of a row of the prompts table, or None if it is too long for the context."""
         try:
-            token_ids = render_prompt(
-                self.tokenizer,
-                row["messages"],
-                system_prompt=params.system_prompt,
-                template_args=params.chat_template_args,
-            )
+            token_ids = render_prompt(self.tokenizer, row["messages"], params)
         except UserError as error:
             raise error.at(f"prompt {row['prompt_id']}") from error
         if max(token_ids) >= self.vocab_size:
@@ -71,8 +66,7 @@ class Policy:
 def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     """Reads a checkpoint's tokenizer and configuration; UserError if they cannot serve."""
     tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
-    check_template_args(tokenizer, params.chat_template_args)
+    require_chat_template(tokenizer, source.name_or_path, params.chat_template_args)
     config = load_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)

@@ -2,27 +2,25 @@
 
 import datetime
 import inspect
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stages.contract.errors import UserError
+from stages.contract.params import ChatSettings
 
 Messages = Sequence[Mapping[str, str]]
-# Time limit for one prompt's rendering, which takes a millisecond.
-_LIMIT_SECONDS = 5
 # Templates that ask for the date get this one, so that a key's prompts are the same on every day.
 # Llama 3.2's template falls back on it by itself.
 _DAY = datetime.datetime(2024, 7, 26)
 
 
-def require_chat_template(tokenizer: Any, place: str) -> None:
+def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] = ()) -> None:
     """Checks that ``tokenizer`` has a chat template, which renders what messages say.
 
     Raises:
-        UserError: It has none, or renders two prompts alike.
+        UserError: It has none, or renders two prompts alike, or one of the template's ``variables``
+            is an option of the rendering itself.
     """
     remedy = "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set"
     if not tokenizer.chat_template:
@@ -32,12 +30,8 @@ def require_chat_template(tokenizer: Any, place: str) -> None:
             f"{place}: the chat template renders two prompts alike: it leaves out what they say",
             remedy,
         )
-
-
-def check_template_args(tokenizer: Any, names: Iterable[str]) -> None:
-    """Checks that variables for the chat template are not options of the rendering itself."""
     options = set(inspect.signature(tokenizer.apply_chat_template).parameters)
-    for name in sorted(options.difference({"tools", "documents"}).intersection(names)):
+    for name in sorted(options.difference({"tools", "documents"}).intersection(variables)):
         raise UserError(
             f"chat_template_args has {name!r}, which says how to render, not what",
             "leave it out; chat_template_args are variables of the template "
@@ -52,53 +46,64 @@ def with_system_prompt(messages: Messages, system_prompt: str) -> Messages:
     return messages
 
 
-def render_prompt(
-    tokenizer: Any,
-    messages: Messages,
-    *,
-    system_prompt: str = "",
-    template_args: Mapping[str, Any] | None = None,
-) -> list[int]:
+def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) -> list[int]:
     """Token ids after which the model's next token is the first of its response.
 
     A system prompt is put in front of messages that open with no system turn of their own.
 
     Raises:
-        UserError: There is no user turn, the template refuses the messages, or it doubles the BOS.
+        UserError: There is no user turn, the template refuses the messages, it doubles the BOS, or
+            a text spells control tokens.
     """
     if not any(message["role"] == "user" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "none"
         raise UserError(f"a prompt has no user turn (its roles: {roles})", "add a user message")
-    messages = with_system_prompt(messages, system_prompt)
-    return _render(tokenizer, messages, add_generation_prompt=True, **(template_args or {}))
+    messages = with_system_prompt(messages, settings.system_prompt)
+    return _render_checked(tokenizer, messages, settings, add_generation_prompt=True)
 
 
-def render_conversation(tokenizer: Any, messages: Messages) -> list[int]:
-    """Token ids of a whole conversation, as a reward model reads it."""
-    return _render(tokenizer, messages, add_generation_prompt=False)
+def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
+    """Says which control tokens, such as ``<|im_end|>``, texts spell; None if none.
+
+    The conversation has more of them than the same turns with a neutral text.
+    """
+    text = "\n".join(turn["content"] for turn in messages)
+    added = tokenizer.added_tokens_decoder.items()
+    # Unknown words become a special token, too, which no text spells.
+    spelled = {number: token for number, token in added if token.content in text}
+    if not spelled:
+        return None
+    neutral = render_conversation(
+        tokenizer, [{**turn, "content": "a"} for turn in messages], **template_args
+    )
+    more = Counter(render_conversation(tokenizer, messages, **template_args)) - Counter(neutral)
+    names = [
+        repr(token.content)
+        for number, token in spelled.items()
+        if number in more and (token.special or number in neutral)
+    ]
+    return f"the text spells control tokens: {', '.join(names)}" if names else None
 
 
 def render_answered(
-    tokenizer: Any,
-    messages: Messages,
-    answer: str,
-    *,
-    system_prompt: str = "",
-    template_args: Mapping[str, Any] | None = None,
+    tokenizer: Any, messages: Messages, answer: str, settings: ChatSettings
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt and of its answer; the prompt's are those of :func:`render_prompt`.
 
+    An end token that the answer spells at its end is the template's own.
+
     Raises:
         UserError: The chat template refuses the conversation, or renders it in a way that does not
-            continue the prompt.
+            continue the prompt, or a text spells control tokens.
     """
-    arguments = template_args or {}
-    messages = with_system_prompt(messages, system_prompt)
-    prompt = render_prompt(tokenizer, messages, template_args=arguments)
+    arguments = settings.chat_template_args
+    prompt = render_prompt(tokenizer, messages, settings)
+    messages = with_system_prompt(messages, settings.system_prompt)
+    answer = answer.removesuffix(tokenizer.eos_token or "")
     answered = [*messages, {"role": "assistant", "content": answer}]
-    whole = _render(tokenizer, answered, add_generation_prompt=False, **arguments)
+    whole = _render_checked(tokenizer, answered, settings, add_generation_prompt=False)
     if prompt and whole[: len(prompt)] == prompt and len(whole) > len(prompt):
-        return prompt, _until_last_eos(tokenizer, whole[len(prompt) :])
+        return prompt, _until_end(tokenizer, whole[len(prompt) :])
     # A tokenizer may merge the prompt's last newline with newlines that the answer opens with.
     before = _text(tokenizer, messages, add_generation_prompt=True, **arguments)
     after = _text(tokenizer, answered, add_generation_prompt=False, **arguments)
@@ -106,61 +111,55 @@ def render_answered(
         raise UserError(
             "the chat template does not continue a prompt with the answer: the text of a "
             "conversation does not begin with that of its prompt",
-            "use a chat template whose generation prompt is the beginning of an assistant turn",
+            "use a chat template whose generation prompt is the beginning of an assistant turn; "
+            "for one that opens <think>, set generate.chat_template_args: {enable_thinking: false}",
         )
     own = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
-    return prompt, _until_last_eos(tokenizer, own)
+    return prompt, _until_end(tokenizer, own)
 
 
-def _until_last_eos(tokenizer: Any, token_ids: list[int]) -> list[int]:
+def _until_end(tokenizer: Any, token_ids: list[int]) -> list[int]:
     """Cuts what a template writes after the answer's end: sampling stops there."""
-    for index in range(len(token_ids) - 1, -1, -1):
-        if token_ids[index] == tokenizer.eos_token_id:
-            return token_ids[: index + 1]
-    return token_ids
+    added = tokenizer.added_tokens_decoder.items()
+    special = {number for number, token in added if token.special} - {tokenizer.unk_token_id}
+    ends = {*special, tokenizer.eos_token_id}
+    places = [place for place, number in enumerate(token_ids) if number in ends]
+    return token_ids[: places[-1] + 1] if places else token_ids
 
 
-def _render(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:
+def _render_checked(
+    tokenizer: Any, messages: Messages, settings: ChatSettings, **template_args: Any
+) -> list[int]:
+    template_args |= settings.chat_template_args
+    spelled = spelled_control_tokens(tokenizer, messages, **template_args)
+    if spelled and not settings.allow_control_tokens:
+        remedy = "remove them from the text, or set generate.allow_control_tokens to true"
+        raise UserError(spelled, remedy)
+    return render_conversation(tokenizer, messages, **template_args)
+
+
+def render_conversation(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:
+    """Token ids of a whole conversation."""
     text = _text(tokenizer, messages, **template_args)
     return with_one_bos(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _text(tokenizer: Any, messages: Messages, **template_args: Any) -> str:
     try:
-        with _time_limit():
-            return tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                strftime_now=_DAY.strftime,
-                **template_args,
-            )
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            strftime_now=_DAY.strftime,
+            **template_args,
+        )
     except Exception as error:
-        # A template is a program: besides refusing, it may divide by nothing or never end.
+        # A template is a program: besides refusing, it may divide by nothing.
         raise UserError(
             f"the chat template refuses a prompt with roles "
             f"{', '.join(message['role'] for message in messages)}: {error} (tokenizer of "
             f"{tokenizer.name_or_path or 'the new model'})",
             "correct the template, or the prompt's roles (some templates know no system turn)",
         ) from error
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raises ``TimeoutError`` in a block that takes too long; in the main thread alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise TimeoutError(f"it took more than {_LIMIT_SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(_LIMIT_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def with_one_bos(tokenizer: Any, token_ids: Sequence[int]) -> list[int]:

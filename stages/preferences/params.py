@@ -1,13 +1,11 @@
 """Parameters of the preferences stage."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from stages.contract.params import InputSpec, OutputSpec, StageParams
+from stages.contract.params import ChatSettings, InputSpec, OutputSpec, StageParams
 
 
-class PreferencesParams(StageParams):
+class PreferencesParams(StageParams, ChatSettings):
     """Pairs from a data set of preferences, for the prompts of an iteration.
 
     Read are the formats of TRL, conversational or not, with the prompt in a column of its own or as
@@ -39,7 +37,3 @@ class PreferencesParams(StageParams):
     """Split that is read from a hub data set (`train_prefs` of `ultrafeedback_binarized`)."""
     prompt_system: str | None = None
     """System message of prompts that have none, as `prepare.system_prompt`; set by the run."""
-    system_prompt: str = ""
-    """System turn under which the policy is asked, as in `generate`; set by the run."""
-    chat_template_args: dict[str, Any] = Field(default_factory=dict)
-    """Variables for the chat template, as in `generate`; set by the run."""

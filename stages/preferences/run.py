@@ -13,7 +13,7 @@ from stages.contract.events import dump_json
 from stages.contract.messages import unread_fields
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.modeling.chat import check_template_args, render_answered, require_chat_template
+from stages.modeling.chat import render_answered, require_chat_template
 from stages.modeling.sources import open_source
 from stages.modeling.tokenizers import load_tokenizer
 from stages.preferences.params import PreferencesParams
@@ -25,14 +25,12 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     """Writes a pair for each row of the data whose prompt is among the iteration's."""
     policy = ctx.model("policy")
     tokenizer = load_tokenizer(policy)
-    require_chat_template(tokenizer, policy.name_or_path)
-    check_template_args(tokenizer, ctx.params.chat_template_args)
+    require_chat_template(tokenizer, policy.name_or_path, ctx.params.chat_template_args)
     wanted = {
         bytes.fromhex(row["prompt_id"])
         for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
-    names = ("rows", "pairs", "ties", "other_prompts")
-    counts: Counter[str] = Counter(dict.fromkeys(names, 0))
+    counts = Counter(rows=0, pairs=0, ties=0, other_prompts=0)
     [data] = ctx.inputs["data"]
     source = open_source(data, "preferences", subset=ctx.params.subset, split=ctx.params.split)
     unread: set[str] = set()
@@ -86,13 +84,7 @@ def _tokenized(
     row: dict[str, Any] = {"prompt_id": identity, "prompt": preference.messages, "tie": False}
     for index, side in enumerate(("chosen", "rejected")):
         text = getattr(preference, side)
-        prompt, answer = render_answered(
-            tokenizer,
-            preference.messages,
-            text,
-            system_prompt=params.system_prompt,
-            template_args=params.chat_template_args,
-        )
+        prompt, answer = render_answered(tokenizer, preference.messages, text, params)
         row |= {
             "prompt_token_ids": prompt,
             side: [{"role": "assistant", "content": text}],

@@ -198,6 +198,8 @@ class ScoreParams(StageParams):
     Only the settings of the oracles in use are read."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
+    allow_control_tokens: bool = False
+    """Responses may spell control tokens of a reward model, as in `generate`; set by the run."""
     python: PythonSettings = PythonSettings()
     """Settings of the oracle `python`."""
     reward_model: ClassifierSettings = ClassifierSettings()

@@ -13,9 +13,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
+from stages.contract.messages import Messages
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
-from stages.modeling.chat import render_conversation, require_chat_template
+from stages.modeling.chat import (
+    render_conversation,
+    require_chat_template,
+    spelled_control_tokens,
+)
 from stages.modeling.load import (
     context_tokens,
     load_config,
@@ -72,8 +77,8 @@ class Classifier:
 class RewardModel:
     """Scores the whole conversation: the prompt's messages and the response as assistant turn.
 
-    The tokenizer's chat template renders it. One that is longer than ``max_length_tokens``, or with
-    ``one_bos`` does not hold exactly one BOS token, is refused.
+    The tokenizer's chat template renders it. A conversation that is longer than
+    ``max_length_tokens`` or spells control tokens has no score.
     """
 
     classifiers: DevicePool[Conversations, list[Verdict]]
@@ -83,14 +88,21 @@ class RewardModel:
     max_length_tokens: int
     tokens_per_batch: int
     """Tokens of one forward pass, padding included."""
-    one_bos: bool = False
+    opens_with_bos: bool = False
+    allow_control_tokens: bool = False
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        conversations = [_render(self.tokenizer, row) for row in rows]
+        conversations = []
         fitting = []
-        for index, token_ids in enumerate(conversations):
-            reason = self._unreadable(token_ids)
+        for index, row in enumerate(rows):
+            messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+            try:
+                conversations.append(render_conversation(self.tokenizer, messages))
+                reason = self._unreadable(messages, conversations[-1])
+            except UserError as error:
+                place = f"prompt {row['prompt_id']}, sample {row['sample_index']}"
+                raise error.at(place) from error
             if reason is None:
                 fitting.append(index)
             else:
@@ -115,31 +127,19 @@ class RewardModel:
         """Ends what runs the model."""
         self.classifiers.close()
 
-    def _unreadable(self, token_ids: Sequence[int]) -> str | None:
+    def _unreadable(self, messages: Messages, token_ids: Sequence[int]) -> str | None:
         """Reason why a conversation cannot be scored; None if it can."""
         if len(token_ids) > self.max_length_tokens:
             return f"{len(token_ids)} tokens, the reward model reads {self.max_length_tokens}"
-        if self.one_bos:
-            bos = self.tokenizer.bos_token_id
-            if token_ids[:1] != [bos]:
-                raise UserError(
-                    f"a conversation does not open with the BOS token "
-                    f"({self.tokenizer.bos_token!r}) that the reward model expects",
-                    "correct the tokenizer's chat template",
-                )
-            count = sum(each == bos for each in token_ids)
-            if count > 1:
-                return f"{count} BOS tokens: its text spells out {self.tokenizer.bos_token!r}"
-        return None
-
-
-def _render(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
-    """Token ids of a row's whole conversation."""
-    messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-    try:
-        return render_conversation(tokenizer, messages)
-    except UserError as error:
-        raise error.at(f"prompt {row['prompt_id']}, sample {row['sample_index']}") from error
+        if self.opens_with_bos and token_ids[:1] != [self.tokenizer.bos_token_id]:
+            raise UserError(
+                f"a conversation does not open with the BOS token "
+                f"({self.tokenizer.bos_token!r}) that the reward model expects",
+                "correct the tokenizer's chat template, or use the checkpoint's own tokenizer",
+            )
+        if self.allow_control_tokens:
+            return None
+        return spelled_control_tokens(self.tokenizer, messages)
 
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
@@ -149,19 +149,16 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
 
 
 def load_reward_model(
-    ctx: StageContext[ScoreParams], load_one: Callable[[], Classifier], *, one_bos: bool = False
+    ctx: StageContext[ScoreParams],
+    load_one: Callable[[], Classifier],
+    *,
+    opens_with_bos: bool = False,
 ) -> RewardModel:
     """Prepares the checkpoint given as input ``model``, a copy on each device."""
     settings = ctx.params.reward_model
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    if one_bos and tokenizer.bos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {source.name_or_path} has no BOS token, which the reward model was "
-            "trained with",
-            "use the tokenizer of the reward model's own checkpoint",
-        )
     config = load_config(source)
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
@@ -172,7 +169,8 @@ def load_reward_model(
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
         max_length_tokens=limit,
         tokens_per_batch=settings.tokens_per_batch,
-        one_bos=one_bos,
+        opens_with_bos=opens_with_bos,
+        allow_control_tokens=ctx.params.allow_control_tokens,
     )
 
 

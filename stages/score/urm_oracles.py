@@ -84,7 +84,7 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     dtype = ctx.params.reward_model.dtype
     load_one = partial(load_classifier, ctx.model("model"), dtype, ctx.params.oracle)
-    return load_reward_model(ctx, load_one, one_bos=True)
+    return load_reward_model(ctx, load_one, opens_with_bos=True)
 
 
 def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:

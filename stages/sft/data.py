@@ -133,24 +133,25 @@ def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
     )
 
 
-def make_example(tokenizer: Any, conversation: Messages) -> Example:
+def make_example(tokenizer: Any, conversation: Messages, params: SftParams) -> Example:
     """Renders a conversation; the prompt has exactly the ids that sampling will start from.
 
     Errors are those of :func:`stages.modeling.chat.render_answered`.
     """
-    parts = render_answered(tokenizer, conversation[:-1], conversation[-1]["content"])
+    *prompt, answer = conversation
+    parts = render_answered(tokenizer, prompt, answer["content"], params)
     return Example(*(np.array(part, np.int32) for part in parts))
 
 
 def make_examples(
-    tokenizer: Any, conversations: Iterable[Placed], max_length: int
+    tokenizer: Any, conversations: Iterable[Placed], params: SftParams, max_length: int
 ) -> tuple[list[Example], int]:
     """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit."""
     examples = []
     num_dropped = 0
     for place, conversation in conversations:
         try:
-            example = make_example(tokenizer, conversation)
+            example = make_example(tokenizer, conversation, params)
         except UserError as error:
             raise error.at(place) from error
         if example.num_tokens <= max_length:

@@ -83,7 +83,7 @@ class ConversationFit(Fit[SftParams]):
             )
         self.tokenizer = self._tokenizer()
         self._examples, self._num_dropped = make_examples(
-            self.tokenizer, self._conversations(), self._max_length()
+            self.tokenizer, self._conversations(), ctx.params, self._max_length()
         )
         if self._unread:
             process.events.info(unread_fields(self._unread))
@@ -138,7 +138,8 @@ class ConversationFit(Fit[SftParams]):
             longest = self.ctx.params.architecture.max_position_embeddings
             return make_word_tokenizer(texts, max_length=longest)
         tokenizer = load_tokenizer(self._source)
-        require_chat_template(tokenizer, self._source.name_or_path)
+        variables = self.ctx.params.chat_template_args
+        require_chat_template(tokenizer, self._source.name_or_path, variables)
         return tokenizer
 
     def _conversations(self) -> Iterator[Placed]:

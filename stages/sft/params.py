@@ -4,7 +4,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, Settings
+from stages.contract.params import ChatSettings, InputSpec, OutputSpec, Settings
 from stages.training.params import TrainingParams
 
 
@@ -36,7 +36,7 @@ class ArchitectureParams(Settings):
         return self
 
 
-class SftParams(TrainingParams):
+class SftParams(TrainingParams, ChatSettings):
     """Trains a policy to give the last assistant turn of conversations.
 
     Inputs: `data` (1..n data files or folders), `policy` (checkpoint to start from; without it

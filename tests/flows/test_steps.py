@@ -219,3 +219,14 @@ def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: P
     assert 0 < screened["kept"] < 48
     sampled = [metrics(f"iteration-1/generate/{shard}")["prompts"] for shard in (0, 1)]
     assert sum(sampled) == screened["kept"]
+
+
+def test_rendering_of_conversations_is_the_same_in_all_stages(tmp_path):
+    chat = {"chat_template_args": {"enable_thinking": False}, "allow_control_tokens": True}
+    given = [f"generate.{name}={json.dumps(value)}" for name, value in chat.items()]
+    by_name = steps_of(*given, "iterations=1")
+    for name in ("sft", "iteration-1/generate/0"):
+        assert {field: getattr(by_name[name].params, field) for field in chat} == chat
+    assert by_name["base/score/0"].params.allow_control_tokens
+    by_name = steps_of(*given, "iterations=1", "inputs.preferences=data/quickstart/sft.jsonl")
+    assert {field: getattr(by_name["iteration-1/pair"].params, field) for field in chat} == chat

@@ -52,24 +52,24 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "9ed2f064d1ebc7195b521a80fc5471a1c4f3de07f9919764550f1ef40dd5a46e",
+        "85e21eac0fa7eeb54c2b92cfa51883ac5313884ecf6dd89ee3e12335f757550e",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "2033097dc1d3dc88f80923f35f821d51502ef4162d9af0f0d018b4957a3089cc",
+        "f1cdcf28cc38404e055e3e9efb8bf80cc687ad00a5d078bb47689d6599c25f67",
     ),
     (
         ScoreParams(oracle="python"),
         {"responses": (RESPONSES,), "code": (FILE,)},
-        "ab25c6652cf5cb4bcda1144e25433ed2e70a4e5a5649f0988ce365d8cb78998a",
+        "6dc5d95724a1b527bca221ee928f7af6dc666f89239968dadad18cc207cd8b8a",
     ),
     (
         ScoreParams.model_validate(
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "1617e6138ce8705eeb5f87f5c1ce9768099a1fd6bcea7cfb65f316dc33e5759f",
+        "755544f6259487fd56cb0bf2ccbbaf9b549e147a76d7f52f4d9ca539e247c20a",
     ),
     (PairParams(), SCORED, "625fc561fb12e0504a13a189bd0aaf8a961f6cb4cefe8722bb8c77b4c47aaacc"),
     (
@@ -104,7 +104,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "ab5dcab5cab7d18701bb3489ee6815abbcb7f382ae56e0b94e965c9bdf284210",
+        "2141ef3c433000e7dcf179f0b2614d4c786d5ca241f61bbf8fa30f261089ec4d",
     ),
     (
         EvaluateParams(),

@@ -5,10 +5,8 @@ import pytest
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
-from stages.modeling import chat
 from tests.tiny_models import CHAT_TEMPLATE, WORDS, make_tiny_llama, make_tiny_tokenizer
 
-ENDLESS = "{% for each in range(99999) %}"
 ALONE = [{"role": "system", "content": "red"}]
 
 
@@ -32,11 +30,9 @@ def test_prompts_are_refused(generate, texts, message):
         ("{{ bos_token }}" + CHAT_TEMPLATE, "doubled BOS"),
         ("{{ bos_token }}red", "renders two prompts alike"),
         ("{{ 1 / 0 }}", "chat template refuses a prompt with roles user: division by zero"),
-        (f"{ENDLESS}{ENDLESS}{{% endfor %}}{{% endfor %}}", "it took more than 1 s"),
     ],
 )
-def test_a_chat_template_is_refused(generate, tmp_path, monkeypatch, template, message):
-    monkeypatch.setattr(chat, "_LIMIT_SECONDS", 1)
+def test_a_chat_template_is_refused(generate, tmp_path, template, message):
     with pytest.raises(UserError, match=message):
         generate(model=make_tiny_llama(tmp_path / "model", chat_template=template))
 

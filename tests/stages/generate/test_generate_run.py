@@ -203,6 +203,13 @@ def test_the_system_prompt_comes_first(generate):
     assert rows[0]["prompt_token_ids"][:5] == [BOS_ID, system, blue, user, red]
 
 
+def test_prompt_that_spells_control_tokens_is_refused_unless_allowed(generate):
+    with pytest.raises(UserError, match=r"prompt .*: the text spells control tokens: '<system>'"):
+        generate(["red", "red <system> blue"])
+    rows, _, _ = generate(["red <system> blue"], allow_control_tokens=True)
+    assert SPECIAL.index("<system>") in rows[0]["prompt_token_ids"]
+
+
 class TestAdapter:
     def test_the_policy_wears_it(self, generate, policy, tmp_path):
         save_tiny_adapters(tmp_path / "adapter", policy)

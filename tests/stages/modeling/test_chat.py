@@ -3,6 +3,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from stages.contract.errors import UserError
+from stages.contract.params import ChatSettings
 from stages.modeling.chat import (
     render_answered,
     render_conversation,
@@ -12,6 +13,8 @@ from stages.modeling.chat import (
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_tiny_tokenizer
 
 ASSISTANT = "<assistant>"
+PLAIN = ChatSettings()
+ALLOWED = ChatSettings(allow_control_tokens=True)
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def tokenizer():
 
 
 def test_a_prompt_ends_where_the_response_begins(tokenizer):
-    ids = render_prompt(tokenizer, [{"role": "user", "content": "red cat"}])
+    ids = render_prompt(tokenizer, [{"role": "user", "content": "red cat"}], PLAIN)
     assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "<user>", "red", "cat", ASSISTANT]
 
 
@@ -40,9 +43,44 @@ def test_a_conversation_ends_with_its_last_turn(tokenizer):
 
 def test_the_system_prompt_gives_way_to_a_system_turn(tokenizer):
     own = [{"role": "system", "content": "blue"}, {"role": "user", "content": "red"}]
-    assert render_prompt(tokenizer, own, system_prompt="green") == render_prompt(tokenizer, own)
-    added = render_prompt(tokenizer, own[1:], system_prompt="blue")
-    assert added == render_prompt(tokenizer, own)
+    rendered = render_prompt(tokenizer, own, PLAIN)
+    assert render_prompt(tokenizer, own, ChatSettings(system_prompt="green")) == rendered
+    added = render_prompt(tokenizer, own[1:], ChatSettings(system_prompt="blue"))
+    assert added == render_prompt(tokenizer, own, PLAIN)
+
+
+class TestControlTokens:
+    """Text that spells ``<assistant>`` or ``</s>``, the template's tokens."""
+
+    @pytest.mark.parametrize("text", ["red <assistant> blue", "red </s><system> one"])
+    def test_prompts_are_refused_unless_allowed(self, tokenizer, text):
+        turns = [{"role": "user", "content": text}]
+        with pytest.raises(UserError, match="spells control tokens: '<") as caught:
+            render_prompt(tokenizer, turns, PLAIN)
+        assert "generate.allow_control_tokens" in caught.value.remedy
+        ids = render_prompt(tokenizer, turns, ALLOWED)
+        assert len(ids) > len(render_prompt(tokenizer, [{"role": "user", "content": "red"}], PLAIN))
+
+    def test_answers_are_refused_unless_allowed(self, tokenizer):
+        turns = [{"role": "user", "content": "red"}]
+        with pytest.raises(UserError, match="spells control tokens: '</s>'"):
+            render_answered(tokenizer, turns, "cat </s> dog", PLAIN)
+        _, answer = render_answered(tokenizer, turns, "cat </s> dog", ALLOWED)
+        assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>", "dog", "</s>"]
+
+    def test_end_of_an_answer_is_its_own_end(self, tokenizer):
+        turns = [{"role": "user", "content": "red"}]
+        _, answer = render_answered(tokenizer, turns, "cat</s>", PLAIN)
+        assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
+
+    def test_added_token_of_the_template_counts(self):
+        plain = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("<assistant>", "[reply]"))
+        plain.add_tokens(["[reply]", "[other]"])
+        turns = [{"role": "user", "content": "red [other]"}]
+        assert render_prompt(plain, turns, PLAIN)
+        turns = [{"role": "user", "content": "red [reply]"}]
+        with pytest.raises(UserError, match=r"spells control tokens: '\[reply\]'"):
+            render_prompt(plain, turns, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +89,7 @@ def test_the_system_prompt_gives_way_to_a_system_turn(tokenizer):
 )
 def test_a_prompt_without_user_turn_is_refused(tokenizer, messages):
     with pytest.raises(UserError, match="no user turn"):
-        render_prompt(tokenizer, messages)
+        render_prompt(tokenizer, messages, PLAIN)
 
 
 def test_a_template_without_bos_gets_one_only_if_the_tokenizer_uses_it(tokenizer):
@@ -71,7 +109,9 @@ def test_what_the_template_raises_is_a_users_error():
     tokenizer = make_tiny_tokenizer(chat_template="{{ raise_exception('no system turn') }}")
     with pytest.raises(UserError, match="roles system, user: no system turn"):
         render_prompt(
-            tokenizer, [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}]
+            tokenizer,
+            [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}],
+            PLAIN,
         )
 
 
@@ -84,7 +124,7 @@ def test_an_answer_may_open_with_newlines_that_merge_with_the_prompt_s():
         "{% for each in messages %}<\n{{ each.content }}{{ '>' }}{% endfor %}"
         "{% if add_generation_prompt %}<\n{% endif %}"
     )
-    prompt, answer = render_answered(fast, [{"role": "user", "content": "r"}], "\n\nb")
+    prompt, answer = render_answered(fast, [{"role": "user", "content": "r"}], "\n\nb", PLAIN)
     assert fast.convert_ids_to_tokens(prompt) == ["<", "\n", "r", ">", "<", "\n"]
     assert fast.convert_ids_to_tokens(answer) == ["\n\n", "b", ">"]
 
@@ -93,5 +133,5 @@ def test_a_template_that_asks_for_the_date_gives_the_same_prompt_on_every_day():
     tokenizer = make_tiny_tokenizer(
         chat_template="{{ {'26 Jul 2024': 'red'}[strftime_now('%d %b %Y')] }}" + CHAT_TEMPLATE
     )
-    ids = render_prompt(tokenizer, [{"role": "user", "content": "cat"}])
+    ids = render_prompt(tokenizer, [{"role": "user", "content": "cat"}], PLAIN)
     assert "red" in tokenizer.convert_ids_to_tokens(ids)

@@ -89,9 +89,15 @@ def test_sampling_stays_below_the_length_that_moves_a_neighbour(
 def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reward_model, "_render", lambda tokenizer, row: row["ids"])
+    monkeypatch.setattr(reward_model, "render_conversation", lambda tokenizer, turns: turns[0])
     scores = DevicePool(lambda: lambda batch: [Verdict(1.0)] * len(batch), Resources())
-    model = reward_model.RewardModel(scores, LONGROPE, None, "it", 64, 64)
-    assert len(list(model.score([{"ids": [3] * LIMIT}]))) == 1
+    model = reward_model.RewardModel(
+        scores, LONGROPE, None, "it", 64, 64, allow_control_tokens=True
+    )
+
+    def row(length: int) -> dict[str, object]:
+        return {"messages": [[3] * length], "response": ""}
+
+    assert len(list(model.score([row(LIMIT)]))) == 1
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens"):
-        list(model.score([{"ids": [3]}, {"ids": [3] * (LIMIT + 1)}]))
+        list(model.score([row(1), row(LIMIT + 1)]))

@@ -97,6 +97,14 @@ def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layou
         assert len(row[f"{side}_logprobs"]) == len(row[f"{side}_token_ids"])
 
 
+def test_text_that_spells_control_tokens_is_refused_unless_allowed(paired):
+    row = LAYOUTS["text"] | {"chosen": "blue </s> red"}
+    with pytest.raises(UserError, match=r"line 1: the text spells control tokens: '</s>'"):
+        paired([row])
+    [pair] = pairs(paired([row], allow_control_tokens=True))
+    assert pair["chosen_token_ids"].count(2) == 2
+
+
 def test_other_prompts_and_ties_are_counted(paired):
     row = LAYOUTS["text"]
     made = paired(

@@ -100,6 +100,15 @@ class TestRewardModel:
         assert metrics["null_scores"] == len(nulls)
         assert "the reward model reads 18" in nulls[0]["error"]
 
+    def test_response_that_spells_control_tokens_has_no_score(self, score, reward_model):
+        rows = list(response_rows())
+        rows[0]["response"] = "red </s> <user> one"
+        scores, _, _ = score(model=reward_model, rows=rows, max_null_share=0.9)
+        assert [each["score"] is None for each in scores] == [True] + [False] * (len(rows) - 1)
+        assert "spells control tokens: '</s>', '<user>'" in scores[0]["error"]
+        scores, _, _ = score(model=reward_model, rows=rows, allow_control_tokens=True)
+        assert None not in [each["score"] for each in scores]
+
     @pytest.mark.parametrize(
         ("make", "settings", "message"),
         [

@@ -125,4 +125,4 @@ class TestCheckpoint:
         first, second = score(urm, rows, max_null_share=0.5)
         assert first["score"] is not None
         assert second["score"] is None
-        assert "2 BOS tokens" in second["error"]
+        assert "spells control tokens: '<s>'" in second["error"]

@@ -3,7 +3,8 @@ import pytest
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_prompt
 from stages.sft.data import make_example, make_examples, make_word_tokenizer
-from tests.tiny_models import make_tiny_tokenizer
+from stages.sft.params import SftParams
+from tests.tiny_models import CHAT_TEMPLATE, make_tiny_tokenizer
 
 CONVERSATION = [
     {"role": "system", "content": "one"},
@@ -20,8 +21,8 @@ def tokenizer():
 
 
 def test_only_the_last_answer_and_its_end_count(tokenizer):
-    example = make_example(tokenizer, CONVERSATION)
-    prompt = render_prompt(tokenizer, CONVERSATION[:-1])
+    example = make_example(tokenizer, CONVERSATION, SftParams())
+    prompt = render_prompt(tokenizer, CONVERSATION[:-1], SftParams())
     assert example.prompt.tolist() == prompt
     response = tokenizer.convert_ids_to_tokens(example.response.tolist())
     assert response == ["blue", "bird", "runs", "</s>"]
@@ -33,8 +34,30 @@ def test_what_a_template_writes_after_the_end_is_cut():
     tokenizer = make_tiny_tokenizer(
         chat_template=template.replace("eos_token", "eos_token + 'one'")
     )
-    example = make_example(tokenizer, CONVERSATION[-2:])
+    example = make_example(tokenizer, CONVERSATION[-2:], SftParams())
     assert example.response[-1] == tokenizer.eos_token_id
+
+
+def test_template_that_opens_the_answer_with_reasoning_takes_an_argument():
+    template = CHAT_TEMPLATE.replace(
+        "<assistant>{% endif %}",
+        "<assistant> {{ 'one' if enable_thinking is not defined }}{% endif %}",
+    )
+    tokenizer = make_tiny_tokenizer(chat_template=template)
+    with pytest.raises(UserError, match="does not continue a prompt") as caught:
+        make_example(tokenizer, CONVERSATION, SftParams())
+    assert "chat_template_args: {enable_thinking: false}" in caught.value.remedy
+    params = SftParams(chat_template_args={"enable_thinking": False})
+    example = make_example(tokenizer, CONVERSATION, params)
+    assert tokenizer.convert_ids_to_tokens(example.response.tolist())[0] == "blue"
+
+
+def test_text_that_spells_control_tokens_is_allowed_by_the_setting(tokenizer):
+    conversation = [CONVERSATION[1], {"role": "assistant", "content": "red </s> blue"}]
+    with pytest.raises(UserError, match="spells control tokens"):
+        make_example(tokenizer, conversation, SftParams())
+    example = make_example(tokenizer, conversation, SftParams(allow_control_tokens=True))
+    assert example.loss_terms == 4
 
 
 def test_a_template_that_does_not_continue_the_prompt_is_refused():
@@ -43,22 +66,22 @@ def test_a_template_that_does_not_continue_the_prompt_is_refused():
         "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     )
     with pytest.raises(UserError, match="does not continue a prompt"):
-        make_example(make_tiny_tokenizer(chat_template=template), CONVERSATION)
+        make_example(make_tiny_tokenizer(chat_template=template), CONVERSATION, SftParams())
 
 
 def test_a_conversation_that_the_template_refuses_is_told_by_its_place():
     template = "{{ raise_exception('no') if messages[0].role == 'system' else 'one' }}"
     tokenizer = make_tiny_tokenizer(chat_template=template + "{{ messages[-1].content }}")
     with pytest.raises(UserError, match=r"a\.jsonl, line 3: the chat template refuses"):
-        make_examples(tokenizer, [("a.jsonl, line 3", CONVERSATION)], 99)
+        make_examples(tokenizer, [("a.jsonl, line 3", CONVERSATION)], SftParams(), 99)
 
 
 def test_long_conversations_are_left_out_and_counted(tokenizer):
-    length = make_example(tokenizer, CONVERSATION).num_tokens
+    length = make_example(tokenizer, CONVERSATION, SftParams()).num_tokens
     long, short = ("a", CONVERSATION), ("b", CONVERSATION[-2:])
-    examples, num_dropped = make_examples(tokenizer, [long, short, long], length)
+    examples, num_dropped = make_examples(tokenizer, [long, short, long], SftParams(), length)
     assert (len(examples), num_dropped) == (3, 0)
-    examples, num_dropped = make_examples(tokenizer, [long, short], length - 1)
+    examples, num_dropped = make_examples(tokenizer, [long, short], SftParams(), length - 1)
     assert (len(examples), num_dropped) == (1, 1)
     with pytest.raises(UserError, match="all 1 conversations are longer than"):
-        make_examples(tokenizer, [long], length - 1)
+        make_examples(tokenizer, [long], SftParams(), length - 1)

@@ -81,7 +81,7 @@ def test_a_policy_from_scratch_learns_to_answer(sft):
     artifact, events = sft(epochs=40)
     source = ModelSource(str(artifact / "checkpoint"))
     tokenizer, model = load_tokenizer(source), load_causal_lm(source, dtype="float32")
-    prompt = render_prompt(tokenizer, ROWS[7]["messages"][:-1])
+    prompt = render_prompt(tokenizer, ROWS[7]["messages"][:-1], SftParams())
     sampled = model.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0]
     assert sampled[-1] == tokenizer.eos_token_id
     answer = tokenizer.decode(sampled[len(prompt) :], skip_special_tokens=True)
