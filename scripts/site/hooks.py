@@ -32,6 +32,8 @@ GENERATED = {
     "reference/files.md": reference.files,
 }
 SOURCES = "source"
+# Searches find pages, not the files that these link to.
+_UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
 # The theme would load it from a content network.
 _SHIM = "https://unpkg.com/iframe-worker/shim"
 _OWN_SHIM = "assets/javascripts/iframe-worker.js"
@@ -127,6 +129,6 @@ def _source_page(target: str) -> str:
     path = ROOT / target
     if path.is_dir():
         names = sorted(each.relative_to(path).as_posix() for each in path.rglob("*.yaml"))
-        return f"# {target}\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
+        return f"{_UNSEARCHED}# {target}\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
     language = _LANGUAGES.get(path.suffix, "text")
-    return f"# {path.name}\n\n`{target}`\n\n````{language}\n{path.read_text()}\n````\n"
+    return f"{_UNSEARCHED}# {path.name}\n\n`{target}`\n\n````{language}\n{path.read_text()}\n````\n"

@@ -6,14 +6,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from flows.pipeline.fields import run_rows
 from stages.tables.schemas import SCHEMAS
+from tests.flows.browser import browser_page
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
+# What people look for, and the page that answers it.
+ANSWERS = {
+    "resume": "concepts",
+    "out of memory": "troubleshooting",
+    "8 GPUs": "training",
+    "reward model": "oracles",
+    "Llama": "training",
+    "wandb": "operations",
+    "schedule": "operations",
+    "kappa": "training",
+    "exploration": "equations",
+}
 
 
 def build(
@@ -53,6 +67,18 @@ def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
     assert all(f"<code>{word}" in commands for word in ("--set NAME=VALUE", "CONFIG"))
     tables = (site / "reference/files.html").read_text()
     assert all(f"<code>{name}</code>" in tables for name in SCHEMAS["pairs"].names)
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_first_hit_of_a_search_answers_it(site: Path) -> None:
+    hits = {}
+    with browser_page() as page:
+        for query in ANSWERS:
+            page.goto(f"{(site / 'index.html').as_uri()}?q={quote(query)}")
+            first = page.locator(".md-search-result__link").first
+            hits[query] = Path(urlsplit(first.get_attribute("href") or "").path).stem
+    assert hits == ANSWERS
 
 
 def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:

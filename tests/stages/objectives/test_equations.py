@@ -42,7 +42,7 @@ def names(heading):
 
 def test_designs_agree():
     in_golden = {case["design"] for case in json.loads(golden.GOLDEN_FILE.read_text())["bonus"]}
-    assert names("Bonuses") == list(DESIGNS)
+    assert names("Exploration bonuses") == list(DESIGNS)
     assert in_golden == set(DESIGNS)
     assert list(golden.BONUSES) == list(DESIGNS)
 
