@@ -53,14 +53,13 @@ class ModelComparison:
     """Result of an evaluation.
 
     Attributes:
-        artifact: Address of the artifact with its metrics.
+        artifact: Address of the artifact with all metrics.
         figures: The base's figures and the policy's, as a suite's rows have them.
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
     """
 
     models: Models
     artifact: str
-    metrics: Mapping[str, Any]
     figures: list[Row]
     differences: list[Paired]
     page: str = ""
@@ -70,7 +69,6 @@ class ModelComparison:
         base, policy = self.figures
         return vars(self.models) | {
             "artifact": self.artifact,
-            "metrics": self.metrics,
             "figures": {"policy": policy, "base": base},
             "differences": [asdict(each) for each in self.differences],
             "page": self.page,
@@ -182,9 +180,9 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
 def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
     made = artifacts["evaluate"]
     figures = [evaluated_row(made, 0, BASE), evaluated_row(made, 1, POLICY)]
-    metrics = made.read_json("metrics.json")
-    differences = adjusted(against_base(made, "evaluate"))
-    return ModelComparison(models, made.address(), metrics, figures, differences)
+    return ModelComparison(
+        models, made.address(), figures, adjusted(against_base(made, "evaluate"))
+    )
 
 
 def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:

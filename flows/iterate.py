@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import State
+from prefect.states import Completed, State
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
@@ -19,7 +19,7 @@ from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import OneOf, RunOverrides
-from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
+from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step, no_step
 from flows.report import html
 from flows.report.prefect_artifacts import (
@@ -30,6 +30,7 @@ from flows.report.prefect_artifacts import (
     publish_table,
 )
 from flows.report.summary import Summary, kappa_label, summarise
+from flows.report.verdict import verdict
 from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
 
@@ -84,7 +85,7 @@ def iterate(
     asked: RunConfig | None = None
     try:
         asked = _asked(preset, config, fresh)
-        publish_configuration(asked, preset)
+        publish_configuration(asked)
         run = resolve_run(asked)
     except GebError as error:
         return failed(error, asked.name if asked else preset)
@@ -99,7 +100,7 @@ def execute(run: ResolvedRun, session: Session) -> RunResult:
     """
 
     def call() -> RunResult | State[Any]:
-        publish_configuration(run.config, NO_PRESET)
+        publish_configuration(run.config)
         return _execute(run, session)
 
     return stage_flow("iterate", lambda: telling_name(run.config))(call)()
@@ -117,7 +118,9 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
         with recorded_attempt(ready.record, lambda: _put_on_record(run, ready.record)):
             executor = ready
             resume = resume_command(config.name, config.store)
-            return _run(run, executor, session)
+            result = _run(run, executor, session)
+            message = f"{verdict(result.summary).sentence} Report: {result.report}"
+            return Completed(message=message, data=result)
     except GebError as error:
         if executor is not None and not isinstance(error, RunCancelledError):
             _report_failure(executor.record, config)

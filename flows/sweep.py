@@ -42,7 +42,7 @@ def sweep(
 
     Args:
         name: Name of the sweep; the runs' names begin with it.
-        grid: Fields and their values: `train.kappa=0.5,1`.
+        grid: Fields and their values: train.kappa=0.5,1.
         seeds: Seeds of each combination.
         parallel_runs: Runs at the same time.
         preset: The configuration to start from.

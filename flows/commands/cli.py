@@ -41,8 +41,6 @@ from stages.contract.errors import (
 
 # Exit code of Ctrl-C in Typer, by the shell's convention.
 _EXIT_INTERRUPTED = 130
-# Last lines of a failed stage's log that are shown; the message names the file, which has all.
-_SHOWN_LINES = 20
 _STOPPED = "stopped"
 
 app = typer.Typer(
@@ -129,7 +127,7 @@ def _tell(error: BaseException) -> int:
                 remedy = "write each setting as one word, --set NAME=VALUE; " + remedy
             return _say(EXIT_USER, error.format_message(), remedy)
         case StageFailedError():
-            for line in error.last_lines[-_SHOWN_LINES:]:
+            for line in error.last_lines:
                 messages().print(f"[dim]│[/] {escape(line)}")
             remedy = "fix the cause, then run the command again: finished steps are kept"
             return _say(EXIT_FAILED, str(error), remedy)

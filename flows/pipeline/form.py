@@ -67,9 +67,9 @@ class SharedForm(BaseModel):
     kappa: float = Field(ge=0)
     """Weight κ of the exploratory bonus."""
     design: Annotated[str, OneOf(lambda: get_args(TrainParams.model_fields["design"].annotation))]
-    """The exploratory bonus; `none` is plain f-DPO."""
+    """The exploratory bonus; none is plain f-DPO."""
     divergence: str
-    """`reverse_kl`, `hellinger`, `forward_kl`, `js`, or α of an α-divergence from 0 to 1."""
+    """reverse_kl, hellinger, forward_kl, js, or α of an α-divergence from 0 to 1."""
     learning_rate: float = Field(gt=0)
     """Peak learning rate of the training."""
     num_samples: int = Field(ge=1)
@@ -89,8 +89,8 @@ class SharedForm(BaseModel):
     store: str
     """The store: a folder, or s3://, gs:// or az://."""
     settings: list[str]
-    """Any other fields, a line each: `train.beta=0.05`, `resources.train.gpus=1`. `geb fields` and
-    the documentation list them."""
+    """Any other fields, an item each: train.beta=0.05, resources.train.gpus=1. The documentation
+    and the command geb fields list them."""
 
 
 class RunForm(SharedForm):

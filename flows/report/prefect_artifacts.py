@@ -1,7 +1,8 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from textwrap import fill
 from typing import Any, TypeVar
 
 import yaml
@@ -19,15 +20,16 @@ from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
 from flows.report.plots import draw, png
 from flows.report.summary import Summary
+from flows.report.table import FittedTable
 from flows.report.verdict import verdict
 from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
 
 R = TypeVar("R")
 
-# All of it is in the log file that the message names.
-_SHOWN_LINES = 20
-# The UI cuts wider tables; the report has all columns.
+# The UI draws wider tables over its right column; the report has all columns.
 _MOST_COLUMNS = 7
+# Characters of a line in a block of code.
+_WIDTH = 64
 
 
 @survives_outage
@@ -39,27 +41,22 @@ def label(config: RunConfig) -> None:
 
 
 @survives_outage
-def publish_configuration(config: RunConfig, preset: str) -> None:
+def publish_configuration(config: RunConfig) -> None:
     """Creates an artifact with every value of a run's configuration."""
     values = yaml.safe_dump(config.to_values(), sort_keys=False, allow_unicode=True)
     create_markdown_artifact(
         f"```yaml\n{values}```\n",
         key=artifact_key(config.name, "configuration"),
-        description=f"Every value of run {config.name}"
-        + (f", which started from preset {preset}." if preset else "."),
+        description=f"Every value of run {config.name}.",
     )
 
 
 @survives_outage
 def publish_table(summary: Summary, iteration: int) -> None:
     """Creates the table of the iterations so far; to be called inside a flow run."""
-    table = summary.tables()[0]
-    records = [
-        {title: record[title] for title in table.header[:_MOST_COLUMNS]}
-        for record in table.records()[: iteration + 1]
-    ]
+    table = summary.tables()[0].first_columns(_MOST_COLUMNS)
     create_table_artifact(
-        records,
+        table.records()[: iteration + 1],
         key=artifact_key(summary.run, "iterations"),
         description=f"Run {summary.run} after iteration {iteration}.",
     )
@@ -71,11 +68,11 @@ def publish(summary: Summary, report: str) -> None:
 
     The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
     """
-    tables = [f"## {table.title}\n\n{table.markdown()}" for table in summary.tables()]
-    places = "\n".join([*summary.places(), f"report      {report}"])
+    tables = _sections(summary.tables())
+    places = _fenced([*summary.places(), f"report      {report}"])
     judged = verdict(summary)
     notes = "\n".join(f"- {note}" for note in (*judged.reasons, *judged.cautions))
-    parts = [f"# {summary.run}", judged.sentence, notes, *tables, f"```\n{places}\n```"]
+    parts = [f"# {summary.run}", judged.sentence, notes, *tables, places]
     create_markdown_artifact(
         "\n\n".join([*parts, *_drawings(draw({summary.run: summary.rows}))]),
         key=artifact_key(summary.run, "report"),
@@ -86,15 +83,22 @@ def publish(summary: Summary, report: str) -> None:
 @survives_outage
 def publish_comparison(comparison: Comparison) -> None:
     """Creates the artifact of a comparison: its verdict, tables and drawings."""
-    parts = [f"# {comparison.name}", comparison.verdict()]
-    for table in comparison.tables():
-        parts.append(f"## {table.title}\n\n{table.markdown()}\n\n{table.note}")
-    parts.append(f"```\n{comparison.page}\n```")
+    parts = [f"# {comparison.name}", comparison.verdict(), *_sections(comparison.tables())]
     create_markdown_artifact(
-        "\n\n".join([*parts, *_drawings(comparison.drawings())]),
+        "\n\n".join([*parts, _fenced([comparison.page]), *_drawings(comparison.drawings())]),
         key=artifact_key(comparison.name, "report"),
         description=f"Comparison of {', '.join(comparison.methods)}.",
     )
+
+
+def _sections(tables: Iterable[FittedTable]) -> Iterator[str]:
+    for table in tables:
+        markdown = table.first_columns(_MOST_COLUMNS).markdown()
+        yield f"## {table.title}\n\n{markdown}\n\n{table.note}"
+
+
+def _fenced(lines: Sequence[str]) -> str:
+    return "\n".join(["```", *lines, "```"])
 
 
 def _drawings(figures: Mapping[str, Figure]) -> Iterator[str]:
@@ -135,31 +139,31 @@ def failed(error: GebError, name: str, command: str | None = None) -> State[Any]
     """
     if isinstance(error, RunCancelledError):
         raise error
-    said = error.last_lines if isinstance(error, StageFailedError) else ()
-    # Without the lines in which Python underlines the one above.
-    lines = [line for line in said if line.strip(" ^~")][-_SHOWN_LINES:]
+    lines = error.last_lines if isinstance(error, StageFailedError) else ()
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     is_deployed = context.flow_run.deployment_id is not None
-    how = _remedy(error, is_deployed, command)
-    shown = [f"**{error}**", how.rstrip(":")]
-    shown += [f"```\n{command}\n```"] if command else []
-    shown += ["Finished steps are kept."]
-    shown += ["The stage's last lines:", "```\n" + "\n".join(lines) + "\n```"] if lines else []
+    remedy = f"{_remedy(error, is_deployed, command)}. Finished steps are kept."
+    # Markdown would join its lines, and draw a long path over the page's right column.
+    wrapped = fill(
+        str(error), _WIDTH, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
+    )
+    shown = [_fenced([wrapped]), remedy]
+    shown += ["The stage's last lines:", _fenced(lines)] if lines else []
     create_markdown_artifact(
         "\n\n".join(shown),
         key=artifact_key(name, "failure"),
         description=f"Why {name} failed, and how to go on.",
     )
-    message = f"{error}\n{how}{f' {command}' if command else ''}. Finished steps are kept."
+    message = f"{error}\n{remedy}"
     get_run_logger().error("%s", message)
     return Failed(message=message, data=error)
 
 
 def _remedy(error: GebError, is_deployed: bool, command: str | None) -> str:
-    """A sentence without its full stop; with a command, it ends with a colon."""
+    """A sentence without its full stop."""
     ways = ["press Retry"] if is_deployed else []
-    ways += ["run:"] if command else []
+    ways += [f"run: {command}"] if command else []
     again = ", or ".join(ways) or "start it again"
     if isinstance(error, UserError):
         return f"If a parameter is wrong, start a new run; if a file is, correct it and {again}"

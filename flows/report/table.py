@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -174,6 +174,10 @@ class FittedTable:
         """A record for each row, from the titles of the columns to text on one line."""
         rows = ([str(cell).replace("\n", ", ") for cell in row] for row in self.rows)
         return [dict(zip(self.header, row, strict=True)) for row in rows]
+
+    def first_columns(self, count: int) -> Self:
+        """The table without the columns right of the first ``count``."""
+        return replace(self, header=self.header[:count], rows=[row[:count] for row in self.rows])
 
     def markdown(self) -> str:
         """The table in Markdown, without its title and note; bars in its cells are escaped."""

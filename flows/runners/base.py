@@ -27,7 +27,8 @@ from stages.contract.errors import (
 from stages.contract.events import Event, Failure, Log
 from stages.contract.request import Request, Resources
 
-KEPT_LINES = 50
+# Last lines of a failed stage's log that people see; the message names the file, which has all.
+KEPT_LINES = 30
 SUPERVISOR_SECONDS = 10
 """A stage is killed after its grace period; the supervisor needs a moment to see that through."""
 # By default GNU OpenMP, which PyTorch has on CPUs, spins for milliseconds: beside other busy

@@ -1,4 +1,4 @@
-"""The Prefect UI as a person uses it: where things are on its pages."""
+"""Prefect's V2 UI as a person uses it: the places of things on its pages."""
 
 import os
 import re
@@ -45,36 +45,24 @@ def browser_page() -> Iterator[Page]:
         browser.close()
 
 
-def field(page: Page, *names: str) -> Locator:
-    """A field of the form by its path: ``config``, ``train``, ``kappa``."""
-    found = page.locator("form")
-    for name in names:
-        header = page.locator(f"xpath=./div[1]//span[text()='{name} (Optional)']")
-        found = found.locator(".schema-form-property").filter(has=header)
-    return found
+def field(page: Page, name: str) -> Locator:
+    """A field of the form, by its name."""
+    return page.get_by_label(f"{name} (Optional)", exact=True)
 
 
-def fill(page: Page, names: tuple[str, ...], value: object) -> None:
-    """Types a value into a field of the form."""
-    control = field(page, *names).locator("input, textarea").first
-    control.fill(str(value))
-
-
-def add_line(page: Page, names: tuple[str, ...], text: str) -> None:
-    """Adds an entry to a list of the form."""
-    shown = field(page, *names)
-    entries = shown.locator("textarea")
+def add_line(page: Page, text: str) -> None:
+    """Adds an entry to the form's list of settings."""
+    entries = page.locator("fieldset textarea")
     before = entries.count()
-    shown.get_by_role("button", name="Add item").click()
+    page.get_by_role("button", name="Add item").click()
     expect(entries).to_have_count(before + 1)
     entries.last.fill(text)
 
 
-def choose(page: Page, names: tuple[str, ...], option: str) -> None:
+def choose(page: Page, name: str, option: str) -> None:
     """Chooses an option of a field of the form."""
-    # A click elsewhere on the box opens and closes its list at once.
-    field(page, *names).locator(".p-select-button__icon").click()
-    page.locator(".p-select-option").get_by_text(option, exact=True).click()
+    page.get_by_label(f"Select {name}").click()
+    page.get_by_role("option", name=option, exact=True).click()
 
 
 def submit(page: Page) -> tuple[str, str]:
@@ -94,13 +82,19 @@ def see_end(page: Page, ui: str, deployment: str, run: str, state: str) -> None:
 
     The page of a run that is at work draws an animation, which costs this machine a core.
     """
-    page.goto(f"{ui}/deployments/deployment/{deployment}?tab=Runs")
-    item = page.locator(".state-list-item").filter(has=page.locator(f'a[href*="{run}"]'))
-    # While an entry moves within the list there are two of it.
-    ended = item.locator(".state-badge").filter(has_text=_ENDED).first
+    page.goto(f"{ui}/v2/deployments/deployment/{deployment}?tab=Runs")
+    entry = page.locator("[data-slot=card]").filter(has=page.locator(f'a[href*="{run}"]'))
+    ended = entry.locator("[data-slot=badge]").filter(has_text=_ENDED).first
     expect(ended).to_be_visible(timeout=_RUN_MILLISECONDS)
-    page.goto(f"{ui}/runs/flow-run/{run}")
-    expect(page.locator(".page-heading .state-badge")).to_contain_text(state)
+    page.goto(f"{ui}/v2/runs/flow-run/{run}")
+    expect(page.locator("[data-slot=badge]").filter(has_text=_ENDED).first).to_have_text(state)
+
+
+def open_artifact(page: Page, key: str) -> None:
+    """Opens an artifact of the run whose page is shown."""
+    page.get_by_role("tab", name="Artifacts").click()
+    page.locator(f'a[href$="/artifacts/key/{key}"]').click()
+    page.locator("main a[href*='/artifacts/artifact/']").first.click()
 
 
 def picture(page: Page, name: str) -> None:

@@ -21,7 +21,7 @@ from tests.flows.browser import (
     browser_page,
     choose,
     field,
-    fill,
+    open_artifact,
     picture,
     see_end,
     submit,
@@ -38,39 +38,39 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
     with browser_page() as page:
         _open_form(page, standing)
         _fill_small(page, "small")
-        page.get_by_text("Run Name").scroll_into_view_if_needed()
         picture(page, "form")
         see_end(page, standing.ui, *submit(page), "Completed")
         picture(page, "completed")
-        page.get_by_text("Artifacts", exact=True).click()
-        page.get_by_text("small-report").click()
+        open_artifact(page, "small-report")
         expect(page.get_by_role("columnheader", name="mean reward")).to_be_visible()
+        assert page.get_by_role("columnheader").count() <= 7, "others are drawn over the page"
+        expect(page.get_by_text("Report: ")).to_contain_text("report.html")
         _expect_plots(page)
         picture(page, "report")
         _open_form(page, standing)
         _fill_small(page, "mended")
-        fill(page, ("config", "oracle_code"), failing_once(tmp_path))
-        add_line(page, ("config", "settings"), "generate.temperature=0.9")
+        field(page, "oracle_code").fill(str(failing_once(tmp_path)))
+        add_line(page, "generate.temperature=0.9")
         deployment, run = submit(page)
         see_end(page, standing.ui, deployment, run, "Failed")
         picture(page, "failed")
         states = standing.steps(UUID(run))
         # Whichever called the oracle first.
         [failed] = [name for name, state in states.items() if state == "Failed"]
-        page.get_by_text("Artifacts", exact=True).click()
-        page.get_by_text("mended-failure", exact=True).last.click()
+        open_artifact(page, "mended-failure")
         expect(page.get_by_text("no route to the reward server").first).to_be_visible()
         resume = f"geb resume mended --store {standing.store}"
-        expect(page.get_by_text(resume)).to_be_visible()
+        expect(page.get_by_text(resume).first).to_be_visible()
         picture(page, "failure")
-        page.go_back()
+        page.goto(f"{standing.ui}/v2/runs/flow-run/{run}")
         _retry(page)
         see_end(page, standing.ui, deployment, run, "Completed")
-        page.get_by_text("Task Runs", exact=True).click()
-        expect(_task(page, "iteration-1/generate/0").first).to_contain_text("Cached")
+        page.get_by_role("tab", name="Task Runs").click()
         expect(_task(page, failed).first).to_contain_text("Completed")
-        page.mouse.wheel(0, 500)
         picture(page, "retried")
+        states = standing.steps(UUID(run))
+        assert states["iteration-1/generate/0"] == "Cached"
+        assert states[failed] == "Completed"
 
 
 def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> None:
@@ -163,27 +163,30 @@ def _expect_plots(page: Page) -> None:
 
 def _task(page: Page, name: str) -> Locator:
     """Entries of a task in the list of a flow run, the newest first."""
-    return page.locator(".state-list-item").filter(has=page.get_by_text(name, exact=True))
+    page.get_by_placeholder("Search by run name").fill(name)
+    return page.locator("[data-slot=card]").filter(has=page.get_by_text(name, exact=True))
 
 
 def _retry(page: Page) -> None:
-    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("button", name="Open menu").click()
+    page.get_by_role("menuitem", name="Retry").click()
     page.get_by_role("button", name="Retry").last.click()
-    expect(page.locator(".state-badge").first).not_to_contain_text("Failed")
+    expect(page.locator("[data-slot=badge]").filter(has_text="Failed")).to_have_count(0)
 
 
 def _open_form(page: Page, up: Up) -> None:
-    page.goto(f"{up.ui}/deployments")
-    page.get_by_role("link", name="iterate").first.click()
+    page.goto(up.ui)
+    page.get_by_role("link", name="Deployments", exact=True).click()
+    page.get_by_role("link", name="iterate", exact=True).first.click()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("Custom run").click()
-    expect(field(page, "preset")).to_contain_text("quickstart")
+    expect(page.get_by_label("Select preset")).to_contain_text("quickstart")
 
 
 def _fill_small(page: Page, name: str) -> None:
-    fill(page, ("config", "name"), name)
+    field(page, "name").fill(name)
     for section, values in SMALL_OVERRIDES.items():
         for field_name, value in values.items() if isinstance(values, dict) else ():
-            add_line(page, ("config", "settings"), f"{section}.{field_name}={json.dumps(value)}")
-    fill(page, ("config", "iterations"), SMALL_OVERRIDES["iterations"])
-    choose(page, ("config", "design"), "one_minus_pi")
+            add_line(page, f"{section}.{field_name}={json.dumps(value)}")
+    field(page, "iterations").fill(str(SMALL_OVERRIDES["iterations"]))
+    choose(page, "design", "one_minus_pi")

@@ -23,8 +23,9 @@ def test_a_run_s_own_model_on_its_own_prompts_is_found_in_the_store(trained: Pat
     assert "policy/generate/0 cached" in " ".join(done.stderr.split())
     found = json.loads(done.stdout)
     assert found["policy"] == "small@production"
-    assert found["metrics"]["win_rate"] == 0, "a model does not win against itself"
-    assert found["metrics"]["tied_prompts"] == found["metrics"]["compared_prompts"] == 16
+    policy = found["figures"]["policy"]
+    assert policy["win_rate"] == 0, "a model does not win against itself"
+    assert policy["tied_prompts"] == 16
     assert found["differences"] == []
     assert (
         found["verdict"] == "By mean reward against small:1, small@production: no difference can "
