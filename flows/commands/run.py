@@ -109,7 +109,8 @@ def _run(
     resolved = resolve_run(config, forced_from(from_stage, from_iteration, config.iterations))
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
-    try_own_code(config, to_run)
+    for warning in try_own_code(config, to_run):
+        _warn(warning)
     for warning in cautions(resolved) if "train" in to_run else ():
         _warn(warning)
     if dry_run:

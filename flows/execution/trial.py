@@ -38,35 +38,44 @@ class _Trial(NamedTuple):
 
 def try_own_code(
     config: RunConfig, stages: Container[str] = frozenset({"score", "pair", "train"})
-) -> None:
+) -> list[str]:
     """Calls the custom functions that stages would call, each once in a process.
 
     Runners that start stages elsewhere have them tried there.
+
+    Returns:
+        A warning for each function whose trial took too long.
 
     Raises:
         UserError: A function cannot be loaded, fails, or returns what its stage cannot use.
     """
     if config.execution.runner != "process":
-        return
+        return []
+    warnings: list[str] = []
     for trial in _trials(config):
         source = resolve(trial.code, "dataset") if trial.code and trial.stage in stages else None
         if isinstance(source, FileInput):
-            _call(
+            warnings += _call(
                 config.execution.interpreters.get(trial.stage, sys.executable),
                 trial.noun,
                 (trial.module, source.location, trial.function, json.dumps(trial.argument)),
                 source.digest,
                 in_bucket="://" in config.store,
             )
+    return warnings
 
 
 def _trials(config: RunConfig) -> Iterator[_Trial]:
     inputs = config.inputs
     if "python" in config.score.parts:
-        module = "stages.score.python_function"
-        function = config.score.python.function
-        prompts = _first_prompts(config)
-        yield _Trial("score", "oracle", module, inputs.oracle_code, function, prompts)
+        yield _Trial(
+            "score",
+            "oracle",
+            "stages.score.python_function",
+            inputs.oracle_code,
+            config.score.python.function,
+            _first_prompts(config),
+        )
     if config.train.objective == "python":
         module = "stages.train.own_objective"
         objective = config.train.python
@@ -82,8 +91,11 @@ def _trials(config: RunConfig) -> Iterator[_Trial]:
 @cache
 def _call(
     interpreter: str, noun: str, arguments: tuple[str, ...], digest: str, *, in_bucket: bool
-) -> None:
+) -> tuple[str, ...]:
     """Tries a function in the environment of a stage; ``digest`` tells versions of its file apart.
+
+    Returns:
+        A warning if it took too long.
 
     Raises:
         UserError: The function cannot work, or ended its process.
@@ -102,19 +114,24 @@ def _call(
         )
     except OSError:
         # The check of interpreters names one that is missing.
-        return
+        return ()
     assert trial.stdin is not None
     assert trial.stdout is not None
-    with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close):
+    with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close) as overdue:
         event = parse_event(trial.stdout.read())
         code = trial.wait()
-    if code == EXIT_OK and event is None:
+    if overdue.is_set():
+        return (f"the {noun} was tried before the run, and took more than {_LIMIT_SECONDS:g} s",)
+    # The number of a signal is added to 128.
+    if event is None and (code == EXIT_OK or code > 128):
         raise UserError(
-            f"the {noun} was tried before the run, and ended the process that called it",
-            "take os._exit, sys.exit and quit out of it",
+            f"the {noun} was tried before the run, and ended its process with exit code {code}",
+            "take os._exit, sys.exit and quit out of it; 137 is a kill (memory ran out, for "
+            "example), 139 a crash of a library",
         )
     if isinstance(event, Failure) and event.kind == "user":
         raise UserError(f"the {noun} was tried before the run: {event.message}", event.remedy)
+    return ()
 
 
 def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
@@ -125,7 +142,7 @@ def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
         return []
     try:
         rows = [row for _, row in itertools.islice(read_data_file(files[0]), _PROMPTS)]
-        prompts = [read_prompt(row, config.prepare) for row in rows]
+        prompts = [read_prompt(row, config.prepare, (), set()) for row in rows]
     except UserError:
         # The stage `prepare` reports what is wrong with them.
         return []

@@ -32,10 +32,7 @@ class Prompt:
 
 
 def read_prompt(
-    row: Mapping[str, Any],
-    params: PrepareParams,
-    columns: Collection[str] = (),
-    unread: set[str] | None = None,
+    row: Mapping[str, Any], params: PrepareParams, columns: Collection[str], unread: set[str]
 ) -> Prompt:
     """Turns a source's row into a prompt.
 
@@ -44,7 +41,7 @@ def read_prompt(
     fields of messages that are not read.
     """
     shown = ", ".join(columns or row) or "none"
-    messages = _messages(row, params, shown, set() if unread is None else unread)
+    messages = _messages(row, params, shown, unread)
     length = len(messages)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()

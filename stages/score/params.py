@@ -130,19 +130,6 @@ class WeightedSettings(Settings):
     )
     """Weight of each oracle by its name; a negative one is a penalty. Each oracle reads its own
     section."""
-    scales: dict[PartName, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        default_factory=dict
-    )
-    """Number by which an oracle's scores are divided before they are weighed, such as their
-    standard deviation (`std` in the `metrics.json` of a score step); 1 if it is not given."""
-
-    @model_validator(mode="after")
-    def _scales_are_of_parts(self) -> WeightedSettings:
-        for name in self.scales.keys() - self.weights.keys():
-            raise ValueError(
-                f"scales names {name}, and weights does not: give it a weight, or leave it out"
-            )
-        return self
 
 
 @dataclass(frozen=True)

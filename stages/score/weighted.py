@@ -18,15 +18,14 @@ class Part:
     name: str
     oracle: Oracle
     weight: float
-    scale: float
 
     def __str__(self) -> str:
-        return f"{self.weight:.15g}/{self.scale:.15g}*{self.oracle.identity}"
+        return f"{self.weight:.15g}*{self.oracle.identity}"
 
 
 @dataclass(frozen=True)
 class WeightedOracle:
-    """Adds up weight · score / scale of its parts.
+    """Adds up weight · score of its parts.
 
     A response that one of them cannot score has no score. Components are each part's own score
     under its name, and its components under ``name.component``. Parts are asked in their order, and
@@ -38,7 +37,7 @@ class WeightedOracle:
 
     @property
     def identity(self) -> str:
-        """Weights, scales and identities of the parts."""
+        """Weights and identities of the parts."""
         return f"weighted:{'+'.join(sorted(map(str, self.parts)))}"
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
@@ -61,7 +60,7 @@ class WeightedOracle:
                 errors.append(f"{part.name}: {verdict.error}")
             else:
                 components[part.name] = verdict.score
-                terms.append(part.weight * verdict.score / part.scale)
+                terms.append(part.weight * verdict.score)
         if errors:
             return Verdict(None, "; ".join(errors), components)
         return Verdict(math.fsum(terms), components=components)
@@ -76,8 +75,7 @@ def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:
         parts = []
         for name in names:
             oracle = stack.enter_context(opened_oracle(_context(ctx, name)))
-            scale = settings.scales.get(name, 1.0)
-            parts.append(Part(name, oracle, settings.weights[name], scale))
+            parts.append(Part(name, oracle, settings.weights[name]))
         return WeightedOracle(parts, stack.pop_all().close)
 
 

@@ -94,9 +94,13 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
         ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward"),
         (f"{SCORE}    return [1.0]\n", "oracle.py:score returned 1 scores for 4 responses"),
         (f"{SCORE}    return [float('nan')] * len(responses)\n", "returned score nan"),
-        (f"import os\n{SCORE}    os._exit(0)\n", "ended the process that called it"),
+        (f"import os\n{SCORE}    os._exit(0)\n", "ended its process with exit code 0"),
+        (
+            f"import os\n{SCORE}    os.kill(os.getpid(), 9)\n",
+            "ended its process with exit code 137",
+        ),
     ],
-    ids=["raises", "import", "name", "count", "nan", "exit"],
+    ids=["raises", "import", "name", "count", "nan", "exit", "signal"],
 )
 def test_an_oracle_that_cannot_work_is_refused(tmp_path: Path, code: str, said: str) -> None:
     with pytest.raises(UserError) as refused:
@@ -213,6 +217,15 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"
 open({sign!r}, "w").close()
 time.sleep(600)
 """
+
+
+def test_trial_that_takes_too_long_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.execution.trial._LIMIT_SECONDS", 0.1)
+    hangs = f"import time\n{SCORE}    time.sleep(600)\n"
+    [warning] = try_own_code(load_config(with_oracle(tmp_path, hangs)))
+    assert warning == "the oracle was tried before the run, and took more than 0.1 s"
 
 
 def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:

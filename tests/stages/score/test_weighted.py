@@ -39,11 +39,11 @@ def tones(request):
 def stage(tmp_path):
     """Runs the stage with a weighted sum and returns its artifact."""
 
-    def run(*, code=WORDS, weights, scales=None, **params):
+    def run(*, code=WORDS, weights, **params):
         responses, oracle = tmp_path / "responses.parquet", tmp_path / "oracle.py"
         write_table(responses, RESPONSES, ROWS)
         oracle.write_text(textwrap.dedent(code))
-        settings = score_params("weighted", weights=weights, scales=scales or {}, **params)
+        settings = score_params("weighted", weights=weights, **params)
         inputs = {"responses": responses} | ({"code": oracle} if settings.reads("code") else {})
         artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
         return artifact
@@ -55,11 +55,10 @@ def scores_of(artifact):
     return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
 
-def test_scores_are_scaled_weighed_and_added(serve, stage):
+def test_scores_are_weighed_and_added(serve, stage):
     server = serve(lambda number, request: tones(request))
     artifact = stage(
-        weights={"python": -0.5, "math_verify": 3, "http": 1},
-        scales={"http": 4.0},
+        weights={"python": -0.5, "math_verify": 3, "http": 0.25},
         http={"url": server.url, **SERVER},
     )
     rows = scores_of(artifact)
@@ -78,13 +77,13 @@ def test_scores_are_scaled_weighed_and_added(serve, stage):
     }
 
 
-def test_the_identity_tells_weights_scales_and_oracles(serve, stage):
+def test_the_identity_holds_weights_and_oracles(serve, stage):
     server = serve(lambda number, request: tones(request))
     http = {"url": server.url, **SERVER}
-    artifact = stage(weights={"http": 2, "python": -0.5}, scales={"http": 4}, http=http)
+    artifact = stage(weights={"http": 2, "python": -0.5}, http=http)
     [identity] = {row["oracle"] for row in scores_of(artifact)}
-    assert identity.startswith("weighted:-0.5/1*python:score@")
-    assert identity.endswith("+2/4*http:tone@1")
+    assert identity.startswith("weighted:-0.5*python:score@")
+    assert identity.endswith("+2*http:tone@1")
     assert json.loads((artifact.path / "metrics.json").read_text())["oracle"] == identity
 
 
@@ -141,8 +140,6 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
     ("settings", "message"),
     [
         ({}, r"needs weighted\.weights"),
-        ({"weights": {"python": 1}, "scales": {"http": 2}}, "scales names http"),
-        ({"weights": {"python": 1}, "scales": {"python": 0}}, "greater than 0"),
         ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"python": float("nan")}}, "finite"),
@@ -170,5 +167,5 @@ def test_the_key_holds_the_sections_of_what_is_summed_in_whatever_order(tmp_path
     plain = key(weighted={"weights": weights})
     assert plain == key(weighted={"weights": dict(reversed(weights.items()))})
     assert plain == key(weighted={"weights": weights}, http={"identity": "other"})
-    assert plain != key(weighted={"weights": weights, "scales": {"python": 2.0}})
+    assert plain != key(weighted={"weights": {**weights, "python": 2.0}})
     assert plain != key(weighted={"weights": weights}, python={"function": "other"})
