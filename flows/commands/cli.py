@@ -15,7 +15,6 @@ from typer.exceptions import TyperException
 
 from flows.commands import (
     evaluate,
-    fetch,
     init,
     inspect,
     models,
@@ -52,7 +51,6 @@ app = typer.Typer(
 # In the order of the help.
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
-    fetch.fetch,
     run.run,
     run.resume,
     run.plan,
@@ -72,7 +70,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     paper.bandit,
     paper.paper,
     up.up,
-    up.down,
 )
 for command in _COMMANDS:
     app.command()(command)

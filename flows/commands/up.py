@@ -1,4 +1,4 @@
-"""Commands ``geb up`` and ``geb down``: what serves the Prefect UI on this machine."""
+"""Command ``geb up``: what serves the Prefect UI on this machine."""
 
 import os
 import signal
@@ -32,23 +32,24 @@ def up(
     password: Annotated[
         bool, typer.Option(help="Let a Prefect server started here ask for a password.")
     ] = True,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="End what `geb up` started in another terminal.")
+    ] = False,
 ) -> None:
     """Start a Prefect server, a worker and the deployments, to use from the UI; Ctrl-C ends them.
 
     With PREFECT_API_URL set that server is used, and none is started.
     """
     place = Home(home)
+    if stop:
+        ended = place.end(_END_SECONDS)
+        console.print("ended" if ended else f"nothing of {home} is running", markup=False)
+        return
     opened = open_store(store, create=True)
     if place.claim():
         _run(place, opened, port, limit, password)
     else:
         _show_running(place, opened.location)
-
-
-def down(home: HomePath = DEFAULT_HOME) -> None:
-    """End what `geb up` started, from another terminal."""
-    ended = Home(home).end(_END_SECONDS)
-    console.print("ended" if ended else f"nothing of {home} is running", markup=False)
 
 
 def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> None:
@@ -81,7 +82,7 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
         home.announce(standing)
         console.print(f"deployments    {', '.join(deployments)}")
         _show(standing)
-        console.print("Ctrl-C, or `geb down` in another terminal, ends it")
+        console.print("Ctrl-C, or `geb up --stop` in another terminal, ends it")
         services.wait()
     except KeyboardInterrupt:
         pass
@@ -100,7 +101,7 @@ def _show_running(home: Home, store: str) -> None:
     if standing.store != store:
         raise UserError(
             f"`geb up` is running already, with the store {standing.store}",
-            "`geb down` first, or use another --home and --port beside it",
+            "`geb up --stop` first, or use another --home and --port beside it",
         )
     console.print(f"running already, pid {standing.pid}")
     _show(standing)

@@ -46,7 +46,7 @@ def resolved(place: str, repo_type: RepoType, state: str) -> External:
     if path.suffix == ".gguf" and path.is_file():
         raise UserError(
             f"{place} is a GGUF file, and stages read safetensors",
-            f"make a checkpoint by `geb fetch {place}`, and name its folder",
+            "make a checkpoint as data/chat/smollm2.py does, and name its folder",
         )
     if path.exists():
         # Before it is read: a change meanwhile then shows.

