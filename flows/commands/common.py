@@ -24,7 +24,6 @@ from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.presets import DEFAULT_STORE
 from flows.pipeline.step import Step, StepFilter, no_step
-from flows.standing.home import Home
 from stages.contract.errors import StoreError, UserError
 from stages.store.opening import location_of, open_store
 
@@ -182,9 +181,6 @@ def prefect_session(
     log = open_store(store, create=True).run_path(run) / "prefect-server.log"
     if ui := ensure_prefect_server(log, lambda line: shown.print(line, markup=False)):
         shown.print(f"Prefect UI while it runs: {ui}")
-        if standing := Home().standing():
-            said = f"`geb up` is at {standing.ui}; to see runs there: {standing.exports}"
-            shown.print(said, soft_wrap=True)
     observer = ConsoleObserver(shown, num_steps) if num_steps else LineObserver(shown)
     session = Session([observer])
     with _set_by_signals(session.stop), observer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -33,14 +32,14 @@ from flows.commands.common import (
 from flows.commands.terminal import messages
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
-from flows.execution.run_record import RunRecord
+from flows.execution.run_record import RunRecord, attempts, resume_command
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.show import cost_lines
-from stages.contract.errors import EXIT_FAILED, StoreError, UserError
+from stages.contract.errors import EXIT_FAILED, StoreError
 from stages.store.opening import open_store
 
 if TYPE_CHECKING:
@@ -115,8 +114,16 @@ def _run(
         _warn(warning)
     if dry_run:
         _show_plan(resolved, lines, as_json)
-    else:
+    elif to_run or not _is_finished(config):
         _execute(resolved, lines, as_json)
+    else:
+        report(config.name, config.store, as_json)
+
+
+def _is_finished(config: RunConfig) -> bool:
+    record = RunRecord(open_store(config.store), config.name)
+    states = [attempt.state for attempt in attempts(record)]
+    return record.holds(config) and states[-1:] == ["completed"]
 
 
 def _warn(said: str) -> None:
@@ -142,9 +149,12 @@ def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> 
 
         try:
             result = execute(resolved, session)
-        except BaseException as error:
+        except BaseException:
             if _is_on_record(config):
-                shown.print(f"finished steps are kept; {_how_to_go_on(config, error)}")
+                shown.print(
+                    "finished steps are kept; run the same command again, or",
+                    escape(resume_command(config.name, config.store)),
+                )
             raise
     _show_summary(result.summary, result.report, as_json)
 
@@ -156,15 +166,6 @@ def _is_on_record(config: RunConfig) -> bool:
     except (OSError, StoreError):
         # The store, there when the run began, is gone; the run's own error is the one to report.
         return True
-
-
-def _how_to_go_on(config: RunConfig, error: BaseException) -> str:
-    store = escape(shlex.quote(config.store))
-    resume = f"go on with  [bold]geb resume {config.name} --store {store}[/]"
-    if isinstance(error, UserError):
-        # It reads the same settings again.
-        return f"if a setting is wrong, correct it and run it again; if a file is, {resume}"
-    return resume
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:

@@ -25,24 +25,42 @@ def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> 
     assert "small@production is version 1" in done.stdout
 
 
-def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
+PROMOTE = "iteration-1/promote"
+
+
+def test_a_run_that_is_complete_is_shown_again_without_prefect(
     finished: Path, prefect_server: str
 ) -> None:
-    before = {name: each["key"] for name, each in steps(finished.parent / "store").items()}
-    geb_ok("run", finished)
+    before = steps(finished.parent / "store")
+    (finished.parent / "store/runs/small/report.html").unlink()
+    with SyncPrefectClient(prefect_server) as client:
+        flow_runs = len(client.read_flow_runs())
+        done = geb_ok("run", finished)
+        assert len(client.read_flow_runs()) == flow_runs
+    assert "small@production is version 1" in done.stdout
+    assert steps(finished.parent / "store") == before
     page = (finished.parent / "store/runs/small/report.html").read_text()
     assert page.count("<svg") == 1, "mean reward: other figures have one iteration"
     told = httpx.get(f"{prefect_server}/artifacts/small-report/latest").json()["data"]
     assert told.count("](data:image/png;base64,") == page.count("<svg")
     assert told.index("| win rate |") < told.index("![Mean reward")
-    after = steps(finished.parent / "store")
-    assert {each["state"] for each in after.values()} == {"reused"}
-    assert {name: each["key"] for name, each in after.items()} == before
+
+
+def test_the_steps_that_another_run_has_done_are_cached_and_prefect_shows_it(
+    finished: Path, prefect_server: str
+) -> None:
+    before = steps(finished.parent / "store")
+    geb_ok("run", finished, "--set", "name=second")
+    after = steps(finished.parent / "store", "second")
+    # Its checkpoints are registered under its own name.
+    assert [name for name, step in after.items() if step["state"] != "reused"] == [PROMOTE]
+    assert [name for name in before if after[name]["key"] != before[name]["key"]] == [PROMOTE]
     with SyncPrefectClient(prefect_server) as client:
         [flow_run] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
         runs = client.read_task_runs()
     assert flow_run.state is not None and flow_run.state.is_completed()
-    assert {each.state_name for each in runs if each.flow_run_id == flow_run.id} == {"Cached"}
+    states = {each.name: each.state_name for each in runs if each.flow_run_id == flow_run.id}
+    assert states == dict.fromkeys(before, "Cached") | {PROMOTE: "Completed"}
 
 
 @pytest.mark.parametrize(

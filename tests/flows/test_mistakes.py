@@ -181,7 +181,7 @@ def test_wrong_data_is_refused_by_its_stage(
     inputs = warm_started(finished) | {name: str(wrong)}
     config = write_config(tmp_path, pair={"ties": "drop"}, inputs=inputs)
     # To resume reads the same settings again: it helps where a file was wrong.
-    hint = "if a setting is wrong, correct it and run it again; if a file is, go on with"
+    hint = "run the same command again, or geb resume"
     done = geb("run", config)
     assert done.returncode == 64
     told = " ".join((done.stdout + done.stderr).split())
