@@ -156,8 +156,7 @@ def test_responses_depend_on_no_layout(session, artifact, inputs, tmp_path, num_
     assert tokens_of(parts) == tokens_of(rows_of(artifact))
     assert [first for first, _ in shares[1:]] == [stop for _, stop in shares[:-1]]
     sizes = [stop - first for first, stop in shares]
-    # The long prompts are at the end: its shard has fewer of them.
-    assert num_shards == 1 or sizes[-1] < sizes[0]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_temperature_zero_agrees_with_the_other_backend(session, inputs, tmp_path):
