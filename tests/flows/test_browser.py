@@ -37,9 +37,8 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
 ) -> None:
     with browser_page() as page:
         _open_form(page, standing)
-        _fill_small(page, "small")
-        page.get_by_text("Run Name").scroll_into_view_if_needed()
         picture(page, "form")
+        _fill_small(page, "small")
         see_end(page, standing.ui, *submit(page), "Completed")
         picture(page, "completed")
         open_artifact(page, "small-report")
