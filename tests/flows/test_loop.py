@@ -47,11 +47,11 @@ def test_a_run_that_is_complete_is_shown_again_without_prefect(
 
 
 def test_the_steps_that_another_run_has_done_are_cached_and_prefect_shows_it(
-    finished: Path, prefect_server: str
+    copied: Path, prefect_server: str
 ) -> None:
-    before = steps(finished.parent / "store")
-    geb_ok("run", finished, "--set", "name=second")
-    after = steps(finished.parent / "store", "second")
+    before = steps(copied.parent / "store")
+    geb_ok("run", copied, "--set", "name=second")
+    after = steps(copied.parent / "store", "second")
     # Its checkpoints are registered under its own name.
     assert [name for name, step in after.items() if step["state"] != "reused"] == [PROMOTE]
     assert [name for name in before if after[name]["key"] != before[name]["key"]] == [PROMOTE]

@@ -61,7 +61,10 @@ def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_p
         assert ended.state_name == "Crashed", "the history stays, and nothing seems to run"
 
 
-def test_a_password_is_asked_for_and_kept_from_stages(tmp_path: Path, finished: Path) -> None:
+def test_a_password_is_asked_for_and_kept_from_stages(
+    tmp_path: Path, finished: Path, copied: Path
+) -> None:
+    again = ("run", copied, "--set", "name=again")
     with geb_up(tmp_path, "--password") as (_, up):
         kept = up.home / "password"
         assert kept.stat().st_mode & 0o777 == 0o600
@@ -69,8 +72,8 @@ def test_a_password_is_asked_for_and_kept_from_stages(tmp_path: Path, finished: 
         shown = geb("up", "--home", up.home, "--store", up.store).stdout
         assert up.password in shown
         assert f'PREFECT_API_AUTH_STRING="$(cat {kept})"' in shown
-        assert "does not let us in: 401" in geb_refused("run", finished, PREFECT_API_URL=up.api)
-        geb_ok("run", finished, PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.password)
+        assert "does not let us in: 401" in geb_refused(*again, PREFECT_API_URL=up.api)
+        geb_ok(*again, PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.password)
         config = SMALL_OVERRIDES | {"name": "locked", "store": str(up.store)}
         config |= {"inputs": warm_started(finished)}
         ended = up.wait(up.start("iterate/iterate", preset="quickstart", config=config).id)
@@ -80,11 +83,6 @@ def test_a_password_is_asked_for_and_kept_from_stages(tmp_path: Path, finished: 
     contents = [path.read_bytes() for path in up.store.rglob("*") if path.is_file()]
     assert contents
     assert not any(up.password.encode() in each for each in contents)
-
-
-def test_geb_run_says_where_a_geb_up_is(standing: Up, finished: Path) -> None:
-    done = geb_ok("run", finished, PREFECT_API_URL="", GEB_HOME=str(standing.home))
-    assert f"PREFECT_API_URL={standing.api}" in done.stdout
 
 
 def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
