@@ -180,10 +180,10 @@ class StepExecutor:
         """The artifact of a stage that has just ended well."""
         artifact = self.store.load(request.stage, request.key)
         if artifact is None:
-            ended = ", or did its input `code` end the process" * ("code" in request.inputs)
+            hint = " Or did its input `code` end the process?" if "code" in request.inputs else ""
             raise DamagedArtifactError(
                 f"{request.place} ended well, but {self.store.location} has no artifact "
-                f"{request.stage}/{request.key[:12]}: does the stage see the same store{ended}?"
+                f"{request.stage}/{request.key[:12]}: does the stage see the same store?{hint}"
             )
         return artifact
 
