@@ -1,4 +1,4 @@
-"""What one chooses of the paper's experiments: their size, the search for κ, and the judge."""
+"""Options of the paper's experiments: scale, search for κ, and judge."""
 
 from typing import Literal
 

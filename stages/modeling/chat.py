@@ -63,7 +63,7 @@ def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) ->
 
 
 def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
-    """Says which control tokens, such as ``<|im_end|>``, texts spell; None if none.
+    """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none.
 
     The conversation has more of them than the same turns with a neutral text.
     """
