@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import gguf
-import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.bad_inputs.trial import Case
@@ -146,30 +144,6 @@ def _emptied(*names: str) -> Damage:
 
 def _other_words(folder: Path) -> None:
     make_tiny_tokenizer(words=(*WORDS, "purple", "orange")).save_pretrained(folder)
-
-
-def _gguf(data: bytes) -> Damage:
-    def damage(folder: Path) -> None:
-        _emptied()(folder)
-        (folder / "model.gguf").write_bytes(data)
-
-    return damage
-
-
-def _gguf_of(architecture: str) -> Damage:
-    """A GGUF file of one tensor."""
-
-    def damage(folder: Path) -> None:
-        _emptied()(folder)
-        writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
-        writer.add_block_count(1)
-        writer.add_tensor("token_embd.weight", torch.zeros(4, 4).numpy())
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-
-    return damage
 
 
 _CHECKPOINTS: dict[str, Bad] = {
@@ -324,28 +298,6 @@ _CHECKPOINTS: dict[str, Bad] = {
     "pickled weights beside": Bad(
         content("pytorch_model.bin", b"no pickle"), by=None, why="they are never read"
     ),
-    "GGUF": Bad(_gguf_of("llama"), ("model.gguf",), "itself"),
-    "GGUF of an unknown architecture": Bad(_gguf_of("nope"), ("model.gguf", "nope"), "itself"),
-    "GGUF that is empty": Bad(_gguf(b""), ("model.gguf",), "itself"),
-    "GGUF of its mark alone": Bad(_gguf(b"GGUF"), ("model.gguf",), "itself"),
-    "GGUF of text": Bad(_gguf(b"hello " * 99), ("model.gguf",), "itself"),
-    "GGUF with huge counts": Bad(_gguf(b"GGUF\3\0\0\0" + b"\xff" * 64), ("model.gguf",), "itself"),
-    "GGUF cut in half": Bad(
-        lambda folder: (
-            _gguf_of("llama")(folder),
-            bytes_of("model.gguf", lambda data: data[: len(data) // 2])(folder),
-        ),
-        ("model.gguf",),
-        "itself",
-    ),
-    "two GGUF files": Bad(
-        lambda folder: (
-            _gguf(b"GGUF")(folder),
-            shutil.copy(folder / "model.gguf", folder / "b.gguf"),
-        ),
-        ("2 GGUF files",),
-        "itself",
-    ),
 }
 _OF_THE_POLICY: dict[str, Bad] = {
     "a reward model": Bad(
@@ -360,7 +312,6 @@ _OF_THE_REWARD_MODEL: dict[str, Bad] = {
     "two outputs": Bad(
         lambda folder: (shutil.rmtree(folder), make_tiny_reward_model(folder, num_labels=2)), ("2",)
     ),
-    "GGUF": Bad(_gguf_of("llama"), ("GGUF file", "no classifier"), "itself"),
     "no outputs": _config(num_labels=0),
 }
 # Damages that are tried on the reward model, too: those that another program looks for there.

@@ -90,6 +90,7 @@ def _measure(name: str, output: Path, *, dry: bool) -> None:
 
     from benchmarks.gpu import card, head, step
     from benchmarks.gpu.figures import Figures
+    from benchmarks.gpu.tasks import TASKS
 
     figures = Figures(name, output)
     device = torch.device("cpu" if dry else "cuda")
@@ -104,7 +105,7 @@ def _measure(name: str, output: Path, *, dry: bool) -> None:
 
         sampling.measure(figures, device, dry=dry)
     else:
-        step.measure(figures, device, step.TASKS[name], dry=dry)
+        step.measure(figures, device, TASKS[name], dry=dry)
 
 
 if __name__ == "__main__":

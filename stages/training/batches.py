@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from stages.contract.digests import derive_seed
 from stages.modeling.shared_prefix import Group, on_device
-from stages.training.order import places_of_step, steps_per_epoch
 from stages.training.params import RowLayoutName, TrainingParams
 
 T = TypeVar("T")
@@ -346,3 +346,22 @@ class MicroBatches(Dataset[B], Generic[B, S]):
             num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
             num_response_tokens=len(rows.targets),
         )
+
+
+def steps_per_epoch(num_samples: int, global_batch: int) -> int:
+    """Optimizer steps in one epoch; the last may see fewer samples."""
+    return math.ceil(num_samples / global_batch)
+
+
+def places_of_step(num_samples: int, global_batch: int, seed: int, step: int) -> list[int]:
+    """Places of the samples of a step (from 0), in the epoch's shuffled order."""
+    epoch, batch = divmod(step, steps_per_epoch(num_samples, global_batch))
+    order = _permutation(num_samples, derive_seed(seed, "order", epoch))
+    return order[batch * global_batch : (batch + 1) * global_batch].tolist()
+
+
+# The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million
+# samples.
+@lru_cache(maxsize=2)
+def _permutation(length: int, seed: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(seed)).permutation(length)
