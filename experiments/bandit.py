@@ -79,7 +79,7 @@ class BanditSettings(Settings):
     divergences: tuple[str, ...] = tuple(DIVERGENCE_LABELS)
     """Divergences; a method that is not defined under one is left out there."""
     kappas: tuple[PositiveFloat, ...] = Field((0.1, 1.0, 10.0), min_length=1)
-    """Values of κ, each a cell of its own; f-DPO has none."""
+    """Values of κ, one cell each; f-DPO has none."""
     numerics: Literal["exact", "paper"] = "exact"
     """`paper` uses the published code's ε forms."""
     bonus_on: Literal["rejected", "all", "chosen"] = "rejected"

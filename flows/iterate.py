@@ -128,7 +128,7 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
 
 
 def _report_failure(record: RunRecord, config: RunConfig) -> None:
-    """Writes the report anew: the page of an earlier attempt may speak of success."""
+    """Writes the report again: the page of an earlier attempt may report a success."""
     # If the store failed, the run's own error is the one to report.
     with contextlib.suppress(StoreError):
         html.write(record, summarise(record, config))

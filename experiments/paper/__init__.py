@@ -1,1 +1,1 @@
-"""The paper's tables and figures, at its own size and at that of one machine."""
+"""The paper's tables and figures, at its own size and at the size of one machine."""

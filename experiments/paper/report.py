@@ -27,7 +27,7 @@ class WrittenReport:
     """Values for a JSON document; ``page`` is the page, an address in a bucket."""
     markdown: Path
     figures: Sequence[Path]
-    """The figures that the Markdown shows, PNG files beside it."""
+    """The figures that the Markdown shows, as PNG files in its folder."""
 
     def copy_to(self, folder: Path) -> None:
         """Copies the Markdown and its figures into a folder, which is made if it lacks."""
@@ -114,7 +114,7 @@ _RESPONSES = {
 
 
 def _log_pi_ref(found: Findings) -> dict[str, Figure]:
-    """Responses of the last iteration under KL: each design of GEB beside f-DPO."""
+    """Responses of the last iteration under KL: each design of GEB, and f-DPO."""
 
     @cache
     def samples(part: str, experiment: str, setting: str, method: str) -> list[float]:

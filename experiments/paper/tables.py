@@ -1,4 +1,4 @@
-"""The paper's cells, figures and tables: ours over seeds, beside the paper's own."""
+"""The paper's cells, figures and tables: our figures over seeds, and the paper's."""
 
 import csv
 import statistics
@@ -32,7 +32,7 @@ Published = dict[tuple[str, str], dict[tuple[str, str, str], str]]
 
 
 class Figure(NamedTuple):
-    """A figure of the paper among those of a run."""
+    """A figure of the paper and its place in a run."""
 
     suite: str | None
     """Suite that it is measured on; None for held-out prompts, ``TRAINING`` for the responses that
@@ -282,7 +282,7 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
     columns = [(each, figure, f"{each} {figure}") for each in shown for figure in part.figures]
     solved = _solved(found, setting, given) if part.pass_at_16 else []
     benchmarks = [each for each in solved if each not in (PASS, AVERAGE)]
-    # An average has no test of its own.
+    # An average has no test.
     solved = [each for each in solved if each != AVERAGE or part.shows == "mean"]
     columns += [("KL", each, each) for each in solved]
 

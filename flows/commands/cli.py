@@ -48,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-# In the order of the help.
+# The help keeps this order.
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
     run.run,
@@ -177,7 +177,7 @@ def _drop_output() -> None:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was made of."""
+    """An error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__

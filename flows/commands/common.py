@@ -152,7 +152,7 @@ def forced_from(stage: str | None, iteration: int | None, iterations: int) -> St
 
 
 def quiet_prefect() -> None:
-    """Prefect's settings for a terminal: no log lines beside the observer's, no analytics."""
+    """Prefect's settings for a terminal: only the observer's log lines, no analytics."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 

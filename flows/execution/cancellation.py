@@ -105,7 +105,7 @@ def stage_flow(
 
 @survives_outage
 def _own_flow_runs() -> list[UUID]:
-    """The present flow run, and those that it is part of."""
+    """The present flow run and its parents."""
     ids = (present.id, present.parent_flow_run_id, present.root_flow_run_id)
     return list({UUID(each) for each in ids if each is not None})
 

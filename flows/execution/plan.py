@@ -1,4 +1,4 @@
-"""Dry run: the artifacts that a run would reuse, those that it would compute, and why."""
+"""Dry run: the artifacts that a run would reuse or compute, and why."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

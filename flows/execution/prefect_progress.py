@@ -42,7 +42,7 @@ def artifact_key(*parts: str) -> str:
 def survives_outage(function: Callable[P, R]) -> Callable[P, R]:
     """Makes a function that calls Prefect's API wait for a server that is being started again.
 
-    Prefect's client does so only once it has connected, and each artifact has a client of its own.
+    Prefect's client does so only once it has connected, and each artifact makes a new client.
     """
 
     @functools.wraps(function)

@@ -150,5 +150,5 @@ class StepTasks:
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    # Preemptions have a number of their own, which has been used up then.
+    # Preemptions have a limit of their own, which is used up then.
     return not isinstance(error, UserError | PreemptedError)

@@ -91,7 +91,7 @@ class RunRecord:
         return record
 
     def save_config(self, config: RunConfig) -> None:
-        """Writes the resolved configuration; the one before is kept beside it."""
+        """Writes the resolved configuration, and keeps the previous one."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
         if os.path.lexists(path) and not self.holds(config):

@@ -26,9 +26,9 @@ from stages.contract.request import ArtifactInput, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 
-# In a row, without a new checkpoint.
+# Most preemptions in a row without a new checkpoint.
 _MOST_PREEMPTIONS = 20
-# With the usual pause of 5 seconds the longest is 5 minutes.
+# The usual pause of 5 seconds grows to 5 minutes.
 _MOST_DOUBLINGS = 6
 
 

@@ -47,7 +47,7 @@ def resolve_run(config: RunConfig, recompute: StepFilter = no_step) -> ResolvedR
 def unread_steps(config: RunConfig) -> list[Step]:
     """Every step of a run, in order; its inputs are neither read nor looked for.
 
-    An input from outside stands for itself by its place, not by its content.
+    The place of an input from outside replaces its content.
     """
     return _steps(config, every_input(config, unread_input))
 

@@ -15,7 +15,7 @@ from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
 _MAX_NAME = 100
-# Runs of a grid are compared, not put into production: each registers a model of its own name.
+# Runs of a grid are compared, not put into production: each registers a model under its name.
 _OF_EVERY_RUN: Mapping[str, Any] = {"model": None, "promote.aliases": []}
 _SET_BY_THE_SWEEP = ("name", "seed", "store", "model")
 _HASH_DIGITS = 8

@@ -1,4 +1,4 @@
-"""Inputs of a run from outside the store: policy, prompts, oracles, those of its suites."""
+"""Inputs of a run and its suites from outside the store: policy, prompts, oracles."""
 
 from collections.abc import Callable
 from functools import partial

@@ -20,13 +20,13 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 
 
 def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
-    """Checks the files of local checkpoints; those of the hub are their stages' task.
+    """Checks the files of local checkpoints; stages check models of the hub.
 
     Raises:
         UserError: One is damaged or missing, or has no chat template, or is an adapter.
     """
     places = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
-    # A suite without an oracle of its own has the run's.
+    # A suite without an oracle has the run's.
     places |= {
         each: each for each in (suite_input(suite, "oracle_model") for suite in config.suites)
     }

@@ -22,7 +22,7 @@ _FOLDER_VARIABLE = "GEB_CONFIGS"
 STORE_VARIABLE = "GEB_STORE"
 DEFAULT_STORE = "store"
 _SHIPPED = Path(__file__).parents[2] / "configs"
-# Files here are presets; what they extend lies in folders of its own.
+# Files here are presets; the files that they extend lie in other folders.
 _PLACES = ("", "chat", "paper")
 
 

@@ -58,7 +58,7 @@ class Step:
     """One call of a stage within a run.
 
     Raises:
-        UserError: The inputs are not those that the stage declares.
+        UserError: The stage declares other inputs.
 
     Attributes:
         name: Place in the run, ``iteration-2/train``.

@@ -149,7 +149,7 @@ class Steps:
             update={"prompt_system": config.prepare.system_prompt, **self._chat()}
         )
         inputs = {"data": self._external["preferences"], "prompts": [prompts]}
-        # In the place of `pair`, whose figures reports show.
+        # It takes the place of `pair`: reports show its figures.
         step = f"iteration-{iteration}/pair"
         return Step(step, params, {**inputs, "policy": [policy.base]})
 

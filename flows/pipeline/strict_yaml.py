@@ -15,7 +15,7 @@ from stages.contract.errors import UserError
 
 # Far above any configuration of a person.
 _MAX_CHARACTERS = 1_000_000
-# An alias may stand for a value with aliases: a small file could stand for an endless one.
+# An alias may name a value with aliases: a small file could expand to an endless one.
 _MAX_ALIASES = 20
 
 

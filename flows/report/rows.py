@@ -199,7 +199,7 @@ def _methods(
 def difference_text(name: str, difference: Estimate | None, p_value: float | None) -> str:
     """A model, run or method in a verdict, by its difference from the first.
 
-    A difference can be told if its p-value, by Holm, is below 0.05.
+    A difference is shown if its p-value, by Holm, is below 0.05.
     """
     if difference is None:
         return f"{name}: no difference can be told, shared prompts have equal rewards"

@@ -102,7 +102,7 @@ _NO_FIGURES = {"iteration", "intervals", "kappa"}
 
 
 def column_of(name: str) -> Column:
-    """The column of a figure; others than those of :data:`COLUMNS` come from the oracle."""
+    """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
     title = name.removeprefix("components.")
     return _COLUMNS.get(name) or Column(title, "evaluate", name, share=name.startswith("pass@"))
 

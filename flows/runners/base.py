@@ -45,7 +45,7 @@ class PlaceNotice(Log):
 
 
 def log_once(on_event: OnEvent) -> Callable[[str], None]:
-    """Passes the first message on, as a line of the log, and drops those that follow."""
+    """Passes the first message on, as a line of the log, and drops later ones."""
     said = False
 
     def say(message: str) -> None:

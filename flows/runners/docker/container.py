@@ -104,7 +104,7 @@ class StageContainer:
         engine's client loses what comes before it has read the answer's head.
         """
         unread = b""
-        # A connection of its own: two threads read.
+        # A new connection: two threads read.
         with contextlib.closing(connect()) as client, contextlib.suppress(*_ENGINE_ERRORS):
             chosen = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
             for data in client.api.logs(self.id, stream=True, follow=True, **chosen):

@@ -61,7 +61,7 @@ def _with_link_targets(path: Path) -> Iterator[Path]:
 
 
 def environment_for(request: Request, settings: DockerSettings) -> dict[str, str]:
-    """Environment variables of a stage beside its image's; none of them is a secret."""
+    """Environment variables that a stage adds to its image's; none of them is a secret."""
     # Libraries ask for the user's name, which the image knows for its own user alone.
     environment = {"USER": "geb", "LOGNAME": "geb"}
     if settings.network.get(request.stage, _NO_NETWORK) == _NO_NETWORK:

@@ -1,4 +1,4 @@
-"""Docker runner: each stage in a container of its own, under its supervisor.
+"""Docker runner: each stage in a new container, under its supervisor.
 
 The supervisor is the container's first process. It ends the stage when stdin does, and stdin is
 held open by the orchestrator.
@@ -82,7 +82,7 @@ class DockerPlace:
     ) -> StageContainer:
         """See :class:`Place`."""
         with contextlib.ExitStack() as stack:
-            # A connection of its own: the engine's client serves one thread.
+            # A new connection: the engine's client serves one thread.
             client = connect()
             stack.callback(client.close)
             say = log_once(on_event)

@@ -198,7 +198,7 @@ class PodAttempt:
         return now > self._cause_by or any(each.is_cause for each in failed)
 
     def _end_all(self) -> None:
-        """Asks those that have not ended to end, and waits for that no longer than it may take."""
+        """Asks active pods to end; a pod that does not in time has lost its node."""
         now = time.monotonic()
         if self._asked_at is None:
             self._asked_at = now

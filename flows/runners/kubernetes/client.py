@@ -54,7 +54,7 @@ class Cluster:
     def create(self, manifest: Pod, *, dry_run: bool = False) -> None:
         """Creates a pod; its errors: :func:`flows.runners.kubernetes.diagnosis.refused`.
 
-        In a dry run the API server checks and admits it, and makes none.
+        A dry run lets the API server check and admit it without creating it.
         """
         options = {"dry_run": "All"} if dry_run else {}
         _asked(self._api.create_namespaced_pod, self.namespace, dict(manifest), **options)

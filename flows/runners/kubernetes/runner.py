@@ -1,4 +1,4 @@
-"""Kubernetes runner: each stage in a pod of its own, or in one for each of its nodes.
+"""Kubernetes runner: each stage in a new pod, or in one pod for each of its nodes.
 
 The orchestrator holds a lease in the store for what it looks after. Under ``on_orchestrator_death:
 stop`` the supervisor in the pod ends the stage when that lease is not renewed any more. The next
