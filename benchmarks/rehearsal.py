@@ -41,7 +41,7 @@ _END_OF_TURN = 1
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _SECTIONS: Mapping[str, Any] = {
     "generate": {"backend": "transformers", "max_new_tokens": _TOKENS, "num_shards": 1},
-    "evaluation": {"num_samples": 4, "max_new_tokens": _TOKENS, "num_shards": 1},
+    "evaluation": {"num_samples": 4, "max_new_tokens": _TOKENS},
     "train": {
         "global_batch_pairs": 4,
         "learning_rate": 1e-4,
@@ -99,7 +99,6 @@ def _small(row: Row, hub: Path) -> Row:
             name: {
                 "max_new_tokens": _TOKENS,
                 "num_samples": min(suite.num_samples or 1, 16),
-                "num_shards": 1,
             }
             for name, suite in config.suites.items()
         }

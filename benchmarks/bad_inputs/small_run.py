@@ -48,7 +48,7 @@ def write_small_run(folder: Path) -> Path:
         "promote": {
             "better_than_base_confidence": None,
             "min_win_rate": None,
-            "no_regression": False,
+            "max_regression": None,
         },
         "execution": {"parallel": 1, "retries": 0},
     }

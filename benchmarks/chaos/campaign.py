@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
     "train": {"checkpoint_every_steps": 1},
     "generate": {"chunk_prompts": 8},
     "evaluation": {"num_samples": 2},
-    "promote": {"better_than_base_confidence": None, "min_win_rate": None, "no_regression": False},
+    "promote": {"better_than_base_confidence": None, "min_win_rate": None, "max_regression": None},
     "execution": {
         "retries": 0,
         "grace_seconds": 5,

@@ -54,9 +54,8 @@ def evaluate(
     Other prompts: --set inputs.test_prompts=FILE.
     """
     settings = configured(config, overrides, runner, store)
-    evaluation = settings.for_suite(suite).evaluation if suite else settings.evaluation
     # Prompts, both models' samples and their scores, and the metrics.
-    num_steps = 2 + 4 * evaluation.num_shards
+    num_steps = 2 + 4 * settings.generate.num_shards
     name = f"{settings.name}-evaluation"
     with prefect_session(settings.store, name, as_json, num_steps) as session:
         from flows.evaluate import Models, compare_models

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from flows.pipeline.config import SAMPLING, SET_BY_THE_RUN, RunConfig, Suite
+from flows.pipeline.config import SET_BY_THE_RUN, Evaluation, RunConfig
 from flows.pipeline.placement import EVAL, ON_THIS_MACHINE
 from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
@@ -86,7 +86,7 @@ def _check_samples(config: RunConfig) -> None:
             "policy of the run sampled: set train.reference_logprobs to 'model'"
         )
     lora = config.train.lora
-    if lora.save == "adapter" and "vllm" in config.backends() and lora.rank > _VLLM_RANK:
+    if lora.save == "adapter" and config.generate.backend == "vllm" and lora.rank > _VLLM_RANK:
         raise ValueError(
             f"train.lora.save is 'adapter' and train.lora.rank {lora.rank}: vLLM "
             f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "
@@ -95,17 +95,10 @@ def _check_samples(config: RunConfig) -> None:
 
 
 def _check_suites(config: RunConfig) -> None:
-    """Refuses settings of suites that nothing would use, and gates without their metrics."""
-    for name, suite in config.suites.items():
-        for field in (*SAMPLING, "seed") if suite.prompts is None else ():
-            if getattr(suite, field) not in (
-                Suite.model_fields[field].default,
-                getattr(config.evaluation, field, None),
-            ):
-                raise ValueError(
-                    f"suites.{name}.{field} is set, and the suite has no prompts: it scores the "
-                    "run's own samples of the held-out prompts; leave it out"
-                )
+    """Refuses tries that cannot be counted, and gates without their metrics."""
+    _check_tries(config.evaluation)
+    for name in config.suites:
+        _check_tries(config.for_suite(name).evaluation)
     for name in config.promote.suites_hold:
         if name not in config.suites:
             raise ValueError(
@@ -121,6 +114,20 @@ def _check_suites(config: RunConfig) -> None:
         raise ValueError(
             "promote.max_perplexity_ratio is set, and inputs.perplexity_text names no text"
         )
+
+
+def _check_tries(evaluation: Evaluation) -> None:
+    if evaluation.pass_at_k and evaluation.correct_from is None:
+        raise ValueError(
+            "pass_at_k is set and correct_from is not: set the smallest score of a correct "
+            "response (1 for the oracle math_verify)"
+        )
+    for k in evaluation.pass_at_k:
+        if not 1 <= k <= evaluation.num_samples:
+            raise ValueError(
+                f"pass_at_k has {k}, and num_samples is {evaluation.num_samples}: it takes at "
+                "least k samples a prompt; raise num_samples, or leave it out"
+            )
 
 
 class _Asked(NamedTuple):
@@ -176,7 +183,8 @@ def _check_length_control(asked: _Asked) -> None:
 def _check_engine(config: RunConfig) -> None:
     """Refuses more or fewer devices of `generate` than the one engine of a stage takes."""
     resources = config.resources.generate
-    wanted = config.generate.vllm.num_devices if "vllm" in config.backends() else 1
+    is_vllm = config.generate.backend == "vllm"
+    wanted = config.generate.vllm.num_devices if is_vllm else 1
     unit = "gpus" if resources.gpus else "processes"
     has = getattr(resources, unit)
     if has == wanted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -89,7 +89,7 @@ SuiteName = Annotated[
 UNUSED_BY_SUITES = ("iterations", "test_prompts", "prompts_per_iteration")
 """Settings of `prepare` that are about training prompts, which a suite has none of."""
 
-SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens", "num_shards", "backend")
+SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens")
 """Settings that an evaluation has of `generate`, and replaces."""
 
 
@@ -104,10 +104,6 @@ class Evaluation(Settings):
     """Nucleus sampling mass."""
     max_new_tokens: int = Field(4096, ge=1)
     """Longest response in tokens."""
-    num_shards: int = Field(1, ge=1, le=1000)
-    """Shards of the held-out prompts, each a task of its own."""
-    backend: Literal["transformers", "vllm"] | None = None
-    """Engine that samples; unset takes that of `generate`."""
     correct_from: float | None = None
     """Smallest score of a correct response; if it is set, reports have the accuracy (the share
     of correct responses)."""
@@ -115,41 +111,31 @@ class Evaluation(Settings):
     """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
     correct, estimated without bias from `num_samples` (Chen et al. 2021)."""
 
-    @model_validator(mode="after")
-    def _check_numbers_of_tries(self) -> Evaluation:
-        if self.pass_at_k and self.correct_from is None:
-            raise ValueError(
-                "pass_at_k is set and correct_from is not: set the smallest score of a correct "
-                "response (1 for the oracle math_verify)"
-            )
-        for k in self.pass_at_k:
-            if not 1 <= k <= self.num_samples:
-                raise ValueError(
-                    f"pass_at_k has {k}, and num_samples is {self.num_samples}: it takes at "
-                    "least k samples a prompt; raise num_samples, or leave it out"
-                )
-        return self
 
-    def sampling(self) -> dict[str, Any]:
-        """Sampling settings that replace those of the generate stage."""
-        return self.model_dump(include=set(SAMPLING), exclude_none=True)
+class Suite(Settings):
+    """A further evaluation, on other prompts or by another oracle.
 
-
-class Suite(Evaluation):
-    """An evaluation beside the one on the held-out prompts, with prompts and an oracle of its own.
-
-    Its sampling is that of `evaluation` where it sets no other.
     Gates look at the evaluation on the held-out prompts, and at the suites of
     `promote.suites_hold`.
     """
 
+    num_samples: int | None = Field(None, ge=1)
+    """Samples per prompt; unset takes those of `evaluation`, as do the next three settings."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling mass."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Longest response in tokens."""
+    correct_from: float | None = None
+    """Smallest score of a correct response; see `evaluation`."""
+    pass_at_k: tuple[int, ...] = ()
+    """Numbers of tries k for which reports have pass@k; see `evaluation`."""
     prompts: str | None = None
     """Prompts: a file, or a hub data set ``owner/name@revision``. Unset, the suite's oracle is a
     second opinion: it scores the run's samples of the held-out prompts once more."""
     after: Literal["each", "last"] = "last"
     """Iterations after which it is run: each, or the last one only."""
-    seed: int = Field(0, ge=0)
-    """Seed of its sampling, not the run's: all runs from one base then share the base's samples."""
     prepare: PrepareParams | None = None
     """Reading of its prompts: columns, `test_split`, `subset`, `system_prompt`, `invalid_rows`."""
     score: ScoreParams | None = None
@@ -190,6 +176,12 @@ class Suite(Evaluation):
             raise ValueError(
                 "neither prompts nor score is set: name prompts, or a second oracle for the run's "
                 "held-out prompts"
+            )
+        sampling = [name for name in SAMPLING if getattr(self, name) is not None]
+        if self.prompts is None and sampling:
+            raise ValueError(
+                f"{sampling[0]} is set, and the suite has no prompts: it scores the run's own "
+                "samples of the held-out prompts; leave it out"
             )
         return self
 
@@ -233,7 +225,7 @@ class StageSettings(Settings):
     """Metrics."""
     suites: dict[SuiteName, Suite] = Field({})
     """Further evaluations by name, each on prompts and by an oracle of its own
-    (docs/evaluation.md); null takes out one that `extends` brings."""
+    (docs/evaluation.md)."""
     promote: PromoteParams = PromoteParams()
     """Gates and registry."""
 
@@ -256,23 +248,6 @@ class RunConfig(StageSettings):
     """Assumptions of the run's estimate: hardware, number of prompts."""
     tracking: Tracking = Tracking()
     """Trackers of the whole run (docs/operations.md)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _suites_sample_as_the_evaluation(cls, values: Any) -> Any:
-        """Gives suites the sampling of `evaluation` where they name none; null takes one out."""
-        suites = values.get("suites") if isinstance(values, Mapping) else None
-        if not isinstance(suites, Mapping):
-            return values
-        evaluation = values.get("evaluation")
-        given = evaluation if isinstance(evaluation, Mapping) else {}
-        shared = {name: given[name] for name in SAMPLING if name in given}
-        filled = {
-            name: {**shared, **suite} if isinstance(suite, Mapping) else suite
-            for name, suite in suites.items()
-            if suite is not None
-        }
-        return {**values, "suites": filled}
 
     @model_validator(mode="after")
     def _check_screening(self) -> RunConfig:
@@ -326,8 +301,8 @@ class RunConfig(StageSettings):
 
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""
-        own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
-        return self.generate.model_copy(update=own)
+        sampling = self.screen.model_dump(include={"num_samples", "temperature"})
+        return self.generate.model_copy(update=sampling)
 
     def for_suite(self, name: str) -> RunConfig:
         """The configuration by which a suite's steps are made; UserError if there is none."""
@@ -337,15 +312,13 @@ class RunConfig(StageSettings):
                 f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
             )
         suite = self.suites[name]
-        evaluation = cast(Evaluation, suite)
-        seed = suite.seed
-        if suite.prompts is None:
-            reports = {each: getattr(suite, each) for each in ("correct_from", "pass_at_k")}
-            evaluation = self.evaluation.model_copy(update=reports)
-            seed = self.seed
+        changes = suite.model_dump(include=set(SAMPLING), exclude_none=True)
+        changes |= {"correct_from": suite.correct_from, "pass_at_k": suite.pass_at_k}
+        evaluation = self.evaluation.model_copy(update=changes)
         return self.model_copy(
             update={
-                "seed": seed,
+                # Runs of all seeds share the base's samples of a suite's own prompts.
+                "seed": self.seed if suite.prompts is None else 0,
                 "iterations": 0,
                 "prepare": suite.prepare or PrepareParams(),
                 "evaluation": evaluation,
@@ -354,16 +327,6 @@ class RunConfig(StageSettings):
             }
         )
 
-    def evaluations(self) -> dict[str, Evaluation]:
-        """All that sample, by their section: that on held-out prompts, then the suites."""
-        suites = {f"suites.{name}": each for name, each in self.suites.items() if each.prompts}
-        return {"evaluation": self.evaluation, **suites}
-
-    def backends(self) -> set[str]:
-        """Engines that sample, for training and for evaluations."""
-        own = {each.backend for each in self.evaluations().values() if each.backend is not None}
-        return {self.generate.backend, *own}
-
     def evaluation_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the held-out prompts."""
-        return self.generate.model_copy(update=self.evaluation.sampling())
+        return self.generate.model_copy(update=self.evaluation.model_dump(include=set(SAMPLING)))

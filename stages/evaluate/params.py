@@ -12,7 +12,6 @@ from stages.contract.params import (
     InputSpec,
     OutputSpec,
     StageParams,
-    speed_only,
 )
 
 
@@ -60,10 +59,6 @@ class EvaluateParams(StageParams):
 
     dtype: NumberType = "float32"
     """Type of the reference's weights for that forward pass; log-probabilities are float32."""
-
-    batch_tokens: int = speed_only(16384, ge=1)
-    """Most tokens, padding included, in one forward pass of the reference; a longer sequence makes
-    a pass of its own."""
 
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Image with AlpacaEval's code if that is asked for."""

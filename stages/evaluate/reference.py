@@ -30,6 +30,8 @@ from stages.training.batches import Example, padded_rows
 TokenIds = Sequence[npt.NDArray[np.int32]]
 Pass = tuple[TokenIds, TokenIds]
 """Prompts and responses of one forward pass."""
+BATCH_TOKENS = 16384
+"""Most tokens, padding included, in one forward pass; a longer sequence makes a pass of its own."""
 _NO_TEXT = "shorten the passages of inputs.perplexity_text, or leave it out"
 
 
@@ -48,7 +50,6 @@ class Reference:
         source = ctx.model(name)
         self._config = load_config(source)
         self._place = source.name_or_path
-        self._batch_tokens = ctx.params.batch_tokens
         self._dtype = ctx.params.dtype
         self._remedy = remedy
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
@@ -72,7 +73,7 @@ class Reference:
             longest=max(lengths, default=0),
             remedy=self._remedy,
         )
-        batches = list(token_batches(lengths, self._batch_tokens))
+        batches = list(token_batches(lengths, BATCH_TOKENS))
         passes = (
             [[each[row] for row in rows] for each in (prompts, responses)] for rows in batches
         )

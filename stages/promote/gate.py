@@ -43,12 +43,12 @@ def decide(
         gates.append(_better_than_base(params.better_than_base_confidence, metrics))
     if params.min_win_rate is not None:
         gates.append(_win_rate(params.min_win_rate, metrics))
-    if params.no_regression:
+    if params.max_regression is not None:
         for version, before in held.items():
             # A version without a reward leaves nothing to fall behind.
-            if _metric(before, "mean_reward", "no_regression") is not None:
-                tolerance = params.regression_tolerance
-                gates.append(_holds("no_regression", params, metrics, before, version, tolerance))
+            if _metric(before, "mean_reward", "max_regression") is not None:
+                fall = params.max_regression
+                gates.append(_holds("max_regression", params, metrics, before, version, fall))
     for suite, allowed in params.suites_hold.items():
         own = (suites or {})[suite]
         base = {name: own.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}

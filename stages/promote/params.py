@@ -42,18 +42,15 @@ class PromoteParams(StageParams):
     min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
     """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
 
-    no_regression: bool = True
-    """Gate: the mean reward must not fall below the one of the version that an alias holds now,
-    whichever run registered it. It holds if the lower bound of the difference is at least minus
-    `regression_tolerance` (one-sided, with the confidence `better_than_base_confidence`; if that is
+    max_regression: float | None = Field(0.0, ge=0.0)
+    """Largest fall of the mean reward, in the oracle's units, below the version that an alias holds
+    now, whichever run registered it; null sets no gate. The lower bound of the difference must be
+    at least minus this (one-sided, with the confidence `better_than_base_confidence`; if that is
     null, the difference itself counts). An alias that holds nothing asks for nothing."""
-
-    regression_tolerance: float = Field(0.0, ge=0.0)
-    """Fall that `no_regression` allows, in the oracle's units."""
 
     suites_hold: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Gates by the names of suites: the suite's mean reward must not fall below the base model's by
-    more than this, in the suite's oracle's units; with confidence, as `no_regression`."""
+    more than this, in the suite's oracle's units; with confidence, as `max_regression`."""
 
     max_perplexity_ratio: float | None = Field(None, gt=0)
     """Largest perplexity of `inputs.perplexity_text`, as a multiple of the base model's; null sets

@@ -27,7 +27,5 @@ class ScreenParams(StageParams):
     experiment takes 2."""
     temperature: float = Field(0.6, ge=0)
     """Sampling temperature."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling mass."""
     solved_score: float = 1.0
     """A prompt is solved if a sample scores at least this, in the oracle's units."""

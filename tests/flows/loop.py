@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "promote": {
         "better_than_base_confidence": None,
         "min_win_rate": None,
-        "no_regression": False,
+        "max_regression": None,
     },
     "execution": {"parallel": 1, "retries": 0, "grace_seconds": 20},
 }

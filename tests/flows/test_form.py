@@ -104,7 +104,7 @@ NOT_SHOWN = [
     {"divergence": "wasserstein"},
     {"train": {"kapa": 1}},
     {"train": {"iteration": 2}},
-    {"promote": {"no_regression": "perhaps"}},
+    {"promote": {"max_regression": "perhaps"}},
     {"settings": ["train.betta=0.3"]},
     {"settings": ["train"]},
 ]

@@ -19,7 +19,6 @@ OVERRIDES = (
     "pair_data=accumulate",
     "screen.num_samples=2",
     "generate.num_shards=2",
-    "evaluation.num_shards=2",
 )
 
 

@@ -103,7 +103,6 @@ def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) ->
     [
         "train.micro_batch_tokens=7",
         "tracking.report_to=[tensorboard]",
-        "evaluate.batch_tokens=300",
         "execution.retries=5",
         "execution.parallel=4",
         "resources.train={processes: 2}",

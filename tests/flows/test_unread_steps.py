@@ -34,7 +34,7 @@ def test_they_are_those_of_the_run(tmp_path: Path) -> None:
         "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1", "against": "reference"},
     }
     suites = {
-        "own": {"prompts": str(PROMPTS), "num_shards": 2, "after": "each"},
+        "own": {"prompts": str(PROMPTS), "after": "each"},
         "coded": {"prompts": str(PROMPTS), "score": {"oracle": "python"}, "oracle_code": str(code)},
         "long": {
             "prompts": str(PROMPTS),

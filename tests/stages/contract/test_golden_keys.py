@@ -47,7 +47,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},
-        "c9b6e957338873cc1dfcb268c2fff720805659e1289c4f9846de72fd7e22eb2d",
+        "3ec687faaeb9b5ff450771417d390f9b359a6eddb95f605b489d34a6c3527d93",
     ),
     (
         GenerateParams(),
@@ -119,7 +119,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "1f4fc726495ae048e213ab25f3a4bae6d8499a3497034aa67134d8233ea148e5",
+        "4aa746becfc36a49bbd1849a6025a47dda47290f0c7d250bf4b535d69ac5695d",
     ),
 ]
 

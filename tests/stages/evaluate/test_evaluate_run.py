@@ -239,10 +239,11 @@ def by_definition(reference: Path, row: dict[str, object]) -> float:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 9, 10_000])
-def test_log_pi_ref_is_that_of_the_response_alone(store, tables, reference, batch_tokens):
-    artifact = evaluate(
-        store, [tables[0]], [tables[1]], reference=reference, batch_tokens=batch_tokens
-    )
+def test_log_pi_ref_is_that_of_the_response_alone(
+    store, tables, reference, batch_tokens, monkeypatch
+):
+    monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", batch_tokens)
+    artifact = evaluate(store, [tables[0]], [tables[1]], reference=reference)
     rows = list(read_rows(artifact.path / "distributions.parquet", DISTRIBUTIONS))
     expected = [by_definition(reference, row) for row, _ in [*POLICY, *BASE]]
     assert [row["log_pi_ref"] for row in rows] == pytest.approx(expected, abs=1e-5)
@@ -272,12 +273,13 @@ def test_the_base_is_spared_the_forward_pass_and_an_unfit_reference_is_refused(
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference):
+def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference, monkeypatch):
+    monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", 1)
     made = []
     for processes in (1, 2):
         store = Store.open(str(tmp_path / f"store-{processes}"), create=True)
         resources = Resources(processes=processes)
-        settings = {"reference": reference, "resources": resources, "batch_tokens": 1}
+        settings = {"reference": reference, "resources": resources}
         artifact = evaluate(store, [tables[0]], [tables[1]], **settings)
         assert metrics(artifact)["mean_log_pi_ref"] < 0
         made.append((artifact.path / "distributions.parquet").read_bytes())

@@ -28,7 +28,7 @@ def test_without_gates_everything_passes():
     [
         ({"min_win_rate": 0.6}, True),
         ({"min_win_rate": 0.61}, False),
-        ({"min_win_rate": 0.61, "no_regression": False}, False),
+        ({"min_win_rate": 0.61, "max_regression": None}, False),
     ],
 )
 def test_limits_are_inclusive_and_all_must_hold(limits, passes):
@@ -53,8 +53,8 @@ def test_the_lower_bound_is_scipy_s(wins, prompts, confidence):
     ("before", "tolerance", "passes"),
     [(1.5, 0.0, True), (1.6, 0.0, False), (1.6, 0.2, True), (None, 0.0, True)],
 )
-def test_no_regression_compares_with_the_version_that_the_alias_holds(before, tolerance, passes):
-    params = alone(regression_tolerance=tolerance)
+def test_max_regression_compares_with_the_version_that_the_alias_holds(before, tolerance, passes):
+    params = alone(max_regression=tolerance)
     gates = decide(params, GOOD, {"m:1": GOOD | {"mean_reward": before}})
     assert all(gate.passed for gate in gates) is passes
 
@@ -65,13 +65,13 @@ def test_no_regression_compares_with_the_version_that_the_alias_holds(before, to
     ("confidence", "tolerance", "bound", "passes"),
     [(0.95, 0.0, 1.335515, True), (0.99, 0.0, 1.267365, False), (0.99, 0.04, 1.267365, True)],
 )
-def test_no_regression_wants_to_be_sure(confidence, tolerance, bound, passes):
+def test_max_regression_wants_to_be_sure(confidence, tolerance, bound, passes):
     metrics = GOOD | {"mean_reward": 1.5, "mean_reward_se": 0.06, "win_rate": 1.0}
     held = {"m:1": GOOD | {"mean_reward": 1.3, "mean_reward_se": 0.08}}
-    params = PromoteParams(better_than_base_confidence=confidence, regression_tolerance=tolerance)
+    params = PromoteParams(better_than_base_confidence=confidence, max_regression=tolerance)
     metrics |= {"compared_prompts": 99, "tied_prompts": 0}
     gate = decide(params, metrics, held)[-1]
-    assert (gate.gate, gate.passed) == ("no_regression", passes)
+    assert (gate.gate, gate.passed) == ("max_regression", passes)
     assert gate.value == pytest.approx(bound, abs=1e-6)
     assert "m:1 has 1.3" in gate.reason
 
@@ -98,7 +98,7 @@ def test_a_suite_must_not_fall_below_the_base_by_more_than_is_allowed(confidence
 @pytest.mark.parametrize(("own", "passes"), [(11.0, True), (11.1, False), (None, False)])
 def test_the_perplexity_of_unrelated_text_must_not_rise_beyond_a_multiple(own, passes):
     metrics = GOOD | {"perplexity": own, "base_perplexity": 10.0}
-    [gate] = decide(alone(max_perplexity_ratio=1.1, no_regression=False), metrics, {})
+    [gate] = decide(alone(max_perplexity_ratio=1.1, max_regression=None), metrics, {})
     assert (gate.gate, gate.passed) == ("max_perplexity_ratio", passes)
 
 
@@ -127,7 +127,7 @@ def test_what_is_no_evaluation_is_refused(metrics, message):
         {"aliases": ["../x"]},
         {"model_name": "a/b"},
         {"min_win_rate": 1.5},
-        {"regression_tolerance": -1},
+        {"max_regression": -1},
         {"min_winrate": 0.5},
     ],
 )

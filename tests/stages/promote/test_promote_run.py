@@ -210,7 +210,7 @@ def test_concurrent_promotions_and_repetitions_never_lower_production(store, tmp
                     trained[name],
                     metrics[name],
                     run=f"writer-{writer}",
-                    regression_tolerance=1e-9 * (2 * writer + repetition),
+                    max_regression=1e-9 * (2 * writer + repetition),
                 )
 
     with ThreadPoolExecutor(3) as writers:
