@@ -38,13 +38,13 @@ def train(ctx: StageContext[P]) -> None:
         return
     from stages.training.node import host
 
-    with host(ctx.work, resources, dump_call(ctx)) as node:
-        if resources.nodes > 1:
-            ctx.events.info(
-                f"waiting for {resources.nodes - 1} times "
-                f"`python -P -m stages.training.node {ctx.work}`"
-            )
-        node.train(ctx.events)
+    node = host(ctx.work, resources, dump_call(ctx))
+    if resources.nodes > 1:
+        ctx.events.info(
+            f"waiting for {resources.nodes - 1} times "
+            f"`python -P -m stages.training.node {ctx.work}`"
+        )
+    node.train(ctx.events)
 
 
 class _Call(BaseModel):

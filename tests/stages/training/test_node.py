@@ -1,8 +1,6 @@
 """Nodes of a training, without workers: where they meet, who is first, how failures spread."""
 
-import gc
 import io
-import threading
 import time
 
 import psutil
@@ -30,59 +28,44 @@ def failure_of(node: Node) -> str:
 
 
 def test_one_node_listens_on_loopback_only(tmp_path):
-    with host(tmp_path, Resources(processes=2), "") as node:
-        assert listening(node.store.port) == {"127.0.0.1"}
-        assert node.failure() is None
-        assert not list(tmp_path.iterdir())
+    node = host(tmp_path, Resources(processes=2), "")
+    assert listening(node.store.port) == {"127.0.0.1"}
+    assert node.failure() is None
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["192.0.2.1", "x" * 100], ids=["of another node", "no name"])
 def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("GEB_NODE_ADDRESS", name)
-    with (
-        pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught,
-        host(tmp_path, Resources(nodes=2), ""),
-    ):
-        pass
+    with pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught:
+        host(tmp_path, Resources(nodes=2), "")
     assert "GEB_NODE_ADDRESS" in caught.value.remedy
 
 
 def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
-    with host(tmp_path, TWO, "") as first:
-        # An address given as such is the only one that is listened on.
-        assert listening(first.store.port) == {"127.0.0.1"}
-        second = join(tmp_path)
-        first.meet()
-        second.meet()
-        assert (first.rank, second.rank) == (0, 1)
-        assert first.failure() is None
-        # It waits for the other one.
-        thread = threading.Thread(target=first.close, args=("no luck",))
-        thread.start()
-        said = failure_of(second)
-        second.close(said)
-        thread.join()
-    assert said == "another node failed: no luck"
+    first = host(tmp_path, TWO, "")
+    # An address given as such is the only one that is listened on.
+    assert listening(first.store.port) == {"127.0.0.1"}
+    second = join(tmp_path)
+    assert (first.rank, second.rank) == (0, 1)
+    first.start()
+    second.start()
+    assert first.failure() is None
+    first.close("no luck")
+    assert failure_of(second) == "another node failed: no luck"
+    # A node too many.
+    events = io.StringIO()
+    join(tmp_path).train(Emitter(events))
+    assert "training started without need of this node" in events.getvalue()
 
 
-def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monkeypatch):
-    with host(tmp_path, TWO, "") as first:
-        second = join(tmp_path)
-        first.meet()
-        second.meet()
-        events = io.StringIO()
-        join(tmp_path).train(Emitter(events))
-        assert "training started without need of this node" in events.getvalue()
-        monkeypatch.setattr("stages.training.node.SILENT_SECONDS", 1.5)
-        second.close()
-        assert failure_of(first) == "1 other nodes gave no sign for 1.5 s"
-
-
-def test_a_first_node_that_is_gone_ends_the_other(tmp_path):
-    with host(tmp_path, TWO, "") as first:
-        second = join(tmp_path)
-        # It gives no sign, which would hold the store.
-        second.meet()
-    del first
-    gc.collect()
-    assert failure_of(second) == "the first node is gone"
+@pytest.mark.parametrize("closed", [0, 1], ids=["first", "second"])
+def test_a_silent_node_is_missed(tmp_path, monkeypatch, closed):
+    nodes = [host(tmp_path, TWO, ""), join(tmp_path)]
+    for node in nodes:
+        node.start()
+    monkeypatch.setattr("stages.training.node.SILENT_SECONDS", 2.5)
+    while any(at > time.monotonic() for at in nodes[1 - closed].heard_at.values()):
+        time.sleep(0.05)
+    nodes[closed].close()
+    assert failure_of(nodes[1 - closed]).startswith("1 of 2 nodes gave no sign for 2.5 s")
