@@ -168,7 +168,7 @@ class Node:
                     raise min(
                         failures, key=lambda one: (not isinstance(one[1], UserError), one[0])
                     )[1]
-                if not is_over:
+                if elsewhere and not is_over:
                     raise StageFailedError(elsewhere)
                 return
             if stop.is_set() and not is_forwarded:
