@@ -33,7 +33,16 @@ from flows.report.files import render
 from flows.report.prefect_artifacts import as_flow, failed
 from flows.report.rows import Paired, adjusted, against_base, difference_text, p_text
 from flows.report.summary import evaluated_row
-from flows.report.table import BASE, POLICY, Cell, FittedTable, Row, figures_table
+from flows.report.table import (
+    BASE,
+    POLICY,
+    Cell,
+    FittedTable,
+    Row,
+    column_of,
+    figure_names,
+    figure_of,
+)
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -78,34 +87,26 @@ class ModelComparison:
     def verdict(self) -> str:
         """The difference of the mean rewards, with its interval and test."""
         found = next((each for each in self.differences if each.figure == "mean_reward"), None)
-        test = (found.estimate(), found.adjusted_p_value) if found else (None, None)
+        test = (found.difference, found.adjusted_p_value) if found else (None, None)
         said = difference_text(self.models.policy, *test)
         prompts = f", {found.prompts} prompts" if found else ""
         return f"By mean reward against {self.models.base or 'its base'}, {said}{prompts}."
 
-    def tests(self) -> FittedTable:
-        """A row for each figure in which the models differ."""
-        rows: list[list[str | Cell]] = [
-            [
-                each.figure,
-                f"{each.first:.3f}",
-                f"{each.second:.3f}",
-                each.shown(),
-                p_text(each.adjusted_p_value),
-            ]
-            for each in self.differences
-        ]
-        header = ("figure", BASE, POLICY, "difference", "p by Holm")
-        return FittedTable("", header, rows, kept=2, left=1)
-
     def table(self) -> FittedTable:
-        """The table that an evaluation ends with: a row per figure, the policy's and the base's."""
-        figures = figures_table(self.figures)
-        base, policy = figures.rows
-        name = self.models.base or "the configuration's policy"
-        rows = zip(figures.header[1:], policy[1:], base[1:], strict=True)
-        models = "model", self.models.policy, name
-        return FittedTable("", ("", POLICY, BASE), [models, *rows], kept=3, left=3)
+        """A row for each figure: the policy's, the base's, and their difference with its test."""
+        tests = {each.figure: each for each in self.differences}
+        base, policy = self.figures
+        rows: list[list[str | Cell]] = [
+            ["model", self.models.policy, self.models.base or "the configuration's policy", "", ""]
+        ]
+        for name in figure_names(self.figures):
+            column = column_of(name)
+            cells = [Cell.of(figure_of(row, name), column.form) for row in (policy, base)]
+            test = tests.get(name)
+            difference = [test.shown(), p_text(test.adjusted_p_value)] if test else ["-", "-"]
+            rows.append([column.title, *cells, *difference])
+        header = ("", POLICY, BASE, "difference", "p by Holm")
+        return FittedTable("", header, rows, kept=3, left=3)
 
 
 def _flow_run_name() -> str:

@@ -206,7 +206,7 @@ def _train(
 
         clock = _Clock()
         kappa = KappaController(params, has_bonus=False)
-        objective = PairObjective(engine, process, params, kappa, plan.num_steps, None)
+        objective = PairObjective(engine, process, params, kappa, None)
         batches = MicroBatches(plan, 0, make)
         # The log's first two methods are all that the loop calls.
         log: Any = clock

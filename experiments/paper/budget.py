@@ -1,17 +1,13 @@
 """Budget of the paper's cells: steps that several runs share are counted once."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from experiments.study import (
-    KINDS,
     Row,
-    StudyRun,
     choose,
     finished,
     identities,
-    listed,
     mean_rewards,
     reported_runs,
     tuning_runs,
@@ -37,20 +33,14 @@ def budget(
     evenly.
 
     Returns:
-        Values for a JSON document: tokens, time and GPU-hours of what the store lacks, and a
-        record for each cell; cells with a grid once for each value, and once for the reported runs.
+        Values for a JSON document: the runs, and tokens, time and GPU-hours of what the store
+        lacks.
     """
-    runs: list[StudyRun] = []
-    shown: list[dict[str, Any]] = []
     tuned = finished(tuning_runs(rows, overrides))
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     chosen = {**first, **choose(tuned, mean_rewards(tuned))}
-    for row in rows:
-        own = tuning_runs([row], overrides, most_seeds)
-        own += reported_runs([row], overrides, chosen, most_seeds)
-        runs += own
-        groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
-        shown += [_cell(row, list(group)) for _, group in groups]
+    runs = tuning_runs(rows, overrides, most_seeds)
+    runs += reported_runs(rows, overrides, chosen, most_seeds)
     configs = list({run.name: run.cell.config for run in runs}.values())
     different: dict[str, StepEstimate] = {}
     hub_asked = True
@@ -72,7 +62,7 @@ def budget(
     todo = [each for each in different.values() if not each.cached]
     return {
         "store": store_of(overrides),
-        "runs": len(configs),
+        "runs": [config.name for config in configs],
         "steps": num_steps,
         "different_steps": len(different),
         "steps_to_compute": len(todo),
@@ -81,7 +71,6 @@ def budget(
         "gpu_hours": sum(each.gpu_hours for each in todo),
         "hub_asked": hub_asked,
         "warnings": list(dict.fromkeys(said for each in todo for said in each.warnings)),
-        "cells": shown,
     }
 
 
@@ -89,23 +78,10 @@ def budget_lines(found: Mapping[str, Any]) -> list[str]:
     """A budget in a few lines."""
     hours = f", {found['gpu_hours']:.3g} GPU-hours" if found["gpu_hours"] else ""
     lines = [
-        f"{found['runs']} runs: {found['steps']} steps, {found['different_steps']} of them "
+        f"{len(found['runs'])} runs: {found['steps']} steps, {found['different_steps']} of them "
         f"different, {found['different_steps'] - found['steps_to_compute']} in the store",
         f"budget: {count(found['tokens'])} tokens, about {duration(found['seconds'])}{hours}",
     ]
     if not found["hub_asked"]:
         lines.append("the hub does not answer: what the store has of runs that need it is unknown")
     return lines + [f"warning: {each}" for each in found["warnings"]]
-
-
-def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
-    tunes = any(each.tunes for each in runs)
-    values = runs[0].coefficient if tunes else dict.fromkeys(row.grid, "chosen")
-    return {
-        **dict(zip(KINDS, row.names(), strict=True)),
-        "configuration": row.configuration,
-        "fields": listed({**row.fields, **values}),
-        "seeds": [each.cell.config.seed for each in runs],
-        "tunes": tunes,
-        "runs": [each.name for each in runs],
-    }

@@ -61,24 +61,7 @@ def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
         "coverage": headline,
         "failed": dict(found.failed),
         "tables": [
-            {
-                "name": each.name,
-                "title": section["title"],
-                "setting": each.setting,
-                "header": each.header,
-                "rows": [
-                    {
-                        "method": method,
-                        "figures": [
-                            {"ours": one.text, "interval": one.interval, "paper": one.paper}
-                            for one in figures
-                        ],
-                    }
-                    for method, figures in each.figures().items()
-                ],
-            }
-            for section in sections
-            for each in section["tables"]
+            {"name": each.name, "setting": each.setting, "rows": each.records()} for each in tables
         ],
         "runs": [
             {

@@ -62,8 +62,7 @@ def evaluate(
 
         found = compare_models(settings, Models(policy, base, suite), session)
     lines = [f"metrics  {found.artifact}", f"page     {found.page}"]
-    tests = [found.tests()] if found.differences else []
-    answer(as_json, found.to_json(), Text(found.verdict()), found.table(), *tests, *lines)
+    answer(as_json, found.to_json(), Text(found.verdict()), found.table(), *lines)
 
 
 def sweep(

@@ -23,7 +23,6 @@ from flows.commands.common import (
 from flows.pipeline.loading import load_settings, overrides_of
 from flows.pipeline.presets import store_of
 from flows.report.files import write_file
-from flows.report.table import FittedTable
 
 
 def paper(
@@ -72,7 +71,6 @@ def paper(
     """Compute the paper's tables and figures; whatever the store has already is reused."""
     from experiments.paper.budget import budget, budget_lines
     from experiments.paper.tables import paper_rows
-    from experiments.study import KINDS
 
     laid_over = overrides_of(chosen(overrides, store=store))
     asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
@@ -80,10 +78,7 @@ def paper(
     expected = budget(rows, laid_over, seeds, parallel_runs)
     lines = budget_lines(expected)
     if dry_run:
-        header = (*KINDS, "configuration", "fields", "seeds", "tunes")
-        cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
-        table = FittedTable("", header, cells, kept=len(header), left=len(header))
-        answer(as_json, expected, table, *lines)
+        answer(as_json, expected, *expected["runs"], *lines)
         return
     watched(as_json).print(escape("\n".join(lines)))
     quiet_prefect()

@@ -15,11 +15,11 @@ from rich.text import Text
 from flows.commands.common import AsJson, RunName, StorePath, console, print_json
 from flows.commands.terminal import neutral
 from flows.execution.run_record import RunRecord, runs
+from flows.planning.show import duration
 from flows.report.status import (
     RunStatus,
     StepStatus,
     clock,
-    duration,
     run_status,
     step_logs,
 )
@@ -154,7 +154,7 @@ def _shown(store: Store, found: Sequence[RunStatus], name: str | None) -> Render
         return Text(f"no runs in {store.location}")
     steps = Column("steps", justify="right")
     tries = Column("attempts", justify="right")
-    columns = ("run", "state", steps, "started", "took", "left", tries)
+    columns = ("run", "state", steps, "started", "took", tries)
     table = Table(*columns, box=None, pad_edge=False)
     for run in found:
         table.add_row(run.name, *_row(run))
@@ -167,18 +167,16 @@ def _row(run: RunStatus) -> list[str]:
         f"{run.num_done}/{run.num_steps}",
         clock(run.started),
         duration(run.elapsed),
-        "-" if run.left is None else f"~{duration(run.left)}",
         str(len(run.attempts) or "-"),
     ]
 
 
 def _one(store: Store, found: RunStatus) -> RenderableType:
-    left = f", about {duration(found.left)} left" if found.left is not None else ""
     number = f", attempt {len(found.attempts)}" if len(found.attempts) > 1 else ""
     head = (
         f"run [bold]{found.name}[/] {_coloured(found.state)}: "
         f"{found.num_done} of {found.num_steps} steps\n"
-        f"started {clock(found.started)}, {duration(found.elapsed)}{left}{number}\n"
+        f"started {clock(found.started)}, {duration(found.elapsed)}{number}\n"
         f"store   {escape(store.location)}\n"
     )
     took = Column("took", justify="right")

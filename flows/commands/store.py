@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -10,11 +9,7 @@ from rich.markup import escape
 
 from flows.commands.common import AsJson, StorePath, console, print_json
 from flows.execution.run_record import RunRecord, recorded
-from flows.pipeline.external import resolve
-from stages.contract.adapters import BASE, base_of_adapter
-from stages.contract.errors import EXIT_FAILED, DamagedArtifactError, UserError
-from stages.contract.manifest import Manifest
-from stages.contract.request import ArtifactInput, HubInput
+from stages.contract.errors import EXIT_FAILED, DamagedArtifactError
 from stages.store.base import Store
 from stages.store.local_usage import Held
 from stages.store.opening import open_store
@@ -27,7 +22,7 @@ _Name = tuple[str, str]
 
 
 def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
-    """Hash every file of every artifact; exit code 1 when one is damaged, or lacks its base."""
+    """Hash every file of every artifact; exit code 1 when one is damaged."""
     opened = open_store(store)
     keys = list(opened.artifacts())
     faults = {f"{stage}/{key}": _fault(opened, stage, key) for stage, key in keys}
@@ -50,9 +45,9 @@ def _fault(store: Store, stage: str, key: str) -> str | None:
         if (artifact := store.load(stage, key)) is None:
             return None
         store.verify(artifact)
-        return fault_of_base(store, artifact.manifest)
     except DamagedArtifactError as error:
         return str(error)
+    return None
 
 
 def gc(
@@ -78,35 +73,6 @@ def gc(
         console.print(f"{size:>10}  {escape(held.place)}  [dim]{why}[/]")
     done = "deleted" if delete else "can go; --delete removes them"
     console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
-
-
-def fault_of_base(store: Store, manifest: Manifest) -> str | None:
-    """Fault of the base model that an artifact's adapter needs; None without fault or adapter.
-
-    The files of a base in the store are hashed as those of its own artifact. A repository of the
-    hub is pinned by its commit, and not asked for.
-    """
-    for name in manifest.files:
-        path, _, file = name.rpartition("/")
-        base = base_of_adapter(manifest, path) if file == BASE else None
-        if base is None or isinstance(base, HubInput):
-            continue
-        adapter = f"the adapter {manifest.stage}/{manifest.key[:12]}"
-        if isinstance(base, ArtifactInput):
-            place = f"{base.stage}/{base.key[:12]}/{base.path}"
-            made = store.manifest(base.stage, base.key)
-            now = made.digest(base.path) if made and made.files_at(base.path) else None
-        else:
-            place = base.location
-            try:
-                now = resolve(place, "model").digest if Path(place).exists() else None
-            except UserError as error:
-                return f"{adapter} lacks its base: {error.message}"
-        if now is None:
-            return f"{adapter} lacks its base: there is no {place}"
-        if now != base.digest:
-            return f"{adapter} goes over the base with the digest {base.digest}: {place} has {now}"
-    return None
 
 
 class Garbage(NamedTuple):
@@ -138,16 +104,11 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
 def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     """Deletes what :func:`collect` found, unless a run needs it by now; returns what it deleted."""
     removed = []
-    seen: dict[Path, tuple[int, int]] | None = None
     for each in garbage:
-        # A run writes down the keys that it wants before it computes or reads them. A store may
-        # hold hundreds of runs: they are read again when a record has changed, whose state is
-        # taken first, so that the next look sees what changes meanwhile.
-        if (now := _records(store)) != seen:
-            seen = now
-            needed = _needed(store)
-            present = set(store.artifacts())
-        if _why(store, each.held, needed, present):
+        # Runs record the keys that they want before they compute or read them.
+        store.refresh("runs")
+        store.refresh("models")
+        if _why(store, each.held, _needed(store), set(store.artifacts())):
             store.remove(each.held)
             removed.append(each)
     return removed
@@ -196,25 +157,7 @@ def _needed(store: Store) -> set[_Name]:
             found.add(name)
             with suppress(DamagedArtifactError):
                 manifest = store.manifest(*name)
-                groups = manifest.inputs.values() if manifest else ()
-                waiting += [
-                    (each["stage"], each["key"])
-                    for group in groups
-                    for each in group
-                    if each["kind"] == "artifact"
-                ]
-    return found
-
-
-def _records(store: Store) -> dict[Path, tuple[int, int]]:
-    """Records, each with its time of modification and inode, which every writing changes."""
-    store.refresh("runs")
-    store.refresh("models")
-    found = {}
-    for pattern in ("runs/*/steps/*.json", "models/*/versions/*.json"):
-        for path in store.root.glob(pattern):
-            with suppress(FileNotFoundError):
-                # The link's own: one that leads to itself is told by whoever reads the record.
-                state = path.lstat()
-                found[path] = state.st_mtime_ns, state.st_ino
+                for group in manifest.inputs.values() if manifest else ():
+                    artifacts = (each for each in group if each["kind"] == "artifact")
+                    waiting += [(each["stage"], each["key"]) for each in artifacts]
     return found

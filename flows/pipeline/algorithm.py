@@ -118,7 +118,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
         own = sample_and_score(
             steps, do_evaluate, evaluate, evaluation, policy, test_prompts, base_samples
         )
-        metrics = do(steps.evaluate(evaluate, own, base_samples, base, policy))
+        metrics = do(steps.evaluate(evaluate, own, base_samples, base))
         of_suites = _run_suites(config, suites, do_evaluate, iteration, policy, base, own)
         gates = metrics.at("metrics.json"), promoted, of_suites
         promoted = do(steps.promote(iteration, policy, *gates))

@@ -1,6 +1,5 @@
 """Checks of settings against each other, and of names, before anything is read or started."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -110,10 +109,6 @@ def _check_suites(config: RunConfig) -> None:
                 f"promote.suites_hold names {name}, which is evaluated after the last iteration "
                 f"only: set suites.{name}.after to each"
             )
-    if config.promote.max_perplexity_ratio is not None and not config.inputs.perplexity_text:
-        raise ValueError(
-            "promote.max_perplexity_ratio is set, and inputs.perplexity_text names no text"
-        )
 
 
 def _check_tries(evaluation: Evaluation) -> None:
@@ -260,12 +255,12 @@ def _check_stage_names(config: RunConfig) -> None:
         },
     }
     for name, table in tables.items():
-        for stage in table.keys() - stages:
-            if name == "interpreters" and stage == EVAL:
-                continue
-            near = difflib.get_close_matches(stage, stages, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"stages are {', '.join(stages)}"
-            raise ValueError(f"execution.{name}.{stage}: there is no such stage; {hint}")
+        unknown = table.keys() - {*stages, EVAL}
+        if unknown:
+            raise ValueError(
+                f"execution.{name} names no stage: {', '.join(sorted(unknown))}; stages are "
+                f"{', '.join(stages)}"
+            )
 
 
 def is_name(text: str) -> bool:

@@ -64,9 +64,6 @@ class Inputs(Settings):
     """Reward model, for the oracles that are one; or a judge that the run serves itself."""
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
-    perplexity_text: str | None = None
-    """Text that training does not aim at, passages between blank lines: each evaluation has its
-    perplexity under the policy and under the base."""
     objective_code: str | None = None
     """Python file of an objective of your own (`train.objective: python`)."""
     strategy_code: str | None = None

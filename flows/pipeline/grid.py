@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,36 +75,21 @@ def cells(
     combinations = [
         dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
     ]
-    planned = [(fields, seed) for fields in combinations for seed in seeds]
-    names = _run_names(name, planned)
-    return [
-        Cell(
-            fields,
-            with_fields(
-                config, {**_OF_EVERY_RUN, **fields, "name": run, "seed": seed}, f"sweep {name}"
-            ),
-        )
-        for (fields, seed), run in zip(planned, names, strict=True)
-    ]
+    planned = []
+    for fields in combinations:
+        for seed in seeds:
+            run = {"name": _run_name(name, fields, seed), "seed": seed}
+            changed = with_fields(config, {**_OF_EVERY_RUN, **fields, **run}, f"sweep {name}")
+            planned.append(Cell(fields, changed))
+    return planned
 
 
-def _run_names(sweep: str, planned: Sequence[tuple[Mapping[str, Any], int]]) -> list[str]:
-    """A name for each run; values that differ only in signs get a digest, so that names differ."""
-    whole = [_whole_name(sweep, *each) for each in planned]
-    plain = [re.sub(r"[^A-Za-z0-9._-]+", "_", each) for each in whole]
-    counted = Counter(plain)
-    return [
-        name if counted[name] == 1 and len(name) <= _MAX_NAME else _with_digest(name, text)
-        for name, text in zip(plain, whole, strict=True)
-    ]
-
-
-def _whole_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
+def _run_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
+    """Name of a run; one that a file cannot have in full is cut and gets a digest."""
     parts = [f"{name.rpartition('.')[2]}_{value}" for name, value in fields.items()]
-    return "-".join([sweep, *parts, f"s{seed}"])
-
-
-def _with_digest(name: str, told_by: str) -> str:
-    """The name, cut if it is too long, with a digest of what tells it from others."""
-    digest = hashlib.sha256(told_by.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{name[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"
+    whole = "-".join([sweep, *parts, f"s{seed}"])
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", whole)
+    if plain == whole and len(plain) <= _MAX_NAME:
+        return plain
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{plain[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"

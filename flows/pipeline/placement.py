@@ -123,8 +123,6 @@ class PodSettings(Settings):
     [{key: gpu, operator: Exists}], priorityClassName: low, serviceAccountName: geb}`."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
-    annotations: dict[str, str] = Field(default_factory=dict)
-    """Further annotations, such as `k8s.v1.cni.cncf.io/networks: rdma` for a second network."""
     extra_resources: dict[str, str | int] = Field(default_factory=dict)
     """Further resources of each pod, in the API's words: `{rdma/hca: 1}`."""
     gpu_resource: str = "nvidia.com/gpu"
@@ -140,11 +138,9 @@ class KubernetesSettings(PodSettings):
 
     stages: dict[str, PodSettings] = Field(default_factory=dict)
     """Settings of single stages by their names, over the settings beside this one."""
-    context: str | None = None
-    """Context of the file that KUBECONFIG names, or of `~/.kube/config`; unset takes its current
-    one, or within a pod its service account."""
     namespace: str | None = None
-    """Namespace of the pods; unset takes the context's, or the orchestrator's pod's own."""
+    """Namespace of the pods; unset takes the one of KUBECONFIG's current context, or within a pod
+    its own."""
     registry: str = ""
     """Registry and folder of this project's images, such as `ghcr.io/me`."""
     volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(

@@ -180,19 +180,8 @@ class Steps:
         kept = self._config.train.lora.save == "adapter"
         return Model(policy.base, checkpoint) if kept else Model(checkpoint)
 
-    def evaluate(
-        self,
-        name: str,
-        policy: Samples,
-        base: Samples,
-        reference: Model,
-        model: Model | None = None,
-    ) -> Step:
-        """Compares the policy's samples on the held-out prompts with the base's.
-
-        With ``model``, the policy itself, its perplexity on a text is taken if the run names one.
-        """
-        text = self._external.get("perplexity_text", []) if model else []
+    def evaluate(self, name: str, policy: Samples, base: Samples, reference: Model) -> Step:
+        """Compares the policy's samples on the held-out prompts with the base's."""
         inputs: dict[str, Sequence[Source]] = {
             "responses": policy.responses,
             "scores": policy.scores,
@@ -200,8 +189,6 @@ class Steps:
             "base_scores": base.scores,
             **reference.inputs("reference"),
             "length_control": self._external.get("length_control", []),
-            "text": text,
-            **(model.inputs("policy") if model and text else {}),
         }
         evaluation = self._config.evaluation
         params = self._config.evaluate.model_copy(

@@ -37,10 +37,7 @@ _REMEDIES = {
 }
 
 Rates = Mapping[tuple[str, int, bool], float]
-"""Measured operations, or rows without a model, by second and device.
-
-The rates are of a stage, a number of parameters, and GPUs or none.
-"""
+"""Measured operations by second and device, by stage, number of parameters, and GPUs or none."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +80,20 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a run: its steps, and the wall time of the steps that the store lacks."""
+    """Cost of a run: its steps, of which so many may run at the same time."""
 
     steps: Sequence[StepEstimate]
-    seconds: float
+    parallel: int
 
     @property
     def lacking(self) -> list[StepEstimate]:
         """Steps that the store lacks."""
         return [step for step in self.steps if not step.cached]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the steps that the store lacks."""
+        return sum(step.seconds or 0.0 for step in self.lacking) / self.parallel
 
     @property
     def warnings(self) -> list[str]:
@@ -121,9 +123,7 @@ def estimate(
         _estimate(config, step, works[step.name], rates, cached=step.name in cached)
         for step in steps
     ]
-    seconds = {each.step: each.seconds or 0.0 for each in estimates if not each.cached}
-    upstream = {step.name: step.upstream() for step in steps}
-    return Estimate(estimates, wall_seconds(seconds, upstream, config.execution.parallel))
+    return Estimate(estimates, config.execution.parallel)
 
 
 def measured_rates(store: Store) -> Rates:
@@ -139,26 +139,12 @@ def measured_rates(store: Store) -> Rates:
                 work = works.get(step.step, Work())
                 resources: Resources = getattr(config.resources, step.stage)
                 kind = (step.stage, work.params, resources.gpus > 0)
-                amount = work.operations or work.rows
-                if kind in rates or not amount or step.state not in ("done", "reused"):
+                if kind in rates or not work.operations or step.state not in ("done", "reused"):
                     continue
                 manifest = store.manifest(step.stage, step.key)
                 if manifest is not None and manifest.seconds:
-                    rates[kind] = amount / manifest.seconds / _devices(resources)
+                    rates[kind] = work.operations / manifest.seconds / _devices(resources)
     return rates
-
-
-def wall_seconds(
-    seconds: Mapping[str, float], upstream: Mapping[str, Sequence[str]], parallel: int
-) -> float:
-    """Wall time of steps: as the longest chain lasts, or all of them ``parallel`` at a time.
-
-    Inputs come before the steps that read them; a step without a time is in the store.
-    """
-    ends: dict[str, float] = {}
-    for name, own in seconds.items():
-        ends[name] = own + max((ends.get(each, 0.0) for each in upstream.get(name, ())), default=0)
-    return max([sum(seconds.values()) / parallel, *ends.values()])
 
 
 def _estimate(
@@ -169,7 +155,7 @@ def _estimate(
     rate = rates.get((step.stage, work.params, resources.gpus > 0))
     seconds: float | None = None
     if rate is not None:
-        seconds = (work.operations or work.rows) / (rate * _devices(resources))
+        seconds = work.operations / (rate * _devices(resources))
     elif not work.unknown:
         is_vllm = step.params.image_for(from_hub=False) == "vllm"
         start = _VLLM_START_SECONDS if is_vllm else _START_SECONDS

@@ -1,7 +1,5 @@
 """The cost of a run in words."""
 
-import math
-
 from flows.planning.cost import GB
 from flows.planning.estimate import Estimate, StepEstimate
 
@@ -35,11 +33,17 @@ def cost_lines(estimate: Estimate) -> list[str]:
     return [*lines, f"parameters on each GPU: {', '.join(memory)}"] if memory else lines
 
 
-def duration(seconds: float) -> str:
-    """``45 s``, ``12 min`` or ``3.4 h``."""
-    if seconds < 100:
-        return f"{math.ceil(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float | None) -> str:
+    """A duration for a person: `4.2 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds is None:
+        return "-"
+    tenths = round(seconds, 1)
+    if tenths < 60:
+        return f"{tenths:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def count(number: float) -> str:

@@ -39,7 +39,6 @@ class Work:
     """Amount of work of a step.
 
     Attributes:
-        rows: Responses that an oracle without a model scores.
         tokens: Tokens that pass the model, each as often as it does.
         params: Parameters of the model; 0 without one.
         operations: Operations on the model.
@@ -47,7 +46,6 @@ class Work:
         unknown: Reason why the time is unknown.
     """
 
-    rows: float = 0.0
     tokens: float = 0.0
     params: int = 0
     operations: float = 0.0
@@ -96,26 +94,26 @@ class _Counter:
                     memory=self._training_bytes(step, params),
                 )
             case GenerateParams() as params:
-                _, tokens = self._responses(step)
+                tokens = self._response_tokens(step)
                 memory = self._policy * DTYPE_BYTES[params.dtype]
                 devices = params.vllm.num_devices if params.backend == "vllm" else 1
                 return self._work(forward=tokens, memory=memory / devices)
             case ScoreParams() as params:
-                rows, tokens = self._read(step, "responses")
                 if "model" in step.inputs:
                     section = getattr(params, ORACLES[params.needs["model"]].section)
                     size = DTYPE_BYTES[section.dtype]
                     [source] = step.inputs["model"]
                     assert not isinstance(source, Output)
                     model = read_parameters(source, self._store)
+                    tokens = self._tokens_read(step, "responses")
                     return self._work(model, forward=tokens, memory=model * size)
-                known = _LIGHT_ORACLES.issuperset(params.parts)
-                unknown = f"nothing tells how long the oracle {params.oracle} takes"
-                return Work(rows=rows, unknown="" if known else unknown)
+                if not _LIGHT_ORACLES.issuperset(params.parts):
+                    reason = f"nothing tells how long the oracle {params.oracle} takes"
+                    raise UnknownSizeError(reason)
             case EvaluateParams() as params if params.log_pi_ref != "off":
-                _, tokens = self._read(step, "responses")
+                tokens = self._tokens_read(step, "responses")
                 if params.log_pi_ref == "both":
-                    tokens += self._read(step, "base_responses")[1]
+                    tokens += self._tokens_read(step, "base_responses")
                 memory = self._policy * DTYPE_BYTES[params.dtype]
                 return self._work(forward=tokens, memory=memory)
         return Work()
@@ -126,7 +124,7 @@ class _Counter:
         """Work of a model, or else of the policy, on tokens to train on and tokens to pass."""
         params = self._policy if model is None else model
         operations = params * (6 * trained + 2 * forward)
-        return Work(0, trained + forward, params, operations, memory)
+        return Work(trained + forward, params, operations, memory)
 
     def _training_bytes(self, step: Step, params: SftParams | TrainParams) -> float:
         resources: Resources = getattr(self._config.resources, step.stage)
@@ -155,19 +153,18 @@ class _Counter:
             raise UnknownSizeError(f"the prompts of {prepare} are not on this machine")
         return held_out_prompts(self._config, test)
 
-    def _responses(self, step: Step) -> tuple[float, float]:
-        """Responses that a step samples, and their tokens with the prompts'."""
+    def _response_tokens(self, step: Step) -> float:
+        """Tokens of the responses that a step samples, with the prompts'."""
         params = step.params
         [source] = step.inputs["prompts"]
         assert isinstance(params, GenerateParams)
         assert isinstance(source, Output)
         is_test = source.path == "test.parquet"
         prompts = self._test_prompts(source.step) if is_test else self._train_prompts()
-        rows = prompts / params.num_shards * params.num_samples
-        return rows, rows * (self._prompt_tokens + params.counted_response_tokens)
+        responses = prompts / params.num_shards * params.num_samples
+        return responses * (self._prompt_tokens + params.counted_response_tokens)
 
-    def _read(self, step: Step, name: str) -> tuple[float, float]:
-        """Responses that a step reads, and their tokens with the prompts'."""
+    def _tokens_read(self, step: Step, name: str) -> float:
+        """Tokens of the responses that a step reads, with the prompts'."""
         sources = [source for source in step.inputs[name] if isinstance(source, Output)]
-        samples = [self._responses(self._steps[source.step]) for source in sources]
-        return sum(rows for rows, _ in samples), sum(tokens for _, tokens in samples)
+        return sum(self._response_tokens(self._steps[source.step]) for source in sources)

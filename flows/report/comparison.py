@@ -100,7 +100,7 @@ class Comparison:
                 tests[row.method] = (row.difference, row.adjusted_p_value)
         for pair in self.paired:
             if (pair.evaluation, pair.figure) == _DECISIVE:
-                tests[pair.run] = (pair.estimate(), pair.adjusted_p_value)
+                tests[pair.run] = (pair.difference, pair.adjusted_p_value)
         return tests
 
     def _too_few_seeds(self) -> list[str]:
@@ -150,24 +150,24 @@ class Comparison:
     def _differences(self) -> FittedTable:
         header = [
             "runs",
-            "evaluation",
             "figure",
-            "iteration",
             "difference",
-            "p",
             "p by Holm",
+            "evaluation",
+            "p",
             "prompts",
+            "iteration",
         ]
         rows: list[list[str | Cell]] = [
             [
                 f"{pair.run} − {pair.against}",
-                pair.evaluation,
                 column_of(pair.figure).title,
-                str(pair.iteration),
                 pair.shown(),
-                p_text(pair.p_value),
                 p_text(pair.adjusted_p_value),
+                pair.evaluation,
+                p_text(pair.difference.p_value),
                 str(pair.prompts),
+                str(pair.iteration),
             ]
             for pair in self.paired
         ]
@@ -179,16 +179,16 @@ class Comparison:
         return FittedTable("Differences of runs", header, rows, left=1, note=note)
 
     def _tests(self) -> FittedTable:
-        header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
+        header = ["method", "figure", "difference", "p by Holm", "evaluation", "p", "test"]
         rows: list[list[str | Cell]] = [
             [
                 row.method,
-                row.evaluation,
                 column_of(row.figure).title,
                 Cell.of(row.difference, "+.3f"),
-                row.test,
-                p_text(row.difference.p_value),
                 p_text(row.adjusted_p_value),
+                row.evaluation,
+                p_text(row.difference.p_value),
+                row.test,
             ]
             for row in self.over_seeds
             if row.difference and row.figure in _TESTED
@@ -202,7 +202,7 @@ class Comparison:
             f"Tests over seeds, minus {self.over_seeds[0].method}",
             header,
             rows,
-            left=3,
+            left=2,
             note=note,
         )
 

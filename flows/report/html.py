@@ -9,9 +9,9 @@ import yaml
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.steps import suite_place
+from flows.planning.show import duration
 from flows.report.files import render
 from flows.report.plots import draw, svg
-from flows.report.status import duration
 from flows.report.summary import Summary
 from flows.report.verdict import verdict
 from stages.contract.data_files import read_data_file

@@ -225,12 +225,10 @@ class Paired:
         run: Name of the second run.
         against: Name of the first.
         figure: Name of the figure, as in ``prompts.parquet``.
-        first: Mean over them in the first run.
-        second: Mean over them in the second run.
-        difference: ``second − first``.
-        low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
-        p_value: P-value of a permutation test within prompts; None for one prompt.
-        adjusted_p_value: The same by Holm, over all figures that were compared with it.
+        prompts: Number of the prompts.
+        difference: Second run minus first, with a bootstrap over prompts and the p-value of a
+            permutation test within prompts; one prompt has neither.
+        adjusted_p_value: The p-value by Holm, over all figures that were compared with it.
     """
 
     evaluation: str
@@ -239,21 +237,12 @@ class Paired:
     iteration: int
     figure: str
     prompts: int
-    first: float
-    second: float
-    difference: float
-    low: float | None
-    high: float | None
-    p_value: float | None
+    difference: Estimate
     adjusted_p_value: float | None = None
-
-    def estimate(self) -> Estimate:
-        """The difference with its interval."""
-        return Estimate(self.difference, self.low, self.high)
 
     def shown(self) -> Cell:
         """The difference with its interval, for a person."""
-        return Cell.of(self.estimate(), "+.3f")
+        return Cell.of(self.difference, "+.3f")
 
 
 def compared(
@@ -298,17 +287,7 @@ def _compare(
         first = np.array([old[prompt] for prompt in prompts])
         second = np.array([new[prompt] for prompt in prompts])
         difference = paired_difference(first, second)
-        yield Paired(
-            **place,
-            figure=name,
-            prompts=len(prompts),
-            first=float(first.mean()),
-            second=float(second.mean()),
-            difference=difference.value,
-            low=difference.low,
-            high=difference.high,
-            p_value=difference.p_value,
-        )
+        yield Paired(**place, figure=name, prompts=len(prompts), difference=difference)
 
 
 def against_base(evaluated: Artifact, step: str) -> list[Paired]:
@@ -333,7 +312,7 @@ def prompt_means(evaluated: Artifact | None, model: Model) -> PromptMeans:
 
 def adjusted(pairs: Sequence[Paired]) -> list[Paired]:
     """The same with p-values by Holm over all of them."""
-    p_values = holm([pair.p_value for pair in pairs])
+    p_values = holm([pair.difference.p_value for pair in pairs])
     return [
         replace(pair, adjusted_p_value=p_value)
         for pair, p_value in zip(pairs, p_values, strict=True)

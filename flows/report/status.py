@@ -1,8 +1,6 @@
 """State of a run and of its steps: what is done, for how long, and about how long is left."""
 
 import datetime
-import re
-import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -116,28 +114,6 @@ class RunStatus:
         marks = [each.record.ended or each.record.started for each in self.steps]
         return max([self.started, *marks]) - self.started
 
-    @property
-    def left(self) -> float | None:
-        """Expected seconds of computation that are left, by earlier steps of the same kind.
-
-        None if a kind has not been computed yet, or nothing runs.
-        """
-        if self.state != "running":
-            return None
-        taken: dict[str, list[float]] = {}
-        unfinished = [(name, 0.0) for name in self.waiting]
-        for each in self.steps:
-            if each.state not in _DONE:
-                unfinished.append((each.record.step, each.seconds or 0.0))
-            elif each.seconds is not None:
-                taken.setdefault(_kind(each.record.step), []).append(each.seconds)
-        if any(_kind(name) not in taken for name, _ in unfinished):
-            return None
-        return sum(
-            max(0.0, statistics.median(taken[_kind(name)]) - already)
-            for name, already in unfinished
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document; times are seconds since the epoch."""
         return {
@@ -146,7 +122,6 @@ class RunStatus:
             "of": self.num_steps,
             "started": self.started,
             "elapsed_seconds": self.elapsed,
-            "left_seconds": self.left,
             "attempts": [each.model_dump() for each in self.attempts],
             "steps": [each.to_json() for each in self.steps],
             "waiting": list(self.waiting),
@@ -201,21 +176,3 @@ def clock(moment: float | None) -> str:
     if moment is None:
         return "-"
     return datetime.datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-
-
-def duration(seconds: float | None) -> str:
-    """A duration for a person: `4.2 s`, `3 min 05 s`, `2 h 07 min`."""
-    if seconds is None:
-        return "-"
-    tenths = round(seconds, 1)
-    if tenths < 60:
-        return f"{tenths:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _kind(step: str) -> str:
-    """Steps of different iterations and shards are of one kind."""
-    return re.sub(r"\d+", "#", step)

@@ -37,7 +37,6 @@ COLUMNS = (
     Column("tied", "evaluate", "tied_prompts", ".0f"),
     Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
     Column("KL", "evaluate", "kl_to_base", ".2f"),
-    Column("perplexity", "evaluate", "perplexity", ".2f"),
     Column("pairs", "pair", "pairs", ".0f"),
     Column("ties", "pair", "ties", ".0f"),
     Column("loss", "train", "loss"),
@@ -54,28 +53,6 @@ COLUMNS = (
 _FIRST = 4
 """Number of columns that come before the oracle's components and pass@k."""
 _COLUMNS = {column.name: column for column in COLUMNS}
-
-DROPPED_FIRST = (
-    "distinct-2",
-    "distinct-3",
-    "distinct-4",
-    "refusals",
-    "repetition",
-    "cut off",
-    "tokens",
-    "loss",
-    "distinct-1",
-    "pairs",
-    "ties",
-    "log π_ref",
-    "KL",
-    "bonus ratio",
-    "tied",
-    "test",
-    "p",
-    "evaluation",
-)
-"""Titles of columns that a narrow terminal does without first; components of the oracle stay."""
 
 
 @dataclass(frozen=True)
@@ -190,33 +167,28 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the widest table that fits, and a line with the columns left out.
 
-        Columns of :data:`DROPPED_FIRST` are left out first, then others from the right.
+        Columns are left out from the right.
         """
-        shown = list(range(len(self.header)))
-        removable = [self.header.index(title) for title in DROPPED_FIRST if title in self.header]
-        removable += [column for column in reversed(shown) if column not in removable]
-        removable = [column for column in removable if column >= self.kept]
-        table = self._table(shown)
-        hidden: list[int] = []
+        shown = len(self.header)
         unlimited = options.update(max_width=_UNLIMITED)
-        while removable and Measurement.get(console, unlimited, table).maximum > options.max_width:
-            column = removable.pop(0)
-            hidden.append(column)
-            shown.remove(column)
-            table = self._table(shown)
-        yield table
-        if hidden:
-            titles = ", ".join(self.header[column] for column in sorted(hidden))
+        while (
+            shown > self.kept
+            and Measurement.get(console, unlimited, self._table(shown)).maximum > options.max_width
+        ):
+            shown -= 1
+        yield self._table(shown)
+        if shown < len(self.header):
+            titles = ", ".join(self.header[shown:])
             yield Text(f"no room for: {titles} (--json has all)", style="dim")
 
-    def _table(self, shown: Sequence[int]) -> Table:
+    def _table(self, shown: int) -> Table:
         table = Table(title=self.title or None, title_justify="left", box=None, pad_edge=False)
-        for position, column in enumerate(shown):
+        for position, title in enumerate(self.header[:shown]):
             justify: Literal["left", "right"] = "left" if position < self.left else "right"
             # A column that cannot be left out is folded, not cut.
-            table.add_column(self.header[column], justify=justify, overflow="fold")
+            table.add_column(title, justify=justify, overflow="fold")
         for row in self.rows:
-            table.add_row(*(_cell(row[column]) for column in shown))
+            table.add_row(*(_cell(cell) for cell in row[:shown]))
         return table
 
 

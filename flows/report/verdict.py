@@ -63,13 +63,11 @@ def verdict(summary: Summary) -> Verdict:
             reasons=(*_unfinished(status), *result.reasons),
         )
     if summary.damaged:
-        number = len(summary.damaged)
-        damaged = f"{number} {'artifact is' if number == 1 else 'artifacts are'} damaged"
         return replace(
             result,
             tone="bad",
-            sentence=f"{damaged}, and figures are missing here. `{resume}` computes them again. "
-            f"{result.sentence}",
+            sentence="Artifacts are damaged, and figures are missing here. "
+            f"`{resume}` computes them again. {result.sentence}",
             reasons=(*summary.damaged, *result.reasons),
         )
     return result
@@ -84,9 +82,8 @@ def _unfinished(status: RunStatus) -> Iterator[str]:
             line = record.message.strip().partition("\n")[0]
             cause = line.rpartition(f" {record.key[:12]}): ")[2]
             yield f"{record.step} {step.state}: {cause}"
-    number = len(status.waiting)
-    if number:
-        yield f"{number} {'step has' if number == 1 else 'steps have'} not begun"
+    if status.waiting:
+        yield f"steps that have not begun: {len(status.waiting)}"
 
 
 def _of_models(summary: Summary) -> Verdict:
@@ -112,7 +109,10 @@ def _sentence(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
     intervals: Mapping[str, Any] = row.get("intervals", {})
     number = f"{row['iteration']} iteration{'s' if row['iteration'] > 1 else ''}"
-    share = _percent(row["win_rate"], intervals.get("win_rate"))
+    share = f"{100 * row['win_rate']:.1f} %"
+    if "win_rate" in intervals:
+        low, high = intervals["win_rate"]
+        share += f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
     sentence = f"After {number} the model scores above its base on {share} of the held-out prompts"
     if row.get("tied_prompts"):
         sentence += f" ({row['tied_prompts']:.0f} tie)"
@@ -144,49 +144,17 @@ def _cautions(summary: Summary) -> Iterator[str]:
         return
     prompts = metrics["compared_prompts"]
     yield f"one training seed, {prompts} held-out prompts; `geb sweep --seeds` tries other seeds"
-    base = summary.rows[0]
-    last = summary.rows[iteration]
-    rows_by_evaluation = {"": [base, last]} | {
-        f"suite {name}, ": rows for name, rows in summary.suites.items()
-    }
-    for evaluation, rows in rows_by_evaluation.items():
-        for name in figure_names(rows):
-            if _is_quality(name) and (evaluation or name != "mean_reward"):
-                yield from _fall(f"{evaluation}{column_of(name).title}", name, rows)
-    if "perplexity" in last:
-        yield (
-            f"the perplexity of unrelated text went from {base['perplexity']:.2f} to "
-            f"{last['perplexity']:.2f}"
-        )
-    cut_off = last.get("truncated_share", 0.0)
-    base_cut_off = base.get("truncated_share", 0.0)
-    if cut_off > base_cut_off:
-        yield (
-            f"{_percent(cut_off, None)} of the answers are cut off, of the base's "
-            f"{_percent(base_cut_off, None)}"
-        )
-    before = base.get("mean_log_pi_ref")
-    now = last.get("mean_log_pi_ref")
-    if before is not None and now is not None:
-        yield f"log π_ref of the answers moved from {before:.2f} to {now:.2f} nats"
+    yield from _falls("", [summary.rows[0], summary.rows[iteration]])
+    for name, rows in summary.suites.items():
+        yield from _falls(f"suite {name}, ", rows)
 
 
-def _is_quality(name: str) -> bool:
-    """True for figures of which more is better."""
-    return name in ("mean_reward", "accuracy") or name.startswith(("components.", "pass@"))
-
-
-def _fall(words: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A sentence if a figure is lower in the last row than in the first."""
-    first = figure_of(rows[0], name)
-    last = figure_of(rows[-1], name)
-    if first is not None and last is not None and last.value < first.value:
-        yield f"{words} fell from {first.value:.3f} to {Cell.of(last, '.3f')}"
-
-
-def _percent(value: float, interval: tuple[float, float] | None) -> str:
-    share = f"{100 * value:.1f} %"
-    if interval is None:
-        return share
-    low, high = interval
-    return f"{share} (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+def _falls(evaluation: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a sentence for each score that is lower in the last row than in the first."""
+    for name in figure_names(rows):
+        is_score = name in ("mean_reward", "accuracy") or name.startswith(("components.", "pass@"))
+        first = figure_of(rows[0], name)
+        last = figure_of(rows[-1], name)
+        if is_score and first is not None and last is not None and last.value < first.value:
+            title = f"{evaluation}{column_of(name).title}"
+            yield f"{title} fell from {first.value:.3f} to {Cell.of(last, '.3f')}"

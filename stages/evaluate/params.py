@@ -19,7 +19,7 @@ class EvaluateParams(StageParams):
     """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),
@@ -28,9 +28,6 @@ class EvaluateParams(StageParams):
         "reference": InputSpec("model", optional=True),
         "reference_adapter": InputSpec("model", optional=True),
         "length_control": InputSpec("file", optional=True),
-        "text": InputSpec("file", optional=True),
-        "policy": InputSpec("model", optional=True),
-        "policy_adapter": InputSpec("model", optional=True),
     }
     outputs = {
         "metrics.json": OutputSpec("metrics"),

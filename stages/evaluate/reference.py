@@ -1,14 +1,10 @@
-"""log π_ref of given responses, and the perplexity of a text that training does not aim at.
-
-Its rise shows what a policy loses elsewhere while the reward rises.
+"""log π_ref of given responses.
 
 Shapes: ``R`` responses, ``B`` sequences of a pass, ``T`` their padded length, ``N`` response tokens
 of a pass.
 """
 
-import math
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -24,7 +20,6 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import UnfitModelError, check_logprobs, require_static_rope
 from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
-from stages.modeling.tokenizers import load_tokenizer
 from stages.training.batches import Example, padded_rows
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
@@ -32,28 +27,19 @@ Pass = tuple[TokenIds, TokenIds]
 """Prompts and responses of one forward pass."""
 BATCH_TOKENS = 16384
 """Most tokens, padding included, in one forward pass; a longer sequence makes a pass of its own."""
-_NO_TEXT = "shorten the passages of inputs.perplexity_text, or leave it out"
+_REMEDY = "set `evaluate.log_pi_ref: off`"
 
 
 class Reference:
-    """A model of the request, one on each device of the stage; by default its reference.
+    """The reference of the request, one on each device of the stage."""
 
-    The remedy is what a person does to do without its log-probabilities.
-    """
-
-    def __init__(
-        self,
-        ctx: StageContext[EvaluateParams],
-        name: str = "reference",
-        remedy: str = "set `evaluate.log_pi_ref: off`",
-    ) -> None:
-        source = ctx.model(name)
+    def __init__(self, ctx: StageContext[EvaluateParams]) -> None:
+        source = ctx.model("reference")
         self._config = load_config(source)
         self._place = source.name_or_path
         self._dtype = ctx.params.dtype
-        self._remedy = remedy
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
-            partial(_Model, source, ctx.params.dtype, remedy), ctx.request.resources
+            partial(_Model, source, ctx.params.dtype), ctx.request.resources
         )
 
     def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
@@ -71,7 +57,7 @@ class Reference:
             self._config,
             self._place,
             longest=max(lengths, default=0),
-            remedy=self._remedy,
+            remedy=_REMEDY,
         )
         batches = list(token_batches(lengths, BATCH_TOKENS))
         passes = (
@@ -95,13 +81,13 @@ class Reference:
 class _Model:
     """The reference, loaded in one process; called with a pass, it sums each row's log π_ref."""
 
-    def __init__(self, source: ModelSource, dtype: NumberType, remedy: str) -> None:
+    def __init__(self, source: ModelSource, dtype: NumberType) -> None:
         model = load_causal_lm(source, dtype=dtype)
         try:
             check_logprobs(model)
         except UnfitModelError as error:
             raise UserError(
-                f"log-probabilities of {source.name_or_path} cannot be computed: {error}", remedy
+                f"log-probabilities of {source.name_or_path} cannot be computed: {error}", _REMEDY
             ) from error
         self._device = model.device
         self._logprobs = ResponseLogprobs(model)
@@ -123,44 +109,3 @@ class _Model:
         return np.bincount(owners, weights=token_logprobs, minlength=len(prompts)).astype(
             np.float64, copy=False
         )
-
-
-def perplexities(ctx: StageContext[EvaluateParams]) -> dict[str, float]:
-    """``perplexity`` and ``base_perplexity`` of the input ``text``.
-
-    The text's passages stand between blank lines. The perplexity is exp of the mean negative
-    log-probability of a token, over all tokens but the first of each passage.
-
-    Raises:
-        UserError: The text has no passage of two tokens, or a model cannot score it.
-    """
-    passages = _passages(ctx)
-    return {
-        name: _perplexity(ctx, model, passages)
-        for name, model in (("perplexity", "policy"), ("base_perplexity", "reference"))
-    }
-
-
-def _passages(ctx: StageContext[EvaluateParams]) -> TokenIds:
-    path = ctx.path("text")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise UserError(f"{path} is no text in UTF-8: {error}", "write it anew") from error
-    tokenizer = load_tokenizer(ctx.model("reference"))
-    written = [each.strip() for each in text.split("\n\n")]
-    tokens = [np.array(tokenizer(each)["input_ids"], dtype=np.int32) for each in written if each]
-    found = [each for each in tokens if len(each) > 1]
-    if not found:
-        raise UserError(
-            f"{path} has no passage of two tokens", "write passages with blank lines between them"
-        )
-    return found
-
-
-def _perplexity(ctx: StageContext[EvaluateParams], model: str, passages: TokenIds) -> float:
-    with closing(Reference(ctx, model, _NO_TEXT)) as scorer:
-        sums = scorer.log_probabilities(
-            [each[:1] for each in passages], [each[1:] for each in passages]
-        )
-    return math.exp(-math.fsum(sums) / sum(len(each) - 1 for each in passages))

@@ -89,11 +89,6 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         from stages.evaluate.length_control import length_controlled
 
         metrics |= length_controlled(ctx)
-    if ctx.has("text"):
-        # Loads torch.
-        from stages.evaluate.reference import perplexities
-
-        metrics |= perplexities(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     own = policy.summary.by_prompt() | {"win_rate": won}
     write_figures(ctx.out, metrics, {"policy": own, "base": base.summary.by_prompt()})

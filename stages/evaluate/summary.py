@@ -3,7 +3,6 @@
 Shapes: ``R`` responses of a batch.
 """
 
-import hashlib
 import math
 import re
 from array import array
@@ -21,7 +20,6 @@ from stages.contract.errors import UserError
 from stages.evaluate.statistics import Estimate, pass_at_k, proportion, ratio_of_sums
 from stages.tables.join import ScoredBatch
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 REFUSAL = re.compile(
     r"\s*((i['’]m|i am) (sorry|unable|not able)|i (cannot|can['’]t|can not|won['’]t|will not|"
     r"apologi[sz]e)|sorry|as an ai|as a language model|unfortunately, i)\b",
@@ -47,7 +45,6 @@ REPORTED = (
     "truncated_share",
     "repetition",
     "refusal_share",
-    "perplexity",
     "length_controlled_win_rate",
 )
 """Metrics that reports show."""
@@ -77,7 +74,6 @@ class SampleSummary:
         self._distinct = DistinctCounter(LONGEST_NGRAM)
         self._rewards = array("d")
         self._log_pi_ref = array("d")
-        self._texts: Counter[bytes] = Counter()
         self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
         self._repetition = array("d")
@@ -107,13 +103,8 @@ class SampleSummary:
                 self._put("mean_log_pi_ref", prompt_id, log_pi_ref[start:end])
         texts = batch.responses["response"].to_pylist()
         self._distinct.add(texts)
-        self._texts.update(
-            hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
-            for text in texts
-        )
         self._counts.update(
             responses=len(texts),
-            empty=sum(not text.strip() for text in texts),
             refusals=sum(REFUSAL.match(text) is not None for text in texts),
             tokens=int(num_tokens.sum()),
             truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0,
@@ -125,7 +116,6 @@ class SampleSummary:
 
     def _add_prompt(self, prompt_id: str, scores: list[float | None]) -> None:
         given = [score for score in scores if score is not None]
-        self._counts["nulls"] += len(scores) - len(given)
         if len(given) < len(scores):
             self.prompts[prompt_id] = None
             return
@@ -162,40 +152,22 @@ class SampleSummary:
         return figures
 
     def metrics(self) -> Metrics:
-        """Everything that can be said of these samples alone."""
-        rewards = np.frombuffer(self._rewards) if self._rewards else np.zeros(0)
-        log_pi_ref = np.frombuffer(self._log_pi_ref) if self._log_pi_ref else np.zeros(0)
+        """Metrics that need no other model's samples."""
         means = [each.total / each.samples for each in self.prompts.values() if each is not None]
-        distinct = self._distinct
         counts = self._counts
         responses = counts["responses"]
-        tokens = counts["tokens"]
+        # A server that gives no log-probabilities has NaN.
+        log_pi = self._log_pi / responses
         return {
-            "num_prompts": len(self.prompts),
-            "num_samples": responses,
-            "null_scores": counts["nulls"],
-            "prompts_with_null_score": sum(each is None for each in self.prompts.values()),
-            "mean_reward": _mean(rewards),
+            "mean_reward": _mean(self._rewards),
             "mean_reward_se": clustered_standard_error(means),
-            "std_reward": float(rewards.std()) if len(rewards) else None,
-            "reward_quantiles": _quantiles(rewards),
-            "reward_components": {
-                name.removeprefix("components."): _mean_over(figure)
-                for name, figure in sorted(self._by_prompt.items())
-                if name.startswith("components.")
-            },
-            **{f"distinct_{n}": ratio for n, ratio in enumerate(distinct.per_ngram(), 1)},
-            **{f"distinct_{n}_per_token": ratio for n, ratio in enumerate(distinct.per_token(), 1)},
-            "mean_log_pi_ref": _mean(log_pi_ref),
-            "log_pi_ref_quantiles": _quantiles(log_pi_ref),
-            "mean_log_pi": _known(self._log_pi / responses),
-            "entropy_per_token": _known(-self._log_pi / tokens) if tokens else None,
-            "mean_response_tokens": tokens / responses,
+            **{f"distinct_{n}": ratio for n, ratio in enumerate(self._distinct.per_ngram(), 1)},
+            "mean_log_pi_ref": _mean(self._log_pi_ref),
+            "mean_log_pi": None if math.isnan(log_pi) else log_pi,
+            "mean_response_tokens": counts["tokens"] / responses,
             "truncated_share": counts["truncated"] / responses,
-            "empty_share": counts["empty"] / responses,
-            "repetition": _mean(np.array(self._repetition)),
+            "repetition": _mean(self._repetition),
             "refusal_share": counts["refusals"] / responses,
-            "most_common_response_share": max(self._texts.values()) / responses,
         }
 
 
@@ -220,20 +192,8 @@ def clustered_standard_error(prompt_means: list[float]) -> float | None:
     return float(np.std(prompt_means, ddof=1) / math.sqrt(len(prompt_means)))
 
 
-def _mean(values: npt.NDArray[np.float64]) -> float | None:
-    return math.fsum(values) / len(values) if len(values) else None
-
-
-def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
-    if len(values) == 0:
-        return None
-    found = np.quantile(values, QUANTILES)
-    return {str(q): float(value) for q, value in zip(QUANTILES, found, strict=True)}
-
-
-def _known(value: float) -> float | None:
-    """None for NaN: samples of a server that gives no log-probabilities."""
-    return None if math.isnan(value) else value
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 Rewards = Mapping[str, PromptRewards | None]
@@ -242,17 +202,15 @@ Rewards = Mapping[str, PromptRewards | None]
 def win_rate(policy: Rewards, base: Rewards) -> tuple[Metrics, PromptFigure]:
     """Compares two models prompt by prompt.
 
-    A prompt wins when the sum of its rewards is strictly above the base model's; ties lose
-    (``win_rate``), or count one half (``win_rate_ties_split``).
+    A prompt wins when the sum of its rewards is strictly above the base model's; ties lose.
 
     Args:
         policy: Rewards of the policy's samples by prompt id; None if a score is missing.
         base: Rewards of the base model's samples.
 
     Returns:
-        Rates, the standard error of the first, and how many prompts were compared, tied, or left
-        out because a score or the other model's samples are missing; and 1 for each prompt that
-        wins, 0 for each other one.
+        The rate, and how many prompts were compared, tied, or left out because a score or the
+        other model's samples are missing; and 1 for each prompt that wins, 0 for each other one.
 
     Raises:
         UserError: No prompt can be compared, or a prompt has more samples of one model.
@@ -277,12 +235,8 @@ def win_rate(policy: Rewards, base: Rewards) -> tuple[Metrics, PromptFigure]:
             "sample and score both on the same test prompts",
         )
     compared = len(won)
-    wins = sum(total for total, _ in won.values())
-    rate = wins / compared
     metrics = {
-        "win_rate": rate,
-        "win_rate_se": math.sqrt(rate * (1 - rate) / compared),
-        "win_rate_ties_split": (wins + ties / 2) / compared,
+        "win_rate": sum(total for total, _ in won.values()) / compared,
         "compared_prompts": compared,
         "tied_prompts": ties,
         "uncompared_prompts": len(policy.keys() | base.keys()) - compared,
@@ -324,11 +278,6 @@ def _estimate(name: str, figure: PromptFigure) -> Estimate:
     return ratio_of_sums(totals, counts)
 
 
-def _mean_over(figure: PromptFigure) -> float:
-    total = math.fsum(total for total, _ in figure.values())
-    return total / sum(count for _, count in figure.values())
-
-
 # Hashes held back before they are merged: a bound on memory beside the distinct n-grams themselves.
 _MERGE_AT = 1 << 21
 
@@ -363,14 +312,7 @@ class DistinctCounter:
 
     def per_ngram(self) -> list[float | None]:
         """Different n-grams by n-grams, n = 1…``max_n``; None if the corpus has no n-gram."""
-        return self._by(self._totals)
-
-    def per_token(self) -> list[float | None]:
-        """Different n-grams by tokens, n = 1…``max_n``; None if the corpus has no token."""
-        return self._by([self._totals[0]] * len(self._totals))
-
-    def _by(self, totals: list[int]) -> list[float | None]:
-        pairs = zip(self._hashes, totals, strict=True)
+        pairs = zip(self._hashes, self._totals, strict=True)
         return [len(_merged(held)) / total if total else None for held, total in pairs]
 
 

@@ -1,4 +1,4 @@
-"""κ, the weight of the bonus: a schedule, and its calibration to a target ratio |κ · bonus| / |L|.
+"""κ, the weight of the bonus, and its calibration to a target ratio |κ · bonus| / |L|.
 
 The paper reports κ by that ratio, because the bonus's scale differs by orders of magnitude between
 designs (section 5, "The choice of κ").
@@ -10,7 +10,7 @@ from stages.objectives.params import KappaParams
 
 
 class KappaController:
-    """κ of each step: the schedule, times a factor calibrated on the first batches if asked for.
+    """κ of each step: the iteration's κ times a factor, calibrated on the first batches.
 
     With a target ratio ρ the factor is ρ · Σ|L| / Σ|bonus| over the batches seen so far, until
     `calibration_batches` of them were seen; then it stays. Without one it is 1.
@@ -73,17 +73,16 @@ class KappaController:
         self._bonus_sum = bonus_sum
         self._num_observed += 1
 
-    def kappa(self, *, step: int, num_steps: int, iteration: int = 1) -> float:
-        """κ at `step` (0 … num_steps − 1) of an iteration counted from 1."""
-        scheduled = scheduled_kappa(
-            self._params, step=step, num_steps=num_steps, iteration=iteration
-        )
+    def kappa(self, iteration: int = 1) -> float:
+        """κ of the next step, in an iteration counted from 1."""
+        values = self._params.kappa_values or (self._params.kappa_or_default(),)
+        given = values[min(iteration, len(values)) - 1]
         if self.target_ratio is None:
-            return scheduled
+            return given
         assert self._num_observed, "a batch is observed before the first κ"
         if self._bonus_sum == 0.0:
             return 0.0
-        return self.target_ratio * self._loss_sum / self._bonus_sum * scheduled
+        return self.target_ratio * self._loss_sum / self._bonus_sum * given
 
     def state_dict(self) -> dict[str, float]:
         """State for a checkpoint: three numbers."""
@@ -98,19 +97,3 @@ class KappaController:
         self._num_observed = int(state["num_observed"])
         self._loss_sum = float(state["loss_sum"])
         self._bonus_sum = float(state["bonus_sum"])
-
-
-def scheduled_kappa(params: KappaParams, *, step: int, num_steps: int, iteration: int) -> float:
-    """κ of a schedule before calibration; see `KappaController.kappa`."""
-    if params.kappa_schedule == "per_iteration":
-        return params.kappa_values[min(iteration, len(params.kappa_values)) - 1]
-    start = params.kappa_or_default()
-    final = params.kappa_final_fraction
-    if params.kappa_schedule == "constant":
-        return start
-    progress = step / max(1, num_steps - 1)
-    remaining = {
-        "linear": 1.0 - progress,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
-    }[params.kappa_schedule]
-    return start * (final + (1.0 - final) * remaining)

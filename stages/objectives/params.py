@@ -41,9 +41,7 @@ class ObjectiveParams(Settings):
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
     bonus_weight: Literal["none", "count"] = "none"
     """`count` multiplies a response's bonus by its novelty among the pairs' responses, about
-    1/√(N + λ) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""
-    count_ridge: float = Field(0.01, gt=0)
-    """λ of `bonus_weight: count`."""
+    1/√(N + 0.01) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen response's negative log-likelihood per token."""
     length_normalised: bool = False
@@ -67,13 +65,9 @@ class KappaParams(Settings):
     """κ, the weight of the bonus."""
 
     kappa: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """κ at the start of an iteration. Unset it is 1, or what `target_ratio` calibrates."""
-    kappa_schedule: Literal["constant", "linear", "cosine", "per_iteration"] = "constant"
-    """`linear` and `cosine` let κ fall over an iteration; `per_iteration` takes `kappa_values`."""
-    kappa_final_fraction: float = Field(0.0, ge=0, le=1)
-    """Share of κ that a falling schedule leaves at the last step."""
+    """κ of all iterations. Unset it is 1, or what `target_ratio` calibrates."""
     kappa_values: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = ()
-    """κ of iterations 1, 2, … under `per_iteration`; the last one stays."""
+    """κ of iterations 1, 2, …, in place of `kappa`; the last one stays."""
     target_ratio: float | None = Field(None, gt=0)
     """Wanted |κ · bonus| / |L|: κ is set from the first batches, in place of `kappa`. Without a
     bonus (`design: none`) nothing is calibrated."""
@@ -81,7 +75,7 @@ class KappaParams(Settings):
     """Global batches that set κ if a target ratio is wanted."""
 
     def kappa_or_default(self) -> float:
-        """κ at the start of an iteration, before a calibration multiplies it."""
+        """κ of all iterations, before a calibration multiplies it."""
         return 1.0 if self.kappa is None else self.kappa
 
     def result_fields(self) -> dict[str, Any]:
@@ -98,11 +92,5 @@ class KappaParams(Settings):
                 f"{given[0]} = {getattr(self, given[0])} and target_ratio = {self.target_ratio} "
                 "exclude each other: κ is given, or calibrated to the ratio; unset one of them "
                 "(`train.kappa: null` or `train.target_ratio: null`)"
-            )
-        if (self.kappa_schedule == "per_iteration") != bool(self.kappa_values):
-            raise ValueError(
-                f"kappa_values = {list(self.kappa_values)} with kappa_schedule = "
-                f"{self.kappa_schedule!r}: values belong to 'per_iteration', "
-                "which needs at least one"
             )
         return self

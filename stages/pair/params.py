@@ -44,9 +44,6 @@ class PairParams(StageParams):
     ties: Literal["drop", "keep"] = "drop"
     """Pairs whose scores tie: dropped, as in the paper, or kept and marked."""
 
-    tie_margin: float = Field(0.0, ge=0.0)
-    """Largest difference of scores, in the oracle's units, that still counts as a tie."""
-
     pairs_per_prompt: int = Field(1, ge=1)
     """Most pairs of a prompt. No response is in two of them: the strategy chooses the next pair
     among the responses that are left, so that n pairs want 2n samples."""

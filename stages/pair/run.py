@@ -89,7 +89,7 @@ def pair_batch(
     select = _selector(batch, scores.tolist(), params, own)
     for better, worse in _selections(batch, scores.tolist(), params, seed, tally, select):
         same = token_ids[better] == token_ids[worse]
-        tie = same or bool(scores[better] - scores[worse] <= params.tie_margin)
+        tie = same or bool(scores[better] <= scores[worse])
         tally.ties += tie
         if tie and params.ties == "drop":
             continue

@@ -8,8 +8,8 @@ from stages.contract.params import ChatSettings, InputSpec, OutputSpec, StagePar
 class PreferencesParams(StageParams, ChatSettings):
     """Pairs from a data set of preferences, for the prompts of an iteration.
 
-    Read are the formats of TRL, conversational or not, with the prompt in a column of its own or as
-    the beginning of both conversations.
+    It reads TRL's columns `prompt`, `chosen` and `rejected`, texts or messages. Without `prompt`,
+    the prompt is the beginning of both conversations.
     """
 
     stage: ClassVar[str] = "preferences"
@@ -25,12 +25,6 @@ class PreferencesParams(StageParams, ChatSettings):
     }
     image = "torch"
 
-    prompt_column: str = "prompt"
-    """Column of the prompt: text or messages. Conversations that open with the prompt need none."""
-    chosen_column: str = "chosen"
-    """Column of the preferred response: text or messages."""
-    rejected_column: str = "rejected"
-    """Column of the other response."""
     subset: str | None = None
     """Configuration name of a hub data set that has several."""
     split: str = "train"

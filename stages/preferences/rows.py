@@ -13,7 +13,7 @@ from stages.preferences.params import PreferencesParams
 _UNSCORED = (1.0, 0.0)
 _REMEDY = (
     'write rows as {"prompt": …, "chosen": …, "rejected": …}, each text or messages (TRL\'s '
-    "preference format), or set preferences.prompt_column, chosen_column and rejected_column"
+    "preference format)"
 )
 
 
@@ -49,13 +49,12 @@ def read_preference(
     Raises:
         UserError: It holds no preference.
     """
-    given = row.get(params.prompt_column)
-    names = (params.chosen_column, params.rejected_column)
-    sides = [_side(row, name, given, unread) for name in names]
-    (prompt, chosen), (other, rejected) = sides
+    given = row.get("prompt")
+    prompt, chosen = _side(row, "chosen", given, unread)
+    other, rejected = _side(row, "rejected", given, unread)
     if prompt != other:
         raise UserError(
-            f"{params.chosen_column} and {params.rejected_column} answer different prompts",
+            "chosen and rejected answer different prompts",
             "give both conversations the same turns before their last",
         )
     better = _score(row.get("score_chosen"))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
 from stages.tables.wilson import wilson_interval
 
@@ -46,32 +45,19 @@ def decide(
     if params.max_regression is not None:
         for version, before in held.items():
             # A version without a reward leaves nothing to fall behind.
-            if _metric(before, "mean_reward", "max_regression") is not None:
+            if before.get("mean_reward") is not None:
                 fall = params.max_regression
                 gates.append(_holds("max_regression", params, metrics, before, version, fall))
     for suite, allowed in params.suites_hold.items():
         own = (suites or {})[suite]
         base = {name: own.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
         gates.append(_holds(f"suites_hold.{suite}", params, own, base, "the base", allowed))
-    if params.max_perplexity_ratio is not None:
-        gates.append(_perplexity(params.max_perplexity_ratio, metrics))
     return gates
-
-
-def _perplexity(limit: float, metrics: Mapping[str, Any]) -> GateResult:
-    gate = "max_perplexity_ratio"
-    value, base = (_metric(metrics, name, gate) for name in ("perplexity", "base_perplexity"))
-    ratio = value / base if value is not None and base else None
-    shown = "has no value" if ratio is None else f"is {value:.6g}, {ratio:.3f} times the base's"
-    reason = f"{gate}: perplexity {shown}; the gate wants at most {limit:.6g} times"
-    return GateResult(
-        gate, "perplexity", ratio, limit, ratio is not None and ratio <= limit, reason
-    )
 
 
 def _win_rate(limit: float, metrics: Mapping[str, Any]) -> GateResult:
     gate = "min_win_rate"
-    value = _metric(metrics, "win_rate", gate)
+    value = metrics.get("win_rate")
     shown = "has no value" if value is None else f"is {value:.6g}"
     reason = f"{gate}: win_rate {shown}; the gate wants at least {limit:.6g}"
     passed = value is not None and value >= limit
@@ -81,8 +67,9 @@ def _win_rate(limit: float, metrics: Mapping[str, Any]) -> GateResult:
 def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResult:
     """Wins against losses; ties say nothing of which model is better."""
     gate = "better_than_base_confidence"
-    rate = _metric(metrics, "win_rate", gate)
-    prompts, ties = (_metric(metrics, each, gate) for each in ("compared_prompts", "tied_prompts"))
+    rate = metrics.get("win_rate")
+    prompts = metrics.get("compared_prompts")
+    ties = metrics.get("tied_prompts")
     if rate is None or not prompts or ties is None:
         reason = f"{gate}: no prompt is compared; the gate wants more wins than losses"
         return GateResult(gate, "win_rate", None, _EVEN, False, reason)
@@ -108,13 +95,15 @@ def _holds(
 ) -> GateResult:
     """Compares mean rewards; as samples of their own, although they may share prompts."""
     confidence = params.better_than_base_confidence
-    value, held = (_metric(each, "mean_reward", gate) for each in (metrics, other))
+    value = metrics.get("mean_reward")
+    held = other.get("mean_reward")
     if held is None:
         reason = f"{gate}: {holder} has no mean_reward to compare with"
         return GateResult(gate, "mean_reward", value, tolerance, False, reason)
     limit = held - tolerance
     wants = f"{holder} has {held:.6g}, and the gate wants at least {limit:.6g}"
-    error, held_error = (each.get("mean_reward_se") for each in (metrics, other))
+    error = metrics.get("mean_reward_se")
+    held_error = other.get("mean_reward_se")
     bound = value
     if value is None:
         shown = "has no value"
@@ -128,17 +117,3 @@ def _holds(
     passed = bound is not None and bound >= limit
     reason = f"{gate}: mean_reward {shown}; {wants}"
     return GateResult(gate, "mean_reward", bound, limit, passed, reason)
-
-
-def _metric(metrics: Mapping[str, Any], name: str, gate: str) -> float | None:
-    remedy = "pass metrics.json of the evaluate stage"
-    if name not in metrics:
-        raise UserError(
-            f"the gate {gate} looks at {name!r}, which the metrics lack "
-            f"(they have: {', '.join(sorted(metrics)) or 'nothing'})",
-            remedy,
-        )
-    value = metrics[name]
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise UserError(f"the metric {name!r} is {value!r}, not a number", remedy)
-    return value

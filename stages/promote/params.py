@@ -52,10 +52,6 @@ class PromoteParams(StageParams):
     """Gates by the names of suites: the suite's mean reward must not fall below the base model's by
     more than this, in the suite's oracle's units; with confidence, as `max_regression`."""
 
-    max_perplexity_ratio: float | None = Field(None, gt=0)
-    """Largest perplexity of `inputs.perplexity_text`, as a multiple of the base model's; null sets
-    no gate."""
-
     @field_validator("aliases")
     @classmethod
     def _latest_is_not_moved(cls, aliases: tuple[str, ...]) -> tuple[str, ...]:

@@ -25,9 +25,7 @@ _FORMS = (
 )
 
 
-def read_conversations(
-    inputs: Iterable[ResolvedInput], params: SftParams, unread: set[str]
-) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[ResolvedInput], unread: set[str]) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
 
     ``unread`` receives the names of fields of messages that are not read.
@@ -41,7 +39,7 @@ def read_conversations(
         place = ""
         for place, row in source.read():
             try:
-                conversation = _conversation(row, params, unread)
+                conversation = _conversation(row, unread)
             except UserError as error:
                 raise error.at(place) from error
             yield place, conversation
@@ -49,20 +47,20 @@ def read_conversations(
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 
 
-def _conversation(row: dict[str, Any], params: SftParams, unread: set[str]) -> Messages:
-    names = (params.messages_column, params.prompt_column, params.response_column)
-    turns, prompt, response = (row.get(name) for name in names)
+def _conversation(row: dict[str, Any], unread: set[str]) -> Messages:
+    turns = row.get("messages")
+    prompt = row.get("prompt")
+    response = row.get("response")
     if turns is not None:
-        conversation = read_messages(turns, names[0], unread)
+        conversation = read_messages(turns, "messages", unread)
     elif prompt is not None and response is not None:
-        answer = read_answer(response, names[2], unread)
-        conversation = read_messages(prompt, names[1], unread)
+        answer = read_answer(response, "response", unread)
+        conversation = read_messages(prompt, "prompt", unread)
         conversation.append({"role": "assistant", "content": answer})
     else:
         raise UserError(
-            f"the row has neither messages in {names[0]!r} nor text in {names[1]!r} and "
-            f"{names[2]!r} (columns: {', '.join(row)})",
-            f"{_FORMS}, or set sft.messages_column, sft.prompt_column and sft.response_column",
+            f"the row has neither messages nor a prompt and a response (columns: {', '.join(row)})",
+            _FORMS,
         )
     roles = [turn["role"] for turn in conversation]
     if roles[-1:] != ["assistant"] or not conversation[-1]["content"].strip():

@@ -68,12 +68,6 @@ class SftParams(TrainingParams, ChatSettings):
     global_batch_rows: int = Field(32, ge=1)
     """Conversations per optimizer step, over all processes. An epoch's last batch may be
     smaller."""
-    messages_column: str = "messages"
-    """Column of conversations whose last turn is the assistant's."""
-    prompt_column: str = "prompt"
-    """Column of plain prompts, used in rows without a conversation."""
-    response_column: str = "response"
-    """Column of the answers to plain prompts."""
     max_length_tokens: int | None = Field(None, ge=2)
     """Longest conversation in tokens; unset takes the model's context. Longer ones are dropped and
     counted."""

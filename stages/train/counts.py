@@ -17,16 +17,18 @@ from stages.training.batches import IntArray
 
 NUM_FEATURES = 512
 LONGEST_NGRAM = 3
+RIDGE = 0.01
+"""λ."""
 _CHUNK = 4096
 # Odd constants that spread the bits of a product: those of SplitMix64.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FINAL = np.uint64(0xBF58476D1CE4E5B9)
 
 
-def novelty(responses: Sequence[IntArray], ridge: float) -> NDArray[np.float64]:
-    """The width √(φᵀ (Σ φφᵀ + λI)⁻¹ φ) of each response among all of them, [N]; λ is the ridge."""
+def novelty(responses: Sequence[IntArray]) -> NDArray[np.float64]:
+    """The width √(φᵀ (Σ φφᵀ + λI)⁻¹ φ) of each response among all of them, [N]."""
     chunks = [responses[start : start + _CHUNK] for start in range(0, len(responses), _CHUNK)]
-    covariance = ridge * np.eye(NUM_FEATURES)
+    covariance = RIDGE * np.eye(NUM_FEATURES)
     for chunk in chunks:
         found = features(chunk)
         covariance += found.T @ found

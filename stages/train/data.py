@@ -116,7 +116,7 @@ def _with_factors(pairs: list[Pair], params: TrainParams) -> list[Pair]:
     responses = [each for pair in pairs for each in pair.sides]
     factors = np.ones(len(responses))
     if params.bonus_weight == "count":
-        factors *= novelty([each.token_ids for each in responses], params.count_ridge)
+        factors *= novelty([each.token_ids for each in responses])
     found = iter(factors.tolist())
     return [
         replace(

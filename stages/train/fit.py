@@ -82,8 +82,7 @@ class PairFit(Fit[TrainParams]):
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
         params = self.ctx.params
-        num_steps = self.plan.num_steps
-        return PairObjective(engine, self.process, params, self._kappa, num_steps, self._own)
+        return PairObjective(engine, self.process, params, self._kappa, self._own)
 
     def state(self) -> dict[str, Any]:
         """κ's calibration."""

@@ -41,7 +41,6 @@ class PairObjective(Objective[PairBatch]):
     process: Process
     params: TrainParams
     kappa: KappaController
-    num_steps: int
     own: OwnTerms | None
     step_kappa: float = 0.0
 
@@ -49,9 +48,7 @@ class PairObjective(Objective[PairBatch]):
         """Settles the step's κ."""
         if self.kappa.calibrating:
             self._calibrate(batches)
-        self.step_kappa = self.kappa.kappa(
-            step=step, num_steps=self.num_steps, iteration=self.params.iteration
-        )
+        self.step_kappa = self.kappa.kappa(self.params.iteration)
 
     def micro_loss(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """The sum of the pairs' losses, and the sums of their metrics."""

@@ -105,9 +105,8 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         return design if self.loss == "sigmoid" else f"{design} + {self.loss}"
 
     def unused_fields(self) -> frozenset[str]:
-        """The section of a function that is not asked, and λ of counts that are not taken."""
-        unused = set() if self.objective == "python" else {"python"}
-        return frozenset(unused if self.bonus_weight == "count" else unused | {"count_ridge"})
+        """The section of a function that is not asked."""
+        return frozenset() if self.objective == "python" else frozenset({"python"})
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

@@ -75,9 +75,9 @@ def check_by_hand(store: Path, found: dict[str, Any]) -> None:
     coefficients = {each["run"]: each["coefficient"] for each in found["runs"] if not each["tunes"]}
     assert coefficients[kappas[best]] == {"train.kappa": float(best)}
     rows = {
-        (table["name"].partition("-front-desk")[0], row["method"]): dict(
-            zip(table["header"][1:], (each["ours"] for each in row["figures"]), strict=True)
-        )
+        (table["name"].partition("-front-desk")[0], row.pop("method")): {
+            title: cell.partition(" ")[0] for title, cell in row.items()
+        }
         for table in found["tables"]
         if table["setting"] == "front desk"
         for row in table["rows"]

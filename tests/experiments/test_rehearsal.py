@@ -77,11 +77,10 @@ def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
     empty = []
     # For a model that the paper does not name, its table has the paper's figures alone.
     for table in (each for each in found["tables"] if each["setting"] != "not named"):
-        for place, title in enumerate(table["header"][1:]):
-            column = [row["figures"][place] for row in table["rows"]]
+        for title in table["rows"][0]:
             # What the paper does not print either has no run: SELM under Hellinger.
-            if not any(figure["ours"] != "–" for figure in column):
-                empty.append((table["title"], table["setting"], title))
+            if all(row[title].startswith("–") for row in table["rows"]):
+                empty.append((table["name"], title))
     assert empty == []
     page = Path(found["page"])
     drawn = {path.stem for path in page.parent.glob("*.png")}

@@ -171,7 +171,7 @@ def test_an_interpreter_that_will_do(tmp_path: Path, execution: str) -> None:
     ],
 )
 def test_a_setting_for_a_stage_that_there_is_not_is_refused(table: str) -> None:
-    with pytest.raises(UserError, match="did you mean 'generate'"):
+    with pytest.raises(UserError, match="names no stage: genrate; stages are prepare"):
         load_config(QUICKSTART, [f"execution.{table.format('genrate')}"])
     assert load_config(QUICKSTART, [f"execution.{table.format('generate')}"])
 

@@ -68,9 +68,9 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
     assert set(paired) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
     reward = paired["mean_reward"]
     assert (paired["mean_reward"].run, paired["mean_reward"].against) == ("bonus", "plain")
-    assert reward.difference == pytest.approx(0.7)
+    assert reward.difference.value == pytest.approx(0.7)
     # Two of 2^12 patterns of signs; three tests in all.
-    assert reward.p_value == pytest.approx(2 / 2**12)
+    assert reward.difference.p_value == pytest.approx(2 / 2**12)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**12)
     assert found.over_seeds == [], "one seed of each"
     assert {each.evaluation for each in found.rows} == {HELD_OUT}

@@ -88,10 +88,9 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
     assert set(found) == {"mean_reward", "win_rate", "mean_log_pi_ref"}, "lengths are the same"
     reward = found["mean_reward"]
     assert reward.prompts == 9
-    assert (reward.first, reward.second, reward.difference) == (0.0, 1.0, 1.0)
-    assert (reward.low, reward.high) == (1.0, 1.0)
+    assert (reward.difference.value, reward.difference.interval) == (1.0, (1.0, 1.0))
     # Two of 2^9 patterns of signs are as extreme; three figures were compared.
-    assert reward.p_value == pytest.approx(2 / 2**9)
+    assert reward.difference.p_value == pytest.approx(2 / 2**9)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**9)
     assert str(reward.shown()) == "+1.000 [+1.000, +1.000]"
     assert [*compared(first, first, 1, names), *compared(first, second, 2, names)] == []

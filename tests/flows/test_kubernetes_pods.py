@@ -69,7 +69,6 @@ EVERYTHING: dict[str, Any] = {
     "environment": {"A": "1"},
     "secrets": {"TOKEN": "hub/token"},
     "labels": {"kueue.x-k8s.io/queue-name": "research", "geb/key": "other"},
-    "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma", "geb/full-key": "other"},
     "extra_resources": {"rdma/hca": 1},
     "fs_group": 3000,
     "gpu_resource": "amd.com/gpu",
@@ -81,7 +80,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 # Settings that are of no pod: where the cluster is, and how long something is waited for.
-ELSEWHERE = {"context", "namespace", "registry", "pending_seconds"}
+ELSEWHERE = {"namespace", "registry", "pending_seconds"}
 
 
 def is_restricted(spec: dict[str, Any]) -> bool:

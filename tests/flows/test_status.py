@@ -23,7 +23,8 @@ from flows.execution.run_record import (
 )
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from flows.report.status import RunStatus, StepStatus, duration, step_logs
+from flows.planning.show import duration
+from flows.report.status import step_logs
 from stages.contract.errors import (
     GebError,
     RunCancelledError,
@@ -160,24 +161,6 @@ def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -
     assert "1 of 12 steps" in text
     assert "iteration-1/train: out of memory" in text
     assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+", text), "with its time zone"
-
-
-def test_what_is_left_follows_from_earlier_steps_of_the_same_kind(record: RunRecord) -> None:
-    def step(name: str, state: State, seconds: float) -> StepStatus:
-        now = time.time()
-        ended = None if state == "running" else now
-        saved = note(record, name, state).model_copy(
-            update={"started": now - seconds, "ended": ended}
-        )
-        return StepStatus(record.store, saved, state)
-
-    running = Attempt(id="1", state="running", started=0.0, host="h", pid=1)
-    done = [step("iteration-1/train", "done", 100.0), step("iteration-1/pair", "done", 10.0)]
-    now = [step("iteration-2/train", "running", 30.0)]
-    found = RunStatus("r", [running], [*done, *now], ["iteration-3/train", "iteration-3/pair"])
-    assert found.left == pytest.approx((100 - 30) + 100 + 10, abs=2)
-    unknown = RunStatus("r", [running], [*done, *now], ["iteration-3/evaluate"])
-    assert unknown.left is None
 
 
 @pytest.mark.parametrize(

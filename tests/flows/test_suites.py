@@ -169,29 +169,12 @@ def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
         ({"suites_hold": {"front": 0.1}}, "suites_hold names front, and suites are: math"),
         ({"suites_hold": {"math": 0.1}}, r"set suites\.math\.after to each"),
         ({"suites_hold": {"math": -0.1}}, r"promote\.suites_hold\.math"),
-        ({"max_perplexity_ratio": 1.1}, r"inputs\.perplexity_text names no text"),
     ],
     ids=str,
 )
 def test_gates_that_look_at_nothing_are_refused(promote: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         steps_of(suites={"math": LAST}, promote=promote)
-
-
-def test_an_evaluation_takes_the_perplexity_of_a_text_under_the_policy_it_evaluates(
-    tmp_path: Path,
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Some words.")
-    changes: dict[str, Any] = {"inputs": {"perplexity_text": str(text)}, "suites": {"front": EACH}}
-    made = steps_of(**changes)
-    for t in (1, 2):
-        found = made[f"iteration-{t}/evaluate"].inputs
-        assert inputs(made[f"iteration-{t}/evaluate"])["policy"] == [
-            f"iteration-{t}/train:checkpoint"
-        ]
-        assert [each.location for each in found["text"]] == [str(text)]
-        assert not {"text", "policy"} & made[f"iteration-{t}/evaluate/suite-front"].inputs.keys()
 
 
 def test_runs_of_every_seed_share_the_base_s_samples() -> None:
@@ -240,7 +223,7 @@ def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
     policy, base = {"a": [1.0, 1.0], "b": [1.0, 0.0]}, {"a": [0.0, 1.0], "b": [0.0, 0.0]}
     metrics = {"mean_reward": 0.75, "base_mean_reward": 0.25, "win_rate": 1.0, "tied_prompts": 0}
     metrics |= {"mean_log_pi": -3.0, "mean_log_pi_ref": -4.5, "base_mean_log_pi": -2.0}
-    metrics |= {"base_mean_log_pi_ref": -2.0, "perplexity": 11.0, "base_perplexity": 10.0}
+    metrics |= {"base_mean_log_pi_ref": -2.0}
     place = "iteration-3/evaluate/suite-front"
     style = {
         "policy": {"components.style": {"a": (1.0, 1)}},
@@ -252,10 +235,10 @@ def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
     assert [row["iteration"] for row in rows] == [0, 3]
     assert [row["mean_reward"] for row in rows] == [0.25, 0.75]
     assert [row.get("kl_to_base") for row in rows] == [None, 1.5]
-    names = ("accuracy", "pass@2", "perplexity", "components.style")
+    names = ("accuracy", "pass@2", "components.style")
     assert [[row[name] for name in names] for row in rows] == [
-        [0.25, 0.5, 10.0, 0.0],
-        [0.75, 1.0, 11.0, 1.0],
+        [0.25, 0.5, 0.0],
+        [0.75, 1.0, 1.0],
     ]
     assert "win_rate" in rows[1]["intervals"]
     assert list(suite_rows(Summary("run", config, "store"), "front")) == []

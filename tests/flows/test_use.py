@@ -2,13 +2,11 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
-from flows.commands.store import fault_of_base
 from flows.pipeline.inputs import resolve_model
 from flows.report.model_card import export
 from stages.contract.manifest import Manifest, describe_files
@@ -16,7 +14,7 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
-from tests.flows.loop import geb, geb_ok, geb_refused, steps
+from tests.flows.loop import geb_ok, geb_refused, steps
 from tests.small_disk import no_room
 
 
@@ -128,23 +126,6 @@ def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
     assert card.data.base_model == "owner/model"
     assert card.data.tags == ["dpo", "rlhf"]
     assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
-
-
-def test_an_adapter_whose_base_is_gone_or_an_empty_folder_is_damaged(
-    store: Store, tmp_path: Path
-) -> None:
-    made = trained(store, "1" * 64, HUB, "checkpoint/config.json")
-    files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
-    trained(store, "2" * 64, made.ref("checkpoint"), *files)
-    assert geb("verify", "--store", store.root).returncode == 0
-    shutil.rmtree(made.path)
-    done = geb("verify", "--store", store.root)
-    assert done.returncode == 1
-    assert f"lacks its base: there is no train/{'1' * 12}" in " ".join(done.stdout.split())
-    (tmp_path / "base").mkdir()
-    base = FileInput(location=str(tmp_path / "base"), digest="0" * 64)
-    other = trained(store, "3" * 64, base, *files)
-    assert f"{base.location} is an empty folder" in str(fault_of_base(store, other.manifest))
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ WORDS = (
     (r"\bMODEL\b", "quickstart"),
     (r"\bPREFIX\b", "train"),
     (r"\bexamples/objective\.yaml", f"{ROOT}/examples/objective.yaml"),
-    (r"\bgeb init DIR\b", "geb init task --kind function"),
+    (r"\bgeb init DIR\b", "geb init task"),
     (r"\bDIR\b", "exported"),
     # One iteration and one seed: what is there is found.
     ("--iteration 2", "--iteration 1"),

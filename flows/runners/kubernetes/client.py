@@ -123,8 +123,8 @@ def explained(cluster: Cluster) -> Iterator[None]:
         raise StageFailedError(message) from error
     except urllib3.exceptions.HTTPError as error:
         raise StageFailedError(
-            f"the cluster {cluster.server} does not answer: {error}; look at KUBECONFIG and "
-            "execution.kubernetes.context where it never did"
+            f"the cluster {cluster.server} does not answer: {error}; look at KUBECONFIG "
+            "where it never did"
         ) from error
 
 
@@ -140,20 +140,18 @@ def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, 
     made = client.Configuration()
     file = os.environ.get("KUBECONFIG")
     try:
-        if settings.context is None and file is None and _SERVICE_ACCOUNT.exists():
+        if file is None and _SERVICE_ACCOUNT.exists():
             config.load_incluster_config(client_configuration=made)
             return made, settings.namespace or _SERVICE_ACCOUNT.read_text()
-        config.load_kube_config(file, settings.context, client_configuration=made)
-        listed, current = config.list_kube_config_contexts(file)
+        config.load_kube_config(file, client_configuration=made)
+        _, current = config.list_kube_config_contexts(file)
     except (ConfigException, OSError, yaml.YAMLError) as error:
         raise UserError(
             f"no cluster is configured: {error}",
-            "set KUBECONFIG to its file, and execution.kubernetes.context to one of the file's "
-            "contexts",
+            "set KUBECONFIG to its file, whose current context is used",
         ) from error
-    contexts = {each["name"]: each for each in listed}
-    context = contexts.get(settings.context, current)["context"]
-    return made, settings.namespace or context.get("namespace") or "default"
+    namespace = settings.namespace or current["context"].get("namespace")
+    return made, namespace or "default"
 
 
 def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:

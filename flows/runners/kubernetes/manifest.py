@@ -194,8 +194,9 @@ def _pod(
         "name": f"{attempt.name}-{node}",
         # What the runner finds its pods by comes last, so that no setting changes it.
         "labels": attempt.settings.labels | labels_for(request, attempt.name, node),
-        "annotations": attempt.settings.annotations
-        | annotations_for(request, attempt.store, attempt.execution.on_orchestrator_death),
+        "annotations": annotations_for(
+            request, attempt.store, attempt.execution.on_orchestrator_death
+        ),
     }
     spec = _spec(attempt, container)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -71,21 +71,21 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
         "755544f6259487fd56cb0bf2ccbbaf9b549e147a76d7f52f4d9ca539e247c20a",
     ),
-    (PairParams(), SCORED, "625fc561fb12e0504a13a189bd0aaf8a961f6cb4cefe8722bb8c77b4c47aaacc"),
+    (PairParams(), SCORED, "d7cf8ad8553ef27262b3202189f5b2b4e4e36435095290556278d2867d2c25a4"),
     (
         PairParams(strategy="random", ties="keep"),
         SCORED,
-        "ad18e8b2992cc84c75aeb43416dc80c9344efb81e801d3bb25de45db452cbdd9",
+        "b5ceabf66d09973efe9161883e0f03fa442773d0a54c11852edcd26be187d68b",
     ),
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "46f66f30abb4d81f71c42d784b8b22e1478fcb5fa16028e2c20bb5a6804e59e0",
+        "6676eaf84b9906bdbc5e69ea331d25bcc043b3c44bce4a337a47be8dde3107de",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "4696687ce85ba64ba43b0b55eace6b1b04c311098899f36f52ad0a12c116efa0",
+        "e0f1b8cfa37520734baa5fcfb553d00e94b47f024bf8395576234471f9096901",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
@@ -95,7 +95,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "pairs": (PAIRS,),
             "code": (FILE,),
         },
-        "14608c6a7e9e2e9f7db07a294aaa8d3631b3a0270435c7f1c54d803fef61775a",
+        "a0280312159863ab0a564a3c05b102e4e1c413a8801eecf5b6e08563930fa2b2",
     ),
     (
         PreferencesParams(),
@@ -104,7 +104,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "2141ef3c433000e7dcf179f0b2614d4c786d5ca241f61bbf8fa30f261089ec4d",
+        "079d02d25d8277ad8954fccc7a1575e15574f8a429cd36243eaac1a524d29da9",
     ),
     (
         EvaluateParams(),
@@ -114,12 +114,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "ca574b7afc857cae25fe013cd8fd93c664869595c07f5f51ab5eb0b892550400",
+        "72917164eb90e7fe1d6426913db151d3d2c24e9040a86ba400d5f2774e36a140",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "4aa746becfc36a49bbd1849a6025a47dda47290f0c7d250bf4b535d69ac5695d",
+        "42e1e0493a98b0392a977ca1542badf2375f43a00fb106f02512bd6a4f383c65",
     ),
 ]
 

@@ -1,7 +1,6 @@
-"""κ schedules and the calibration to a target ratio."""
+"""κ by iteration and the calibration to a target ratio."""
 
 import json
-import math
 
 import pytest
 
@@ -13,28 +12,9 @@ def controller_of(**settings):
     return KappaController(KappaParams(**settings))
 
 
-@pytest.mark.parametrize(
-    ("kappa", "schedule", "final", "expected"),
-    [
-        (0.3, "constant", 0.0, [0.3] * 5),
-        (1.0, "linear", 0.2, [1.0, 0.8, 0.6, 0.4, 0.2]),
-        (2.0, "cosine", 0.0, [2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0]),
-        (0.5, "cosine", 1.0, [0.5] * 5),
-        (1.0, "linear", 0.0, [1.0]),
-        (2.0, "linear", 0.0, [2.0, 0.0]),
-    ],
-)
-def test_kappa_follows_its_schedule(kappa, schedule, final, expected):
-    controller = controller_of(kappa=kappa, kappa_schedule=schedule, kappa_final_fraction=final)
-    steps = len(expected)
-    found = [controller.kappa(step=step, num_steps=steps) for step in range(steps)]
-    assert found == pytest.approx(expected)
-
-
-def test_per_iteration_keeps_the_last_value():
-    controller = controller_of(kappa_schedule="per_iteration", kappa_values=(1.0, 0.1))
-    found = [controller.kappa(step=3, num_steps=5, iteration=t) for t in (1, 2, 3)]
-    assert found == [1.0, 0.1, 0.1]
+def test_the_last_of_the_values_stays():
+    controller = controller_of(kappa_values=(1.0, 0.1))
+    assert [controller.kappa(iteration) for iteration in (1, 2, 3)] == [1.0, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -42,34 +22,32 @@ def test_per_iteration_keeps_the_last_value():
     [
         ({"kappa": -1.0}, "greater than or equal to 0"),
         ({"kappa": float("inf")}, "finite"),
-        ({"kappa_schedule": "per_iteration"}, "at least one"),
-        ({"kappa_values": (1.0,)}, "values belong to 'per_iteration'"),
-        ({"kappa_schedule": "per_iteration", "kappa_values": (1.0, -1.0)}, "equal to 0"),
+        ({"kappa_values": (1.0, -1.0)}, "equal to 0"),
     ],
 )
-def test_refused_schedules(settings, message):
+def test_refused_values(settings, message):
     with pytest.raises(ValueError, match=message):
         KappaParams(**settings)
 
 
-def test_without_target_the_schedule_rules():
+def test_without_target_the_setting_rules():
     controller = controller_of(kappa=0.7)
     controller.observe(abs_loss_sum=3.0, abs_bonus_sum=0.0)
     assert not controller.calibrating
-    assert controller.kappa(step=0, num_steps=1) == 0.7
+    assert controller.kappa() == 0.7
 
 
 def test_calibration_meets_the_target_over_the_first_batches():
     controller = controller_of(target_ratio=1e-2, calibration_batches=2)
     controller.observe(abs_loss_sum=0.6, abs_bonus_sum=2.0)
-    assert controller.kappa(step=0, num_steps=9) == pytest.approx(1e-2 * 0.6 / 2.0)
+    assert controller.kappa() == pytest.approx(1e-2 * 0.6 / 2.0)
     assert controller.calibrating
     controller.observe(abs_loss_sum=0.4, abs_bonus_sum=8.0)
-    kappa = controller.kappa(step=1, num_steps=9)
+    kappa = controller.kappa()
     assert kappa * (2.0 + 8.0) / (0.6 + 0.4) == pytest.approx(1e-2)
     assert not controller.calibrating
     controller.observe(abs_loss_sum=100.0, abs_bonus_sum=1.0)
-    assert controller.kappa(step=2, num_steps=9) == kappa
+    assert controller.kappa() == kappa
 
 
 def test_a_resumed_run_goes_on_with_the_same_kappa():
@@ -87,7 +65,7 @@ def test_a_resumed_run_goes_on_with_the_same_kappa():
     resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for loss, bonus in batches[2:]:
         resumed.observe(abs_loss_sum=loss, abs_bonus_sum=bonus)
-    assert resumed.kappa(step=0, num_steps=1) == whole.kappa(step=0, num_steps=1)
+    assert resumed.kappa() == whole.kappa()
     assert resumed.state_dict() == whole.state_dict()
 
 
@@ -102,13 +80,13 @@ def test_a_bonus_that_vanishes_may_be_trained_on_until_it_is_there():
     params = KappaParams(target_ratio=0.1, calibration_batches=2)
     controller = KappaController(params, may_vanish=True)
     controller.observe(abs_loss_sum=1.0, abs_bonus_sum=0.0)
-    assert (controller.kappa(step=0, num_steps=2), controller.vanished) == (0.0, False)
+    assert (controller.kappa(), controller.vanished) == (0.0, False)
     controller.observe(abs_loss_sum=1.0, abs_bonus_sum=4.0)
-    assert controller.kappa(step=1, num_steps=2) == pytest.approx(0.1 * 2 / 4)
+    assert controller.kappa() == pytest.approx(0.1 * 2 / 4)
     gone = KappaController(params, may_vanish=True)
     for _ in range(2):
         gone.observe(abs_loss_sum=1.0, abs_bonus_sum=0.0)
-    assert (gone.kappa(step=1, num_steps=2), gone.vanished) == (0.0, True)
+    assert (gone.kappa(), gone.vanished) == (0.0, True)
 
 
 def test_batches_of_ties_alone_leave_no_kappa():

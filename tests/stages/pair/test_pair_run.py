@@ -113,12 +113,6 @@ def test_pairs_that_nearly_all_tie_are_warned_of(store, tmp_path, ties):
     assert "an oracle that tells the responses apart" in said
 
 
-def test_scores_within_the_margin_tie(store, tmp_path):
-    tables = [write_scored(tmp_path, [*scored("a", 1.0, 1.25), *scored("b", 0.0, 1.0)])]
-    assert metrics(pair(store, tables, tie_margin=0.25))["ties"] == 1
-    assert metrics(pair(store, tables, tie_margin=0.2))["ties"] == 0
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_neither_shards_nor_row_groups_change_the_pairs(store, tmp_path, strategy):
     # More prompts than a batch holds rows, so that prompts lie across batch borders.

@@ -5,7 +5,6 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
-from stages.contract.errors import UserError
 from stages.promote.gate import GateResult, decide
 from stages.promote.params import PromoteParams
 from stages.tables.wilson import wilson_interval
@@ -93,31 +92,6 @@ def test_a_suite_must_not_fall_below_the_base_by_more_than_is_allowed(confidence
     assert (sums.gate, sums.passed) == ("suites_hold.sums", passes)
     assert talk.passed
     assert "the base has 0.52" in sums.reason
-
-
-@pytest.mark.parametrize(("own", "passes"), [(11.0, True), (11.1, False), (None, False)])
-def test_the_perplexity_of_unrelated_text_must_not_rise_beyond_a_multiple(own, passes):
-    metrics = GOOD | {"perplexity": own, "base_perplexity": 10.0}
-    [gate] = decide(alone(max_perplexity_ratio=1.1, max_regression=None), metrics, {})
-    assert (gate.gate, gate.passed) == ("max_perplexity_ratio", passes)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        (
-            {"loss": 1.0, "accuracy": 0.5},
-            "the gate min_win_rate looks at 'win_rate', which the metrics lack "
-            r"\(they have: accuracy, loss\)",
-        ),
-        ({}, "they have: nothing"),
-        ({"win_rate": "0.6"}, "the metric 'win_rate' is '0.6', not a number"),
-    ],
-)
-def test_what_is_no_evaluation_is_refused(metrics, message):
-    with pytest.raises(UserError, match=message) as caught:
-        decide(alone(min_win_rate=0.5), metrics, {})
-    assert caught.value.remedy == "pass metrics.json of the evaluate stage"
 
 
 @pytest.mark.parametrize(
@@ -208,11 +182,3 @@ def test_a_bound_that_meets_one_half_is_not_enough_to_be_better() -> None:
     least = math.nextafter(0.5, 1.0)
     [gate] = decide(PromoteParams(better_than_base_confidence=least), even, {})
     assert (gate.value, gate.passed) == (0.5, False)
-
-
-@pytest.mark.parametrize("metric", COMPARED)
-def test_a_gate_names_the_metric_that_it_misses(metric: str) -> None:
-    found = {name: value for name, value in COMPARED.items() if name != metric}
-    message = f"the gate better_than_base_confidence looks at '{metric}'"
-    with pytest.raises(UserError, match=message):
-        decide(PromoteParams(), found, {})

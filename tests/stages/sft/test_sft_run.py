@@ -155,14 +155,14 @@ def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
     pq.write_table(
         pa.table(
             {
-                "question": [row["messages"][0]["content"] for row in ROWS],
+                "prompt": [row["messages"][0]["content"] for row in ROWS],
                 "response": [row["messages"][1]["content"] for row in ROWS],
             }
         ),
         plain,
     )
     assert_equal_weights(sft(data=conversations)[0], expected)
-    assert_equal_weights(sft(data=plain, prompt_column="question")[0], expected)
+    assert_equal_weights(sft(data=plain)[0], expected)
 
 
 def test_too_long_conversations_are_counted_and_told(sft, tmp_path):

@@ -145,9 +145,9 @@ def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
             row |= {f"{side}_token_ids": tokens, f"{side}_logprobs": [-1.0] * len(tokens)}
     path = tmp_path / "pairs.parquet"
     write_table(path, PAIRS, rows)
-    pairs, _ = load_pairs([path], params(design="feb", bonus_weight="count", count_ridge=0.5))
+    pairs, _ = load_pairs([path], params(design="feb", bonus_weight="count"))
     found = [(pair.chosen.bonus_factor, pair.rejected.bonus_factor) for pair in pairs]
-    often, twice, once = ((count + 0.5) ** -0.5 for count in (3, 2, 1))
+    often, twice, once = ((count + 0.01) ** -0.5 for count in (3, 2, 1))
     assert found == [
         pytest.approx(each)
         for each in [(often, once), (often, twice), (often, twice), (twice, twice)]
@@ -164,9 +164,9 @@ def test_novelty_is_the_confidence_width_of_all_responses():
     ]
     # By the definition, over a dense inverse; in one chunk.
     phi = features(responses)
-    inverse = np.linalg.inv(phi.T @ phi + 0.1 * np.eye(phi.shape[1]))
+    inverse = np.linalg.inv(phi.T @ phi + 0.01 * np.eye(phi.shape[1]))
     expected = np.sqrt(np.einsum("nd,de,ne->n", phi, inverse, phi))
-    np.testing.assert_allclose(novelty(responses, 0.1), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(novelty(responses), expected, rtol=1e-8, atol=1e-12)
     assert np.linalg.norm(phi, axis=1) == pytest.approx([1.0 if len(r) else 0.0 for r in responses])
 
 

@@ -19,7 +19,7 @@ from stages.train.params import TrainParams
             (kappa | {"target_ratio": 0.1}, r"exclude each other.*`train\.kappa: null`")
             for kappa in (
                 {"kappa": 1.0},
-                {"kappa_values": (1.0,), "kappa_schedule": "per_iteration"},
+                {"kappa_values": (1.0,)},
             )
         ),
         ({"lora": {"save": "both"}}, r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"),

@@ -178,11 +178,8 @@ def test_a_published_bonus_that_underflows_everywhere_is_trained_on_and_told(
     assert warning.startswith("the bonus of all pairs is exactly 0")
 
 
-def test_kappa_follows_its_schedule(tmp_path, policy, pairs):
-    falling = train(tmp_path / "falling", policy, [pairs], kappa_schedule="linear", kappa=2.0)
-    assert falling.records[0]["kappa"] == 2.0
-    assert falling.records[-1]["kappa"] == 0.0
-    schedule = {"kappa_schedule": "per_iteration", "kappa_values": [1.0, 0.25], "iteration": 2}
+def test_kappa_is_the_iterations(tmp_path, policy, pairs):
+    schedule = {"kappa_values": [1.0, 0.25], "iteration": 2}
     listed = train(tmp_path / "listed", policy, [pairs], **schedule)
     assert listed.summary["kappa"] == 0.25
 
