@@ -10,12 +10,11 @@ from typing import Any
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
-def completion(text: str | None, prompt_tokens: int = 100, completion_tokens: int = 7) -> Reply:
+def completion(text: str | None) -> Reply:
     """A model's answer, as a server of OpenAI's protocol gives it."""
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     message = {"role": "assistant", "content": text}
     choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-    return 200, {"id": "1", "model": "scripted", "choices": choices, "usage": usage}
+    return 200, {"id": "1", "model": "scripted", "choices": choices}
 
 
 @contextmanager

@@ -1,16 +1,13 @@
 """The ``judge`` oracle: a chat model at an OpenAI-compatible address marks or compares.
 
 Judges prefer the answer that they read first (or last) whatever it says: so each comparison is
-asked twice with the answers swapped, and what does not survive the swap counts as a tie.
+made twice with the answers swapped, and what does not survive the swap counts as a tie.
 """
 
 import math
 import re
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,16 @@ from stages.contract.errors import UserError
 from stages.harness.context import StageContext
 from stages.score.oracle import Oracle, Verdict, prompt_starts
 from stages.score.params import JudgeSettings, ScoreParams
-from stages.score.remote import Remote
+from stages.score.remote import Remote, Rows
 
 _TEMPLATES = {
-    "scored": Path(__file__).with_name("judge.jinja"),
-    "pairwise": Path(__file__).with_name("judge_pairwise.jinja"),
-    "coherence": Path(__file__).with_name("judge_coherence.jinja"),
-    "alpaca_eval": Path(__file__).with_name("judge_alpaca_eval.jinja"),
+    "scored": "judge.jinja",
+    "pairwise": "judge_pairwise.jinja",
+    "coherence": "judge_coherence.jinja",
+    "alpaca_eval": "judge_alpaca_eval.jinja",
 }
+_MARKS = (1.0, 10.0)
+_COHERENCE_MARKS = (0.0, 3.0)
 _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
 # Share of the point that the answer shown as A gets.
 _POINTS = {"Verdict: A": 1.0, "Verdict: B": 0.0, "Verdict: tie": 0.5}
@@ -38,8 +37,14 @@ _TIE = 0.5
 # AlpacaEval's names of the answer shown first and of the other.
 _FIRST = "m"
 _SECOND = "M"
+# Following samples that each sample is compared with, the first following the last.
+_OPPONENTS = 2
 _SHOWN_CHARACTERS = 80
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+
+
+class UnscoredError(Exception):
+    """Reason why rows have no score."""
 
 
 class _Message(BaseModel):
@@ -65,16 +70,10 @@ class _Choice(BaseModel):
     logprobs: _Logprobs | None = None
 
 
-class _Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class Reply(BaseModel):
     """The part of a chat completion that is read."""
 
     choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage
 
     @property
     def last_line(self) -> str:
@@ -100,10 +99,11 @@ class Reply(BaseModel):
 
 @dataclass(frozen=True)
 class Judge:
-    """Asks one kind of question to a model of a server, at temperature 0.
+    """Sends one kind of question to a model of a server, at temperature 0.
 
     Attributes:
         template: Renders the message; if it sets ``system``, that is a system message before it.
+        marks: The worst and the best mark.
         by_token: The first token's probabilities are the answer, as in AlpacaEval.
     """
 
@@ -111,15 +111,103 @@ class Judge:
     template: Template
     settings: JudgeSettings
     identity: str
+    marks: tuple[float, float]
     by_token: bool
 
-    def ask(
-        self, questions: Iterable[Mapping[str, Any]]
-    ) -> Generator[tuple[int, Reply], None, None]:
-        """Yields the number of each question, which is the template's variables, and its reply."""
-        return self.remote.post_each(map(self._payload, questions), Reply)
+    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        settings = self.settings
+        is_alone = settings.mode == "scored" or settings.against == "reference"
+        is_alone |= "opponent" in rows[0]
+        starts = range(len(rows) + 1) if is_alone else prompt_starts(rows)
+        return self.remote.score(rows, starts, self._verdicts)
 
-    def _payload(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+    def close(self) -> None:
+        """Ends the requests."""
+        self.remote.close()
+
+    def _verdicts(self, rows: Rows) -> list[Verdict]:
+        try:
+            return [Verdict(score) for score in self._scores(rows)]
+        except UnscoredError as error:
+            return [Verdict(None, str(error)) for _ in rows]
+
+    def _scores(self, rows: Rows) -> list[float]:
+        """Scores of one row, or of a prompt's rows that are compared with each other."""
+        row = rows[0]
+        if self.settings.mode == "scored":
+            return [self._mark(row)]
+        if self.settings.against == "reference":
+            return [self._points(row, row["reference_answer"])]
+        if "opponent" in row:
+            return [self._points(row, row["opponent"])]
+        return self._shares(rows)
+
+    def _mark(self, row: Row) -> float:
+        """The judge's mark of a response."""
+        lowest, highest = self.marks
+        shown = {name: row[name] for name in ("messages", "response", "reference_answer")}
+        line = self._ask({**shown, "lowest": f"{lowest:g}", "highest": f"{highest:g}"}).last_line
+        match = _SCORE_LINE.fullmatch(line)
+        if match is None:
+            shown_line = line[:_SHOWN_CHARACTERS]
+            raise UnscoredError(f"the judge's last line is {shown_line!r}, not 'Score: <number>'")
+        mark = float(match[1])
+        if not lowest <= mark <= highest:
+            raise UnscoredError(
+                f"the judge's mark {mark:g} is not between {lowest:g} and {highest:g}"
+            )
+        return mark
+
+    def _shares(self, rows: Rows) -> list[float]:
+        """Share of the points that each response to a prompt wins against the others."""
+        size = len(rows)
+        if size == 1:
+            raise UnscoredError("the prompt has no second response to compare with")
+        pairs = {
+            tuple(sorted((place, (place + step) % size)))
+            for place in range(size)
+            for step in range(1, min(_OPPONENTS, size - 1) + 1)
+        }
+        points: list[list[float]] = [[] for _ in rows]
+        for first, second in sorted(pairs):
+            won = self._points(rows[first], rows[second]["response"])
+            points[first].append(won)
+            points[second].append(1 - won)
+        return [sum(each) / len(each) for each in points]
+
+    def _points(self, row: Row, other: str | None) -> float:
+        """Points of a response: 1 won, 0 lost, ½ a tie or won in one order only."""
+        if other is None:
+            raise UnscoredError("the prompt has no reference answer to compare with")
+        response = row["response"]
+        if response == other:
+            return _TIE
+        return (
+            self._first_wins(row, response, other) + 1 - self._first_wins(row, other, response)
+        ) / 2
+
+    def _first_wins(self, row: Row, first: str, second: str) -> float:
+        """Share of the point that the judge gives to the answer shown first."""
+        # The judge does not learn which of the two the reference answer is.
+        is_hidden = self.settings.against == "reference"
+        reply = self._ask(
+            {
+                "messages": row["messages"],
+                "first": first,
+                "second": second,
+                "reference_answer": None if is_hidden else row["reference_answer"],
+            }
+        )
+        share = reply.preferred if self.by_token else _POINTS.get(reply.last_line)
+        if share is None:
+            forms = "'m' or 'M'" if self.by_token else ", ".join(map(repr, _POINTS))
+            line = reply.last_line[:_SHOWN_CHARACTERS]
+            raise UnscoredError(f"the judge's last line is {line!r}, not {forms}")
+        return share
+
+    def _ask(self, variables: Mapping[str, Any]) -> Reply:
+        """The reply to the template's message with these variables."""
         try:
             rendered = self.template.make_module(dict(variables))
         except TemplateError as error:
@@ -130,209 +218,31 @@ class Judge:
         messages = [{"role": "user", "content": str(rendered)}]
         if hasattr(rendered, "system"):
             messages.insert(0, {"role": "system", "content": rendered.system})
-        return {
+        payload = {
             "model": self.settings.model,
             "messages": messages,
             "temperature": 0,
             "max_tokens": self.settings.max_tokens,
-            **({"logprobs": True, "top_logprobs": 5} if self.by_token else {}),
         }
-
-
-class ScoredJudge(Judge):
-    """Asks for a mark of each response.
-
-    The template sees ``messages``, ``response``, ``reference_answer``, and the worst and the best
-    mark, ``lowest`` and ``highest``.
-    """
-
-    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
-        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        with closing(self.ask(map(self._variables, rows))) as replies:
-            for place, reply in replies:
-                yield place, self._verdict(reply)
-
-    def _variables(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        shown = {name: row[name] for name in ("messages", "response", "reference_answer")}
-        lowest = f"{self.settings.lowest:g}"
-        return shown | {"lowest": lowest, "highest": f"{self.settings.highest:g}"}
-
-    def _verdict(self, reply: Reply) -> Verdict:
-        components = _token_counts([(reply, 1.0)])
-        line = reply.last_line
-        match = _SCORE_LINE.fullmatch(line)
-        if match is None:
-            shown = line[:_SHOWN_CHARACTERS]
-            error = f"the judge's last line is {shown!r}, not 'Score: <number>'"
-            return Verdict(None, error, components)
-        mark = float(match[1])
-        lowest = self.settings.lowest
-        highest = self.settings.highest
-        if not lowest <= mark <= highest:
-            error = f"the judge's mark {mark:g} is not between {lowest:g} and {highest:g}"
-            return Verdict(None, error, components)
-        return Verdict(mark, None, components)
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Two responses to one prompt, by the places of their rows, and the replies by order.
-
-    Attributes:
-        second: None for the first row's opponent.
-        texts: None if there is nothing to compare with.
-    """
-
-    first: int
-    second: int | None
-    texts: tuple[str, str] | None
-    replies: dict[int, Reply] = field(default_factory=dict)
-
-    @property
-    def is_asked(self) -> bool:
-        """False for identical responses, which tie without a request."""
-        return self.texts is not None and self.texts[0] != self.texts[1]
-
-
-class PairwiseJudge(Judge):
-    """Scores a response by the share of points that it gets in its comparisons, from 0 to 1.
-
-    Each response is compared with the prompt's reference answer, with some other samples of its
-    prompt or, if the rows name one, with its opponent. The template sees ``messages``, ``first``,
-    ``second`` and ``reference_answer``.
-    """
-
-    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
-        """Scores the rows; see :class:`stages.score.oracle.Oracle`.
-
-        The verdicts on a prompt's responses come together, when the last comparison is decided.
-        """
-        spans = list(pairwise(prompt_starts(rows)))
-        prompts = [self._compare(rows, start, stop) for start, stop in spans]
-        asked = [
-            (number, comparison, order)
-            for number, comparisons in enumerate(prompts)
-            for comparison in comparisons
-            if comparison.is_asked
-            for order in (0, 1)
-        ]
-        missing = Counter(number for number, _, _ in asked)
-        for number, span in enumerate(spans):
-            if not missing[number]:
-                yield from self._verdicts(span, prompts[number])
-        questions = (self._variables(rows, comparison, order) for _, comparison, order in asked)
-        with closing(self.ask(questions)) as replies:
-            for question, reply in replies:
-                number, comparison, order = asked[question]
-                comparison.replies[order] = reply
-                missing[number] -= 1
-                if not missing[number]:
-                    yield from self._verdicts(spans[number], prompts[number])
-
-    def _compare(self, rows: Rows, start: int, stop: int) -> list[_Comparison]:
-        """The comparisons that a prompt's rows ask for."""
-        against_reference = self.settings.against == "reference"
-        if against_reference or "opponent" in rows[start]:
-            name = "reference_answer" if against_reference else "opponent"
-            others = [row[name] for row in rows[start:stop]]
-            return [
-                _Comparison(
-                    place, None, None if other is None else (rows[place]["response"], other)
-                )
-                for place, other in enumerate(others, start)
-            ]
-        size = stop - start
-        pairs = {
-            tuple(sorted((start + place, start + (place + step) % size)))
-            for place in range(size)
-            for step in range(1, min(self.settings.opponents, size - 1) + 1)
-        }
-        return [
-            _Comparison(first, second, (rows[first]["response"], rows[second]["response"]))
-            for first, second in sorted(pairs)
-        ]
-
-    def _variables(self, rows: Rows, comparison: _Comparison, order: int) -> dict[str, Any]:
-        row = rows[comparison.first]
-        assert comparison.texts is not None
-        # The judge does not learn which of the two the reference answer is.
-        is_hidden = self.settings.against == "reference"
-        return {
-            "messages": row["messages"],
-            "first": comparison.texts[order],
-            "second": comparison.texts[1 - order],
-            "reference_answer": None if is_hidden else row["reference_answer"],
-        }
-
-    def _verdicts(
-        self, span: tuple[int, int], comparisons: Sequence[_Comparison]
-    ) -> Iterator[tuple[int, Verdict]]:
-        for place in range(*span):
-            involved = [each for each in comparisons if place in (each.first, each.second)]
-            yield place, self._verdict(place, involved)
-
-    def _verdict(self, place: int, comparisons: Sequence[_Comparison]) -> Verdict:
-        """The verdict on a row; the tokens of a comparison are shared by its rows."""
-        components = _token_counts(
-            (reply, 1.0 if comparison.second is None else 0.5)
-            for comparison in comparisons
-            for reply in comparison.replies.values()
-        )
-        if not comparisons:
-            return Verdict(None, "the prompt has no second response to compare with", components)
-        points = []
-        for comparison in comparisons:
-            won = self._points(comparison)
-            if isinstance(won, str):
-                return Verdict(None, won, components)
-            points.append(won if comparison.first == place else 1 - won)
-        components["comparisons"] = len(points)
-        return Verdict(sum(points) / len(points), None, components)
-
-    def _points(self, comparison: _Comparison) -> float | str:
-        """Points of the first response: 1 won, 0 lost, ½ a tie or won in one order only.
-
-        A text is the reason why there are none.
-        """
-        if comparison.texts is None:
-            return "the prompt has no reference answer to compare with"
-        if not comparison.is_asked:
-            return _TIE
-        points = []
-        for order in (0, 1):
-            reply = comparison.replies[order]
-            first = reply.preferred if self.by_token else _POINTS.get(reply.last_line)
-            if first is None:
-                forms = "'m' or 'M'" if self.by_token else ", ".join(map(repr, _POINTS))
-                line = reply.last_line[:_SHOWN_CHARACTERS]
-                return f"the judge's last line is {line!r}, not {forms}"
-            points.append(first if order == 0 else 1 - first)
-        return sum(points) / len(points)
-
-
-def _token_counts(replies: Iterable[tuple[Reply, float]]) -> dict[str, float]:
-    """Token counts of replies, each with the share that counts, as components of a score."""
-    prompt_tokens = 0.0
-    completion_tokens = 0.0
-    for reply, share in replies:
-        prompt_tokens += share * reply.usage.prompt_tokens
-        completion_tokens += share * reply.usage.completion_tokens
-    return {"judge_prompt_tokens": prompt_tokens, "judge_completion_tokens": completion_tokens}
+        if self.by_token:
+            payload |= {"logprobs": True, "top_logprobs": 5}
+        return self.remote.post(payload, Reply)
 
 
 def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Prepares questions to the model that the parameters name."""
     settings = ctx.params.judge
     shipped = settings.mode if settings.template == "default" else settings.template
-    path = ctx.path("code") if ctx.has("code") else _TEMPLATES[shipped]
+    is_shipped = not ctx.has("code")
+    path = Path(__file__).with_name(_TEMPLATES[shipped]) if is_shipped else ctx.path("code")
     name = "judge" if settings.mode == "scored" else "judge-pairwise"
-    judge = ScoredJudge if settings.mode == "scored" else PairwiseJudge
-    return judge(
+    return Judge(
         remote=Remote(settings, "score.judge"),
         template=_read_template(path),
         settings=settings,
         identity=f"{name}:{settings.model}@{sha256_file(path)[:16]}",
-        by_token=shipped == "alpaca_eval" and not ctx.has("code"),
+        marks=_COHERENCE_MARKS if shipped == "coherence" else _MARKS,
+        by_token=shipped == "alpaca_eval" and is_shipped,
     )
 
 

@@ -85,38 +85,24 @@ class JudgeSettings(ServerSettings):
     model: str | None = None
     """The model's name at the server."""
     mode: Literal["scored", "pairwise"] = "scored"
-    """Mark each response by itself, or compare two and score by the comparisons won; each
-    comparison is asked in both orders."""
+    """Mark each response by itself from 1 to 10, or compare two and score by the comparisons won,
+    each of them in both orders."""
     against: Literal["samples", "reference"] = "samples"
-    """Pairwise: compare each response with other samples, in an evaluation with the base's, or with
-    the prompt's reference answer: a baseline's, such as AlpacaEval's."""
-    opponents: int = Field(2, ge=1)
-    """Pairwise against samples: with how many of the prompt's following samples each one is
-    compared, the first following the last; as many as there are at most."""
+    """Pairwise: compare each response with the prompt's next two samples, in an evaluation with the
+    base's, or with the prompt's reference answer: a baseline's, such as AlpacaEval's."""
     template: Literal["default", "coherence", "alpaca_eval"] = "default"
     """Shipped prompt template, if the input ``code`` brings none: that of `mode`, the paper's
     coherence judge, which marks from 0 (coherent) to 3 (nonsense), or that of AlpacaEval's default
     annotator, which compares by the probabilities of one token."""
-    lowest: float = 1.0
-    """Scored: the worst mark."""
-    highest: float = 10.0
-    """Scored: the best mark; a mark outside of lowest and best is no score."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
 
     @model_validator(mode="after")
     def _check_template(self) -> JudgeSettings:
-        if self.template == "coherence" and (
-            self.mode != "scored" or (self.lowest, self.highest) != (0.0, 3.0)
-        ):
-            raise ValueError(
-                "the template coherence marks from 0 to 3: set mode to scored, lowest to 0 and "
-                "highest to 3"
-            )
+        if self.template == "coherence" and self.mode != "scored":
+            raise ValueError("the template coherence marks: set mode to scored")
         if self.template == "alpaca_eval" and self.mode != "pairwise":
             raise ValueError("the template alpaca_eval compares: set mode to pairwise")
-        if self.lowest >= self.highest:
-            raise ValueError(f"lowest is {self.lowest:g}: set it below highest, {self.highest:g}")
         if self.against == "reference" and self.mode != "pairwise":
             raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
         return self

@@ -2,32 +2,29 @@
 
 import os
 import threading
-import time
-from collections.abc import Generator, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from stages.contract.errors import GebError, UserError
+from stages.score.oracle import Verdict
 from stages.score.params import ServerSettings
 
 Answer = TypeVar("Answer", bound=BaseModel)
-_TOO_MANY_REQUESTS = 429
+Rows = Sequence[Mapping[str, Any]]
 ATTEMPTS = 5
 WAIT_SECONDS = 1.0
 """Wait before the second attempt; doubled each time."""
-LARGEST_ANSWER = 64 << 20
-"""Most bytes of an answer, its compression undone."""
 # A server that asks for a longer wait than this is as good as down.
 _LONGEST_WAIT_SECONDS = 60.0
-# Requests handed to the threads, for each of those that can be under way.
-_QUEUED = 2
 
 
 class RemoteError(GebError):
-    """The server did not answer, however often it was asked; a later attempt may find it well."""
+    """The server failed at every attempt; a later attempt of the stage may succeed."""
 
 
 class Remote:
@@ -39,138 +36,113 @@ class Remote:
 
     def __init__(self, settings: ServerSettings, section: str) -> None:
         self.url = settings.url or ""
-        self._settings = settings
+        self._key_env = settings.key_env
         self._section = section
-        self._headers = self._authorization()
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
+        self._client = httpx.Client(
+            headers=self._authorization(),
+            timeout=settings.timeout_seconds,
+            limits=httpx.Limits(max_connections=settings.concurrency),
+        )
 
-    def post_each(
-        self, payloads: Iterable[Any], schema: type[Answer]
-    ) -> Generator[tuple[int, Answer], None, None]:
-        """Posts payloads, taken as there is room for them, and yields the answers as they come.
+    def score(
+        self, rows: Rows, starts: Sequence[int], verdicts: Callable[[Rows], Sequence[Verdict]]
+    ) -> Iterator[tuple[int, Verdict]]:
+        """Scores blocks of rows in threads and yields the verdicts of each block as it is done.
 
-        Yields:
-            (number of the payload, answer). Close the iterator, or exhaust it, to end the requests.
+        ``starts`` are the first rows of the blocks, and the number of rows. ``verdicts`` scores a
+        block by calls of :meth:`post`.
+        """
+        blocks = {
+            self._pool.submit(verdicts, rows[start:stop]): start for start, stop in pairwise(starts)
+        }
+        for block in as_completed(blocks):
+            yield from enumerate(block.result(), blocks[block])
+
+    def post(self, payload: Any, schema: type[Answer]) -> Answer:
+        """Posts a payload and reads the answer.
 
         Raises:
             RemoteError: The server cannot be reached, or fails again and again.
-            UserError: The server refuses a request, or its answer breaks the schema.
+            UserError: The server refuses the request, or its answer breaks the schema.
         """
-        stopped = threading.Event()
-        waiting = enumerate(payloads)
-        concurrency = self._settings.concurrency
-        timeout = self._settings.timeout_seconds
-        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="remote")
-        limits = httpx.Limits(max_connections=concurrency)
-        under_way: dict[Future[Answer], int] = {}
-        client = httpx.Client(headers=self._headers, timeout=timeout, limits=limits)
-
-        def send(payload: Any) -> Answer:
-            body = self._post(client, payload, stopped)
-            try:
-                return schema.model_validate_json(body)
-            except ValidationError as error:
-                first = error.errors()[0]
-                place = ".".join(map(str, first["loc"])) or "body"
-                what = f"{place}: {first['msg']}; it begins {_start_of(body)}"
-                raise self.disagreement(what) from error
-
+        body = self._body(payload)
         try:
-            while True:
-                while len(under_way) < _QUEUED * concurrency:
-                    number, payload = next(waiting, (None, None))
-                    if number is None:
-                        break
-                    under_way[pool.submit(send, payload)] = number
-                if not under_way:
-                    return
-                done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-                # Answers before failures: what has been answered shall not be asked again.
-                for future in sorted(done, key=lambda each: each.exception() is not None):
-                    number = under_way.pop(future)
-                    yield number, future.result()
-        finally:
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            # A request under way would leave its connection open if the client were closed now.
-            threading.Thread(target=_close_after, args=(pool, client), name="remote-end").start()
+            return schema.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "body"
+            what = f"{place}: {first['msg']}; it begins {_start_of(body)}"
+            raise self.disagreement(what) from error
 
-    def _post(self, client: httpx.Client, payload: Any, stopped: threading.Event) -> bytes:
+    def close(self) -> None:
+        """Ends the requests, without a wait for those under way."""
+        self._stopped.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        # A request under way would leave its connection open if the client were closed now.
+        threading.Thread(target=self._close_client, name="remote-end").start()
+
+    def disagreement(self, what: str) -> UserError:
+        """The error of an answer that breaks the schema."""
+        return UserError(
+            f"the answer of {self.url} breaks the schema: {what}",
+            "correct the server; docs/oracles.md has the schema",
+        )
+
+    def _close_client(self) -> None:
+        self._pool.shutdown(wait=True)
+        self._client.close()
+
+    def _body(self, payload: Any) -> bytes:
         reason = ""
         for attempt in range(ATTEMPTS):
-            if stopped.is_set():
+            if self._stopped.is_set():
                 break
             wait_seconds = WAIT_SECONDS * 2**attempt
             try:
-                response, body = self._answer(client, payload)
+                response = self._client.post(self.url, json=payload)
             except httpx.RequestError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
-                # Other statuses are no matter of the moment, which a retry may cure.
-                if response.status_code != _TOO_MANY_REQUESTS and response.status_code < 500:
-                    self._check_status(response, body)
-                    return body
-                reason = f"status {response.status_code}: {_start_of(body)}"
+                passes = response.status_code == httpx.codes.TOO_MANY_REQUESTS
+                if not passes and not response.is_server_error:
+                    self._check_status(response)
+                    return response.content
+                reason = f"status {response.status_code}: {_start_of(response.content)}"
                 # Seconds; a date in its place is not waited for.
-                asked = response.headers.get("retry-after", "")
-                if asked.isdecimal():
-                    wait_seconds = max(wait_seconds, float(asked))
+                retry_after = response.headers.get("retry-after", "")
+                if retry_after.isdecimal():
+                    wait_seconds = max(wait_seconds, float(retry_after))
             if attempt + 1 < ATTEMPTS:
-                stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
+                self._stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 
-    def _answer(self, client: httpx.Client, payload: Any) -> tuple[httpx.Response, bytes]:
-        """Posts once; the head of the answer, and its body without compression."""
-        seconds = self._settings.timeout_seconds
-        deadline = time.monotonic() + seconds
-        body = bytearray()
-        with client.stream("POST", self.url, json=payload) as response:
-            for part in response.iter_bytes():
-                body += part
-                if len(body) > LARGEST_ANSWER:
-                    raise self.disagreement(f"it is longer than {LARGEST_ANSWER >> 20} MiB")
-                if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout(f"the answer is not whole after {seconds:g} s")
-        return response, bytes(body)
-
-    def _check_status(self, response: httpx.Response, body: bytes) -> None:
-        settings = self._settings
+    def _check_status(self, response: httpx.Response) -> None:
         if response.status_code in (401, 403):
             raise UserError(
                 f"{self.url} refuses the key (status {response.status_code})",
-                f"check the environment variable {settings.key_env}"
-                if settings.key_env
-                else f"set {self._section}.key_env to the name of the variable that holds the key",
+                f"check the environment variable that {self._section}.key_env names "
+                f"({self._key_env or 'unset'})",
             )
         if not response.is_success:
             raise UserError(
                 f"{self.url} refuses a request with status {response.status_code}: "
-                f"{_start_of(body)}",
+                f"{_start_of(response.content)}",
                 f"check {self._section}.url, the settings beside it, and what the server serves",
             )
 
-    def disagreement(self, what: str) -> UserError:
-        """The error of an answer that is not what was agreed."""
-        return UserError(
-            f"the answer of {self.url} is not what was agreed: {what}",
-            "correct the server; docs/oracles.md has the schema",
-        )
-
     def _authorization(self) -> dict[str, str]:
-        name = self._settings.key_env
-        if name is None:
+        if self._key_env is None:
             return {}
-        if not os.environ.get(name):
+        key = os.environ.get(self._key_env)
+        if not key:
             raise UserError(
-                f"{self._section}.key_env is {name}, and that environment variable is not set",
-                f"export {name} where the stage runs",
+                f"{self._section}.key_env is {self._key_env}, and that environment variable is not "
+                "set",
+                f"export {self._key_env} where the stage runs",
             )
-        return {"Authorization": f"Bearer {os.environ[name]}"}
-
-
-def _close_after(pool: ThreadPoolExecutor, client: httpx.Client) -> None:
-    """Closes the connections once no request is under way."""
-    pool.shutdown(wait=True)
-    client.close()
+        return {"Authorization": f"Bearer {key}"}
 
 
 def _start_of(body: bytes) -> str:

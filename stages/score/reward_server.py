@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,9 +15,9 @@ from stages.contract.errors import UserError
 from stages.harness.context import StageContext
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
-from stages.score.remote import Remote
+from stages.score.remote import Remote, Rows
 
-_ASKED = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
+_SENT = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -62,29 +61,28 @@ class HttpOracle:
         """Name and version of the server."""
         return f"http:{self.server_identity}"
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        size = self.rows_per_request
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        payloads = (
-            {"responses": [{name: row[name] for name in _ASKED} for row in batch]}
-            for batch in batches
-        )
-        with closing(self.remote.post_each(payloads, Answer)) as answers:
-            for number, answer in answers:
-                if answer.oracle != self.server_identity:
-                    raise UserError(
-                        f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected "
-                        f"is {self.server_identity!r}",
-                        "set score.http.identity to the oracle that shall score; it is part of the "
-                        "artifact's key, the address is not",
-                    )
-                if len(answer.scores) != len(batches[number]):
-                    raise self.remote.disagreement(
-                        f"{len(answer.scores)} scores for {len(batches[number])} responses"
-                    )
-                for place, item in enumerate(answer.scores, number * size):
-                    yield place, Verdict(item.score, item.error, item.components)
+        starts = [*range(0, len(rows), self.rows_per_request), len(rows)]
+        return self.remote.score(rows, starts, self._verdicts)
+
+    def close(self) -> None:
+        """Ends the requests."""
+        self.remote.close()
+
+    def _verdicts(self, rows: Rows) -> list[Verdict]:
+        responses = [{name: row[name] for name in _SENT} for row in rows]
+        answer = self.remote.post({"responses": responses}, Answer)
+        if answer.oracle != self.server_identity:
+            raise UserError(
+                f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected "
+                f"is {self.server_identity!r}",
+                "set score.http.identity to the oracle that shall score; it is part of the "
+                "artifact's key, the address is not",
+            )
+        if len(answer.scores) != len(rows):
+            raise self.remote.disagreement(f"{len(answer.scores)} scores for {len(rows)} responses")
+        return [Verdict(item.score, item.error, item.components) for item in answer.scores]
 
 
 def load(ctx: StageContext[ScoreParams]) -> HttpOracle:

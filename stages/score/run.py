@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.contract.digests import find_whole
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
 from stages.harness.context import StageContext
@@ -134,13 +133,13 @@ def _with_opponents(ctx: Context) -> Iterator[Row]:
         yield row | {"opponent": other["response"]}
 
 
-def _read_known(path: Path, rows: Sequence[Row], warn: Callable[[str], None]) -> dict[int, Row]:
+def _read_known(path: Path, rows: Sequence[Row]) -> dict[int, Row]:
     """The rows of SCORES that an attempt has left in a file, by their place in ``rows``.
 
     Prompts count as a whole: some oracles look at all responses of one. One with a response that
     has no score is asked about again.
     """
-    if not find_whole(path, warn):
+    if not path.exists():
         return {}
     found = {
         (each["prompt_id"], each["sample_index"]): each
@@ -170,7 +169,7 @@ def _ask(
     Returns:
         The number of answers.
     """
-    known = _read_known(path, rows, events.warning)
+    known = _read_known(path, rows)
     places = [place for place in range(len(rows)) if place not in known]
     if not places:
         return 0

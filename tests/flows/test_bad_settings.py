@@ -228,8 +228,3 @@ def test_a_server_s_address_and_key_are_looked_at_by_the_plan(
         plan(resolve_run(load_config(QUICKSTART, asked)))
     assert place in str(caught.value)
     assert "SECRET" not in f"{caught.value} {caught.value.remedy}"
-
-
-def test_a_judge_s_best_mark_is_above_its_worst() -> None:
-    with pytest.raises(UserError, match=r"score\.judge: lowest is 10: set it below highest, 10"):
-        load_config(QUICKSTART, ["score.judge.lowest=10"])

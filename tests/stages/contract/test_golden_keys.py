@@ -69,7 +69,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "755544f6259487fd56cb0bf2ccbbaf9b549e147a76d7f52f4d9ca539e247c20a",
+        "b97a1c03593bda9dcdcb6b256239233006ac328d42ce263a3cb6d65fcfb0c23e",
     ),
     (PairParams(), SCORED, "d7cf8ad8553ef27262b3202189f5b2b4e4e36435095290556278d2867d2c25a4"),
     (

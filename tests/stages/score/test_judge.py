@@ -36,7 +36,7 @@ def asked(request):
     return message["content"]
 
 
-def test_marks_and_token_counts(serve, score):
+def test_each_response_gets_its_mark(serve, score):
     server = serve(
         lambda number, request: completion(
             "Right.\nScore: 9" if "It is 42." in asked(request) else "Wrong.\n\nScore: 2.5\n"
@@ -44,14 +44,12 @@ def test_marks_and_token_counts(serve, score):
     )
     rows = score(server.url)
     assert [each["score"] for each in rows] == [9.0, 2.5]
-    tokens = {"judge_prompt_tokens": 100.0, "judge_completion_tokens": 7.0}
-    assert [dict(each["components"]) for each in rows] == [tokens, tokens]
     assert rows[0]["oracle"].startswith("judge:some-judge@")
 
 
 def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
     server = serve(lambda number, request: completion("Score: 3"))
-    score(server.url, highest=5, max_tokens=64)
+    score(server.url, max_tokens=64)
     assert {
         (each["model"], each["temperature"], each["max_tokens"]) for each in server.requests
     } == {("some-judge", 0, 64)}
@@ -59,7 +57,7 @@ def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
     with_reference = next(each for each in texts if "It is 42." in each)
     without = next(each for each in texts if "It is 41." in each)
     assert "<user>\nWhat is 6 · 7?\n</user>" in with_reference
-    assert "a number from 1 (worst) to 5 (best)" in with_reference
+    assert "a number from 1 (worst) to 10 (best)" in with_reference
     assert "<reference>\n42\n</reference>" in with_reference
     assert "<reference>" not in without
 
@@ -83,7 +81,6 @@ def test_what_is_no_mark_is_no_score(serve, score, text, reason):
     [row] = score(server.url, ROWS[:1], max_null_share=1)
     assert row["score"] is None
     assert reason in row["error"]
-    assert dict(row["components"])["judge_completion_tokens"] == 7.0
 
 
 class TestTemplate:
@@ -106,23 +103,15 @@ class TestTemplate:
             score("http://127.0.0.1:9", template=template)
 
 
-class TestCoherence:
-    """The paper's judge of coherence."""
-
-    MARKS = {"shipped": "coherence", "lowest": 0, "highest": 3}
-
-    def test_it_marks_from_0_to_3(self, serve, score):
-        server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
-        rows = score(server.url, **self.MARKS)
-        assert [each["score"] for each in rows] == [3.0, 3.0]
-        texts = [asked(each) for each in server.requests]
-        assert all("0: fully coherent" in each for each in texts)
-        assert all("a number from 0 to 3" in each for each in texts)
-        assert sum("It is 42." in each for each in texts) == 1
-
-    def test_other_marks_are_refused(self, score):
-        with pytest.raises(ValueError, match="set mode to scored, lowest to 0 and highest to 3"):
-            score("http://127.0.0.1:9", **{**self.MARKS, "highest": 10})
+def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
+    server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
+    rows = score(server.url, shipped="coherence")
+    assert [each["score"] for each in rows] == [3.0, 3.0]
+    texts = [asked(each) for each in server.requests]
+    assert all("0: fully coherent" in each for each in texts)
+    assert all("a number from 0 to 3" in each for each in texts)
+    with pytest.raises(ValueError, match="set mode to scored"):
+        score_params("judge", template="coherence", mode="pairwise")
 
 
 def test_an_answer_of_another_kind_is_named(serve, score):

@@ -1,16 +1,10 @@
-import json
-import os
-import signal
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 
 from stages.contract.errors import UserError
 from stages.score.math_answers import MathVerify
-from stages.tables.schemas import RESPONSES, write_table
-from tests.stage_calls import request_for, response, score_params
+from tests.stage_calls import response, score_params
 
 # Reference, response, grade.
 TABLE = [
@@ -112,16 +106,6 @@ ROWS = [
 ]
 
 
-def test_rewards_are_one_and_zero(score):
-    rows = score(ROWS)
-    assert [(each["score"], dict(each["components"])) for each in rows] == [
-        (1.0, {"answered": 1.0}),
-        (0.0, {"answered": 1.0}),
-        (0.0, {"answered": 0.0}),
-    ]
-    assert rows[0]["oracle"].startswith("math_verify:0.")
-
-
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [(None, "the prompt has no reference answer"), ("", "the reference answer '' cannot be read")],
@@ -133,42 +117,3 @@ def test_without_a_reference_there_is_no_score(score, reference, reason):
     assert scores[-1]["error"] == reason
     with pytest.raises(UserError, match=reason):
         score(rows)
-
-
-def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
-    responses = tmp_path / "responses.parquet"
-    rows = [response("6 · 7 ?", 0, ENDLESS, reference_answer="42")]
-    write_table(responses, RESPONSES, rows)
-    settings = score_params("math_verify")
-    request = request_for(settings, {"responses": responses}, tmp_path / "store")
-    (tmp_path / "request.json").write_text(request.model_dump_json())
-    # The program itself, with a word when the answer is in work.
-    code = (
-        "import sys\n"
-        "from stages.score import math_answers\n"
-        "math_answers.TIMEOUT_SECONDS = 500.0\n"
-        "from stages.modeling.process_pool import ProcessPool\n"
-        "give = ProcessPool._give\n"
-        "def telling(pool, worker, task):\n"
-        "    give(pool, worker, task)\n"
-        "    print('pid', worker.process.pid, file=sys.stderr, flush=True)\n"
-        "ProcessPool._give = telling\n"
-        "from stages.harness.program import main\n"
-        "from stages.score.run import STAGE\n"
-        "if __name__ == '__main__': main(STAGE)\n"
-    )
-    program = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "request.json")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with program:
-        told = next(line for line in program.stderr if line.startswith("pid "))
-        program.send_signal(signal.SIGTERM)
-        out, _ = program.communicate()
-    assert program.returncode == 143
-    last = json.loads(out.splitlines()[-1])
-    assert "stop" in json.dumps(last)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(told.split()[1]), 0)

@@ -41,24 +41,6 @@ class TestPython:
         )
         assert [each["score"] for each in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
 
-    def test_the_file_is_a_module_to_what_it_defines(self, score):
-        """`dataclass` looks up the module of annotations that are text."""
-        scores, _, _ = score(
-            code="""
-            from __future__ import annotations
-            import pickle
-            from dataclasses import dataclass
-
-            @dataclass
-            class Mark:
-                value: int
-
-            def score(prompts, responses, references):
-                return [pickle.loads(pickle.dumps(Mark(7))).value for _ in responses]
-            """
-        )
-        assert {each["score"] for each in scores} == {7.0}
-
     def test_metrics_are_those_of_the_scores(self, score, monkeypatch):
         monkeypatch.setattr("stages.score.run.BATCH_ROWS", 3)
         scores, metrics, events = score(code=LENGTHS)
@@ -122,30 +104,6 @@ class TestPython:
         with pytest.raises(UserError, match=message):
             score(code=code)
 
-    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-    @pytest.mark.parametrize("pool", ["multiprocessing", "concurrent.futures"])
-    def test_processes_that_are_no_forks_are_refused(self, score, method, pool):
-        pools = {
-            "multiprocessing": "context.Pool(2)",
-            "concurrent.futures": "concurrent.futures.ProcessPoolExecutor(2, context)",
-        }
-        code = f"""
-            import concurrent.futures
-            import multiprocessing
-
-            def length(text):
-                return float(len(text))
-
-            def score(prompts, responses, references):
-                context = multiprocessing.get_context({method!r})
-                with {pools[pool]} as pool:
-                    return list(pool.map(length, responses))
-        """
-        with pytest.raises(UserError, match=r"by spawn or forkserver and cannot import this file"):
-            score(code=code)
-        scores, _, _ = score(code=code.replace(f"{method!r}", "'fork'"))
-        assert min(row["score"] for row in scores) > 0
-
     def test_a_failing_network_may_be_retried(self, score):
         code = "def score(*columns): raise ConnectionError('reset')"
         with pytest.raises(
@@ -153,11 +111,6 @@ class TestPython:
         ) as said:
             score(code=code)
         assert not isinstance(said.value, UserError)
-
-    def test_a_number_beyond_all_floats_is_named_in_short(self, score):
-        with pytest.raises(UserError, match="returned score 1000") as said:
-            score(code="def score(prompts, *rest): return [10**400 for _ in prompts]")
-        assert len(said.value.message) < 500
 
 
 NULLS = """

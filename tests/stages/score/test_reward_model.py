@@ -1,8 +1,5 @@
 """Scores by a reward model."""
 
-import math
-import statistics
-
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -85,13 +82,6 @@ class TestRewardModel:
         scores, _, _ = score(model=reward_model, dtype="bfloat16", tokens_per_batch=1)
         expected = by_hand(reward_model, response_rows(), torch.bfloat16)
         assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
-
-    def test_bfloat16_is_near(self, score, reward_model):
-        scores, _, _ = score(model=reward_model, dtype="bfloat16")
-        expected = one_by_one(reward_model, response_rows())
-        spread = statistics.pstdev(expected)
-        for each, value in zip(scores, expected, strict=True):
-            assert math.isclose(each["score"], value, abs_tol=spread / 2)
 
     def test_what_is_too_long_has_no_score(self, score, reward_model):
         scores, metrics, _ = score(model=reward_model, max_length_tokens=18, max_null_share=0.9)

@@ -99,7 +99,7 @@ def test_a_response_that_one_oracle_cannot_score_has_no_score(stage):
     assert dict(rows[1]["components"]) == {"math_verify": 0.0, "math_verify.answered": 1.0}
 
 
-def test_a_judge_beside_a_function_asks_by_its_own_template_and_counts_its_tokens(serve, stage):
+def test_a_judge_beside_a_function_asks_by_its_own_template(serve, stage):
     def behave(number, request):
         [message] = request["messages"]
         assert "def score" not in message["content"]
@@ -109,9 +109,6 @@ def test_a_judge_beside_a_function_asks_by_its_own_template_and_counts_its_token
     judge = {"url": server.url, "model": "some-judge"}
     artifact = stage(weights={"python": 1, "judge": 1}, judge=judge)
     assert [row["score"] for row in scores_of(artifact)] == [12.0, 13.0, 12.0, 14.0]
-    components = dict(scores_of(artifact)[0]["components"])
-    assert components["judge.judge_prompt_tokens"] == 100.0
-    assert components["judge.judge_completion_tokens"] == 7.0
 
 
 def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
@@ -140,7 +137,6 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
     ("settings", "message"),
     [
         ({}, r"needs weighted\.weights"),
-        ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"weighted": 1}}, r"weights\.weighted"),
         ({"weights": {"python": float("nan")}}, "finite"),
         ({"weights": {"http": 1}}, r"http\.url"),
