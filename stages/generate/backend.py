@@ -3,9 +3,9 @@
 Shapes: ``K`` responses per prompt.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 STOP = "stop"
 LENGTH = "length"
@@ -18,8 +18,6 @@ class Prompt:
     token_ids: list[int]
     seeds: list[int]
     """One seed for each of its K responses."""
-    chunk: int = 0
-    """First prompt of the chunk that it belongs to, see :mod:`stages.generate.filling`."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,11 @@ class Sample:
 class Backend(Protocol):
     """An engine with a policy loaded, made by its module's ``load(policy, params, events)``."""
 
-    @property
-    def notes(self) -> Mapping[str, Any]:
-        """Facts about the engine for the manifest."""
-
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
-        """Continues every prompt once per seed; called once.
-
-        Args:
-            prompts: Taken as the engine has room for them.
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+        """Continues every prompt once per seed.
 
         Yields:
-            (number of the prompt, sample index, response), in the order in which they are done. A
-            response depends on its prompt and seed, not on what else is asked for.
+            (number of the prompt, sample index, response), in the order in which they are done.
         """
 
     def close(self) -> None:

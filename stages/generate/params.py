@@ -47,10 +47,6 @@ class VllmSettings(Settings):
         description="Skip compilation and graph capture: a quicker start, slower tokens. Unset, "
         "true on a CPU alone, where they can take minutes.",
     )
-    batch_invariant: bool = False
-    """Use kernels whose results do not depend on what else is in a batch, on GPUs for which vLLM
-    has them: the same responses bit by bit whatever the shards, at some cost of speed. The manifest
-    says whether it was on."""
     extra_engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the engine by the names of vLLM's `EngineArgs`, checked against the
     installed version. All of them are taken to change the result."""

@@ -2,27 +2,32 @@
 
 import contextlib
 import importlib
-import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stages.contract.digests import find_whole, sealed_path
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.generate.backend import Backend
-from stages.generate.filling import Chunk, ChunkFiller, split_chunks
+from stages.generate.backend import Backend, Prompt, Sample
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.tables.schemas import PROMPTS, RESPONSES, TableWriter, num_rows, read_rows
+from stages.tables.schemas import (
+    PROMPTS,
+    RESPONSES,
+    TableWriter,
+    num_rows,
+    publish_table,
+    read_rows,
+)
 
 Context = StageContext[GenerateParams]
-_ENGINE_FACTS = "engine.json"
 
 
 def run(ctx: Context) -> None:
@@ -39,14 +44,11 @@ def run(ctx: Context) -> None:
     policy = load_policy(ctx.model("policy"), ctx.params)
     first, stop = _shard(ctx, prompts)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
-    missing = [chunk for chunk in chunks if not find_whole(chunk.path, ctx.events.warning)]
+    missing = [chunk for chunk in chunks if not chunk.path.exists()]
     ctx.notes.update(backend=ctx.params.backend, first_prompt=first, stop_prompt=stop)
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
     begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else _now()
-    facts = ctx.work / _ENGINE_FACTS
-    if find_whole(facts, ctx.events.warning):
-        ctx.notes.update(json.loads(facts.read_text()))
     metrics = _assemble(ctx, chunks)
     ctx.notes["responses_without_logprobs"] = metrics["responses_without_logprobs"]
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
@@ -75,37 +77,84 @@ def _shard(ctx: Context, prompts: Path) -> tuple[int, int]:
     return total * index // number, total * (index + 1) // number
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """The responses to the prompts from ``first`` to before ``stop`` of the prompts table.
+
+    The file's name holds the bounds, so that chunks of another size, left by an attempt with other
+    settings of speed, are never taken for these.
+    """
+
+    first: int
+    stop: int
+    path: Path
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+
+def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:
+    """The chunks of at most ``size`` prompts that make up a shard, in order."""
+    bounds = [(first, min(first + size, stop)) for first in range(start, stop, size)]
+    return [
+        Chunk(first, last, folder / f"{first:09d}-{last:09d}.parquet") for first, last in bounds
+    ]
+
+
 def _sample(
     ctx: Context, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
 ) -> tuple[float, float]:
-    """Writes the chunks that are missing of a shard's ``num_prompts``; says when that could begin.
-
-    What the engine says of itself is kept beside the chunks: an attempt that finds them all has no
-    engine to ask.
-    """
-    total = num_prompts * ctx.params.num_samples
-    done = total - sum(map(len, chunks)) * ctx.params.num_samples
-    filler = ChunkFiller(
-        chunks,
-        read_rows(prompts, PROMPTS),
-        render=lambda row: policy.render(row, ctx.params, ctx.request.seed),
-        decode=policy.decode,
-        on_written=lambda chunk: ctx.events.info(
-            f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}"
-        ),
-    )
+    """Writes the missing chunks of a shard's ``num_prompts``; returns the time of the first."""
+    num_samples = ctx.params.num_samples
+    total = num_prompts * num_samples
+    done = total - sum(map(len, chunks)) * num_samples
+    table = read_rows(prompts, PROMPTS)
+    position = 0
     module = importlib.import_module(BACKENDS[ctx.params.backend])
     backend: Backend = module.load(policy, ctx.params, ctx.events)
     with contextlib.closing(backend):
-        with sealed_path(ctx.work / _ENGINE_FACTS) as path:
-            path.write_text(dump_json(dict(backend.notes)))
         begun = _now()
-        for number, sample_index, sample in backend.generate(filler.prompts()):
-            filler.take(number, sample_index, sample)
-            done += 1
-            ctx.events.progress(done, total, "responses")
+        for chunk in chunks:
+            rows = []
+            rendered = []
+            for row in islice(table, chunk.first - position, chunk.stop - position):
+                prompt = policy.render(row, ctx.params, ctx.request.seed)
+                if prompt is not None:
+                    rows.append(row)
+                    rendered.append(prompt)
+            position = chunk.stop
+            samples = {}
+            for place, index, sample in backend.generate(rendered):
+                samples[place, index] = sample
+                ctx.events.progress(done + len(samples), total, "responses")
+            done += len(chunk) * num_samples
+            # A kill leaves all rows or none.
+            publish_table(chunk.path, RESPONSES, _to_rows(policy, rows, rendered, samples))
+            ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
     ctx.events.progress(total, total, "responses")
     return begun
+
+
+def _to_rows(
+    policy: Policy,
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt],
+    samples: Mapping[tuple[int, int], Sample],
+) -> Iterator[dict[str, Any]]:
+    """Rows of RESPONSES for rows of PROMPTS."""
+    for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        for index, seed in enumerate(prompt.seeds):
+            sample = samples[place, index]
+            yield {
+                **row,
+                "sample_index": index,
+                "prompt_token_ids": prompt.token_ids,
+                "response_token_ids": sample.token_ids,
+                "response_logprobs": sample.logprobs,
+                "response": policy.decode(sample.token_ids),
+                "finish_reason": sample.finish_reason,
+                "seed": seed,
+            }
 
 
 def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:

@@ -4,9 +4,8 @@ Shapes: ``B`` sequences of a batch, ``P`` its distinct prompts, ``T`` positions 
 vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -40,23 +39,12 @@ class TransformersBackend:
         self._stop_ids = sorted(policy.stop_ids)
         # Any id will do, it is masked.
         self._pad_id = policy.tokenizer.pad_token_id or 0
-        self.notes: Mapping[str, Any] = {"batch_invariant": False}
-
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
-        """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
-        first = 0
-        # A chunk at a time: enough for batches of like length, and a retry, which begins at some
-        # chunk, forms the same batches as an attempt that was never killed.
-        for _, chunk in groupby(prompts, key=lambda each: each.chunk):
-            window = list(chunk)
-            for index, sample, response in self._generate_window(window):
-                yield first + index, sample, response
-            first += len(window)
 
     def close(self) -> None:
         """Nothing to end: the model goes with its last reference."""
 
-    def _generate_window(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+        """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         size = self._params.transformers.batch_size
         longest = max((len(each.token_ids) for each in prompts), default=0)
         require_static_rope(

@@ -1,6 +1,6 @@
 """Sampling with vLLM: paged attention, continuous batching, prompts shared between samples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stages.contract.events import Emitter
@@ -18,8 +18,7 @@ class VllmBackend:
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
-        asked = params.vllm.batch_invariant
-        invariant = require_vllm(batch_invariant=asked)
+        require_vllm()
         self._adapter: Any = None
         if policy.adapter is not None:
             check_finite_files(policy.adapter)
@@ -28,19 +27,20 @@ class VllmBackend:
             self._adapter = LoRARequest("adapter", 1, str(policy.adapter))
         events.info("starting vLLM's engine")
         self._engine = start_engine(policy, params)
-        if asked and not invariant:
-            events.warning(
-                "batch_invariant is off: vLLM has no batch-invariant kernels for this machine"
-            )
-        self.notes: Mapping[str, Any] = {"batch_invariant": invariant}
 
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
-        waiting = enumerate(prompts)
-        while True:
-            self._refill(waiting)
-            if not self._engine.has_unfinished_requests():
-                return
+        from vllm.inputs.engine import tokens_input
+
+        for number, prompt in enumerate(prompts):
+            for sample, seed in enumerate(prompt.seeds):
+                self._engine.add_request(
+                    f"{number}/{sample}",
+                    tokens_input(prompt.token_ids),
+                    self._sampling_params(seed),
+                    lora_request=self._adapter,
+                )
+        while self._engine.has_unfinished_requests():
             try:
                 outputs = self._engine.step()
             except Exception as error:
@@ -49,25 +49,6 @@ class VllmBackend:
                 if output.finished:
                     number, sample = map(int, output.request_id.split("/"))
                     yield number, sample, _to_sample(output.outputs[0])
-
-    def _refill(self, waiting: Iterator[tuple[int, Prompt]]) -> None:
-        """Hands requests over until as many wait in the engine as it works at."""
-        from vllm.inputs.engine import tokens_input
-
-        # As many wait as are in work: no place of the engine is ever empty, and memory does not
-        # grow with the number of prompts.
-        wanted = 2 * self._params.vllm.max_num_seqs
-        while self._engine.get_num_unfinished_requests() < wanted:
-            number, prompt = next(waiting, (None, None))
-            if prompt is None:
-                return
-            for sample, seed in enumerate(prompt.seeds):
-                self._engine.add_request(
-                    f"{number}/{sample}",
-                    tokens_input(prompt.token_ids),
-                    self._sampling_params(seed),
-                    lora_request=self._adapter,
-                )
 
     def _sampling_params(self, seed: int) -> Any:
         from vllm import SamplingParams

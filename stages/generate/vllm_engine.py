@@ -22,12 +22,8 @@ CPU_CACHE_GIB = 4.0
 _BATCHED_TOKENS = 2048
 
 
-def require_vllm(*, batch_invariant: bool) -> bool:
-    """Checks that vLLM is installed and sets what it reads when it is imported.
-
-    Returns:
-        True if batch-invariant kernels are asked for, and vLLM has them for this machine.
-    """
+def require_vllm() -> None:
+    """Checks that vLLM is installed, and sets the variables that it reads when it is imported."""
     # The engine runs in this process: one that it started would outlive a kill of this one, and
     # hold its memory.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -38,14 +34,6 @@ def require_vllm(*, batch_invariant: bool) -> bool:
             "run `make setup-vllm` and let the stage run by .venv-vllm/bin/python "
             "(execution.interpreters), or set generate.backend to 'transformers'",
         )
-    invariant = False
-    if batch_invariant:
-        from vllm.platforms import current_platform
-
-        # Where there are no such kernels, the engine would break down.
-        invariant = bool(current_platform.is_cuda_alike())
-    os.environ["VLLM_BATCH_INVARIANT"] = str(int(invariant))
-    return invariant
 
 
 def start_engine(policy: Policy, params: GenerateParams) -> Any:

@@ -10,9 +10,8 @@ import pytest
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Log, parse_event
-from stages.generate.filling import split_chunks
 from stages.generate.params import GenerateParams
-from stages.generate.run import STAGE
+from stages.generate.run import STAGE, split_chunks
 from stages.harness.program import execute
 from tests.stage_calls import EventLog, call_request, metrics, request_for, write_prompts
 from tests.stages.generate.small_runs import PARAMS, TEXTS

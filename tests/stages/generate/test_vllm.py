@@ -19,7 +19,6 @@ from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm, merge_adapter
-from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, file_input, request_for, user_turn, write_prompts
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
@@ -185,17 +184,6 @@ def test_an_adapter_is_worn_by_the_policy(session, inputs, tmp_path):
     with pytest.raises(AssertionError):
         assert_logprobs(rows, bare, ROUNDING)
     assert_logprobs(rows, merge_adapter(bare, adapter), ROUNDING)
-
-
-class TestBatchInvariance:
-    def test_where_vllm_has_none_the_manifest_and_a_warning_say_so(self, session, inputs, tmp_path):
-        params = GenerateParams(**engine(batch_invariant=True))
-        request = request_for(params, inputs, tmp_path / "store", seed=5)
-        code, events = session.execute(request, tmp_path / "request.json")
-        assert code == 0, events
-        assert "batch_invariant is off" in json.dumps(events)
-        artifact = Store.open(request.store).load("generate", request.key)
-        assert artifact.manifest.notes["batch_invariant"] is False
 
 
 @pytest.mark.parametrize(
