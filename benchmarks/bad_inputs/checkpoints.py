@@ -22,7 +22,6 @@ from tests.stages.modeling.test_damaged_checkpoints import (
     bytes_of,
     content,
     replaced_by_folder,
-    replaced_by_pipe,
     settings,
 )
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
@@ -262,10 +261,6 @@ _CHECKPOINTS: dict[str, Bad] = {
         _other_words,
         by=None,
         why="a prompt with a token beyond the vocabulary is refused by its place; these have none",
-    ),
-    "tokenizer.json through a FIFO": Bad(replaced_by_pipe("tokenizer.json"), (), "itself"),
-    "tokenizer_config.json through a FIFO": Bad(
-        replaced_by_pipe("tokenizer_config.json"), (), "itself"
     ),
     "a tokenizer of an unknown class": Bad(
         settings("tokenizer_config.json", tokenizer_class="NopeTokenizer"),

@@ -15,8 +15,6 @@ from stages.store.local_usage import Held
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 
-# Nobody takes so long to write a record.
-_WRITE_SECONDS = 3600.0
 _Name = tuple[str, str]
 """Stage and key of an artifact."""
 
@@ -115,10 +113,8 @@ def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
 
 
 def _is_older(held: Held, seconds: float) -> bool:
-    # Somebody may write a record just now: a temporary file has no lease that would tell.
-    least = max(seconds, _WRITE_SECONDS) if held.kind == "temporary" else seconds
     # A clock that was put back makes files of the future.
-    return not least or time.time() - held.written >= least
+    return not seconds or time.time() - held.written >= seconds
 
 
 def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> str:
@@ -127,8 +123,6 @@ def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> s
     match held.kind:
         case "aside":
             return "set aside"
-        case "temporary":
-            return "a record that was being written when its writer was killed"
         case "artifact":
             why = "" if name in needed else "no run and no model refers to it"
         case "work":

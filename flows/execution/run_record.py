@@ -30,7 +30,7 @@ from stages.contract.errors import (
     StoreError,
     UserError,
 )
-from stages.contract.records import read_content, read_record
+from stages.contract.records import read_record
 from stages.store.base import Store
 from stages.store.locks import AliveLock, exclusive_lock, is_held
 
@@ -94,13 +94,10 @@ class RunRecord:
         """Writes the resolved configuration, and keeps the previous one."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
-        if os.path.lexists(path) and not self.holds(config):
+        if path.exists() and not self.holds(config):
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime())}.json"
             # A copy, so that the run has one whatever becomes of the next.
-            try:
-                write_atomically(kept, read_content(path))
-            except DamagedRecordError:
-                path.replace(kept)
+            write_atomically(kept, path.read_bytes())
             self.store.share(kept)
         self.write("config.json", config.to_json())
 
@@ -136,9 +133,7 @@ class RunRecord:
     def holds(self, config: RunConfig) -> bool:
         """True if the run was last started with this configuration."""
         path = self.path / "config.json"
-        with suppress(DamagedRecordError):
-            return os.path.lexists(path) and read_content(path) == config.to_json().encode()
-        return False
+        return path.exists() and path.read_bytes() == config.to_json().encode()
 
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""

@@ -142,7 +142,7 @@ def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
         return []
     try:
         rows = [row for _, row in itertools.islice(read_data_file(files[0]), _PROMPTS)]
-        prompts = [read_prompt(row, config.prepare, (), set()) for row in rows]
+        prompts = [read_prompt(row, config.prepare, ()) for row in rows]
     except UserError:
         # The stage `prepare` reports what is wrong with them.
         return []

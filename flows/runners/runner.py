@@ -21,7 +21,7 @@ from stages.contract.request import FileInput, Input, Request
 from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.remote.store import RemoteStore
-from stages.store.remote.sync import Sync, sent_input, signs_of_life, with_inputs
+from stages.store.remote.sync import compute, sent_input, signs_of_life, with_inputs
 
 # Longest wait for stages that were told to end, and for their state to reach a bucket.
 _STOP_SECONDS = 600.0
@@ -160,7 +160,7 @@ class Runner:
                     store.share(store.local.log_path(local.stage, local.key))
 
         if self._sees(store.root):
-            Sync(store, request, on_event, self._stopping).compute(start, self._sync_seconds)
+            compute(store, request, start, self._sync_seconds, on_event, self._stopping)
             return
 
         def sent(source: Input) -> Input:

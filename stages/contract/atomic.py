@@ -3,17 +3,12 @@
 import errno
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stages.contract.errors import GebError, UserError
-
-# A device with less room than this is full: no stage's output fits.
-_FULL_BYTES = 1 << 20
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 @contextmanager
@@ -38,11 +33,6 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
             scratch.unlink(missing_ok=True)
         if durable:
             fsync(path.parent)
-
-
-def is_temporary(path: Path) -> bool:
-    """True for a name that :func:`atomic_path` made."""
-    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -88,22 +78,7 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
                 f"{place} cannot be written: {os.strerror(number)}",
                 "check the permissions of the store, or set `store` to a folder of yours",
             ) from error
-        if _is_full(place):
-            raise UserError(
-                f"{type(error).__name__}: {error}; the likely cause: no space left on the device "
-                f"that holds {place}",
-                remedy,
-            ) from error
         raise
-
-
-def _is_full(place: Path) -> bool:
-    """True if the device is all but full: some libraries (torch) hide what a write met."""
-    while not place.exists():
-        place = place.parent
-    usage = shutil.disk_usage(place)
-    # File systems without a size, such as /proc, hold no files of ours at all.
-    return usage.total > 0 and usage.free < _FULL_BYTES
 
 
 def _error_number(error: Exception) -> int:

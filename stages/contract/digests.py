@@ -1,19 +1,18 @@
-"""Digests of values and files, and the seals of what a work folder keeps between attempts.
+"""Digests of values, files and folders.
 
-A sealed file has its digest beside it (``.<name>.sha256``), a sealed folder lists those of its
-files in ``digests.json``, so that damage is noticed before use.
+A sealed folder lists the digests of its files in ``digests.json``, so that damage is noticed before
+use.
 """
 
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.contract.atomic import atomic_path, write_atomically
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError, UserError
 from stages.contract.records import read_record
 
@@ -131,32 +130,6 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
     return sha256_of(pairs)[:32]
 
 
-@contextmanager
-def sealed_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside ``path``; the whole file appears there, with its digest.
-
-    A kill leaves the file before or the file after, and a digest that fits it. Errors are those of
-    :func:`stages.contract.atomic.atomic_path`.
-    """
-    with atomic_path(path, durable=True) as scratch:
-        yield scratch
-        # A kill before the rename leaves the file before: its digest counts until then.
-        accepted = [sha256_file(each) for each in (scratch, path) if each.exists()]
-        write_atomically(_seal(path), "\n".join(accepted), durable=True)
-
-
-def find_whole(path: Path, warn: Callable[[str], None]) -> bool:
-    """True if a file written by :func:`sealed_path` is there, as it was written.
-
-    A damaged one is set aside in its folder, and ``warn`` is told.
-    """
-    if not path.exists():
-        return False
-    if damage := _damage(path, _accepted(path)):
-        warn(f"damaged file: {damage}. Set aside as {set_aside(path).name}.")
-    return not damage
-
-
 def seal_folder(folder: Path) -> None:
     """Lists the digests of a folder's files."""
     names = [name for name in files_by_name(folder) if name != _LIST]
@@ -171,10 +144,16 @@ def check_folder(folder: Path) -> None:
     Raises:
         DamagedArtifactError: One is missing, unreadable or differs, or there is no list.
     """
-    listed = _listed(folder)
-    damages = in_threads(lambda name: _damage(folder / name, [listed[name]]), listed)
-    if found := [each for each in damages if each]:
-        raise DamagedArtifactError(f"damaged checkpoint: {'; '.join(found[:5])}")
+    path = folder / _LIST
+    try:
+        listed = read_record(path, dict[str, str])
+    except (OSError, DamagedRecordError) as error:
+        raise DamagedArtifactError(
+            f"damaged checkpoint: {path} is missing or unreadable"
+        ) from error
+    damages = in_threads(lambda name: _damage(folder / name, listed[name]), listed)
+    if damages := [each for each in damages if each]:
+        raise DamagedArtifactError(f"damaged checkpoint: {'; '.join(damages[:5])}")
 
 
 def set_aside(path: Path) -> Path:
@@ -182,31 +161,9 @@ def set_aside(path: Path) -> Path:
     return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
 
 
-def _damage(path: Path, accepted: Sequence[str]) -> str:
-    """Damage of a file, in words; empty if the file has one of the accepted digests."""
+def _damage(path: Path, digest: str) -> str:
+    """Damage of a file, in words; empty if the file has the digest."""
     try:
-        return "" if sha256_file(path) in accepted else f"the content of {path} has changed"
+        return "" if sha256_file(path) == digest else f"the content of {path} has changed"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
-
-
-def _listed(folder: Path) -> dict[str, str]:
-    path = folder / _LIST
-    try:
-        return read_record(path, dict[str, str])
-    except (OSError, DamagedRecordError) as error:
-        raise DamagedArtifactError(
-            f"damaged checkpoint: {path} is missing or unreadable"
-        ) from error
-
-
-def _seal(path: Path) -> Path:
-    return path.with_name(f".{path.name}.sha256")
-
-
-def _accepted(path: Path) -> list[str]:
-    """Digests that a file may have: its own, and that of the one before it."""
-    try:
-        return _seal(path).read_bytes().decode(errors="replace").split()
-    except OSError:
-        return []

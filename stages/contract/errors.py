@@ -10,19 +10,16 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER = 64
 EXIT_STOPPED = 143
-# Characters of either end of a long message that are kept; a run shows it up to three times.
-_END_CHARACTERS = 500
+# Longest message: it may quote a file, and a run shows it up to three times.
+_MAX_CHARACTERS = 1000
 
 
 class GebError(Exception):
     """Base of every error that this project raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
-        # It may quote a file: names of thousands of columns, a line of megabytes.
-        if (beyond := len(message) - 2 * _END_CHARACTERS) > 0:
-            start = message[:_END_CHARACTERS]
-            end = message[-_END_CHARACTERS:]
-            message = f"{start} … ({beyond:,} more characters) … {end}"
+        if len(message) > _MAX_CHARACTERS:
+            message = f"{message[:_MAX_CHARACTERS]} …"
         super().__init__(message)
 
 

@@ -15,20 +15,14 @@ from pydantic import (
 )
 
 PROGRESS_INTERVAL_SECONDS = 0.5
-
-
 # Longest message: a library's exception may hold a whole batch as text.
 _MAX_CHARACTERS = 20_000
 
 
 def _writable(text: object) -> str:
-    """A message that can be written as UTF-8, its middle left out if it is endless."""
-    whole = str(text)
-    if (left_out := len(whole) - _MAX_CHARACTERS) > 0:
-        half = _MAX_CHARACTERS // 2
-        whole = f"{whole[:half]} … {left_out} characters left out … {whole[-half:]}"
+    """The start of a message, which can be written as UTF-8."""
     # Half of a surrogate pair is no character; file names and texts of programs may hold one.
-    return whole.encode("utf-8", "backslashreplace").decode()
+    return str(text)[:_MAX_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 Message = Annotated[str, BeforeValidator(_writable)]

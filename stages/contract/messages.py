@@ -1,7 +1,7 @@
 """Chat messages in a person's rows: one reader for prompts, preferences and conversations.
 
 A message has a role and a text. Fields that carry anything else, such as a call of a tool, are
-refused; other fields are not read, and their names are collected for one line of the stage's log.
+refused; other fields are not read.
 """
 
 import json
@@ -24,13 +24,12 @@ _REMEDY = (
 )
 
 
-def read_messages(value: Any, name: str, unread: set[str]) -> Messages:
+def read_messages(value: Any, name: str) -> Messages:
     """Reads text as one user turn, or a list of messages, which may be written as JSON.
 
     Args:
         value: Content of the column.
         name: The column, for errors.
-        unread: Receives the names of fields that are not read.
 
     Raises:
         UserError: The value is neither, or a message carries more than text.
@@ -42,10 +41,10 @@ def read_messages(value: Any, name: str, unread: set[str]) -> Messages:
         raise UserError(
             f"column {name!r} holds {type(value).__name__} without messages or text", _REMEDY
         )
-    return [_read_message(turn, name, unread) for turn in turns]
+    return [_read_message(turn, name) for turn in turns]
 
 
-def read_answer(value: Any, name: str, unread: set[str]) -> str:
+def read_answer(value: Any, name: str) -> str:
     """Reads an answer: text, or a list of one assistant turn, which may be written as JSON.
 
     Raises:
@@ -54,7 +53,7 @@ def read_answer(value: Any, name: str, unread: set[str]) -> str:
     turns = listed_messages(value, name)
     if turns is None and isinstance(value, str):
         return value
-    messages = [_read_message(turn, name, unread) for turn in turns or ()]
+    messages = [_read_message(turn, name) for turn in turns or ()]
     if [message["role"] for message in messages] != ["assistant"]:
         raise UserError(f"column {name!r} holds neither text nor one assistant turn", _REMEDY)
     return messages[0]["content"]
@@ -81,7 +80,7 @@ def listed_messages(value: Any, name: str) -> list[Any] | None:
     return parsed if isinstance(parsed, list) else [parsed]
 
 
-def _read_message(turn: Any, name: str, unread: set[str]) -> dict[str, str]:
+def _read_message(turn: Any, name: str) -> dict[str, str]:
     fields = turn if isinstance(turn, Mapping) else {}
     carriers = [field for field in _CARRIERS if fields.get(field)]
     if carriers:
@@ -93,11 +92,4 @@ def _read_message(turn: Any, name: str, unread: set[str]) -> dict[str, str]:
     content = fields.get("content")
     if role not in ROLES or not isinstance(content, str):
         raise UserError(f"column {name!r} holds no message of text: {reprlib.repr(turn)}", _REMEDY)
-    unread.update(field for field, value in fields.items() if value is not None)
-    unread.difference_update(("role", "content"))
     return {"role": role, "content": content}
-
-
-def unread_fields(unread: set[str]) -> str:
-    """The line of a stage's log about fields of messages that it did not read."""
-    return f"fields of messages that are not read: {', '.join(sorted(unread))}"

@@ -13,7 +13,7 @@ from stages.contract.request import Request
 from stages.harness.program import Stage, execute
 from stages.store.opening import cache_home, open_store, store_of
 from stages.store.remote.store import RemoteStore
-from stages.store.remote.sync import Sync, signs_passed_on
+from stages.store.remote.sync import compute, signs_passed_on
 
 SYNC_SECONDS_VARIABLE = "GEB_SYNC_SECONDS"
 """Environment variable: how often the state of the stage goes to the bucket."""
@@ -33,8 +33,12 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
         raise UserError(f"no request at {place}", "start the stage by a run")
     with signs_passed_on(store, request, cache_home()):
         if store.find(request.stage, request.key, warn=events.warning) is None:
-            Sync(store, request, events.emit, threading.Event()).compute(
+            compute(
+                store,
+                request,
                 lambda local: execute(stage, local, events),
-                float(os.environ[SYNC_SECONDS_VARIABLE]),
+                sync_seconds=float(os.environ[SYNC_SECONDS_VARIABLE]),
+                on_event=events.emit,
+                stopping=threading.Event(),
             )
     return f"{store.location}/artifacts/{request.stage}/{request.key}"

@@ -82,7 +82,6 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
         if found is not None:
             events.info("the store has it by now")
             return found
-        store.sweep_scratch(request.stage, request.key)
         context = StageContext(
             request,
             params=params,

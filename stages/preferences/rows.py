@@ -39,19 +39,11 @@ class Preference:
         return self.chosen == self.rejected or self.scores[0] <= self.scores[1]
 
 
-def read_preference(
-    row: Mapping[str, Any], params: PreferencesParams, unread: set[str]
-) -> Preference:
-    """Reads a row.
-
-    ``unread`` receives the names of fields of messages that are not read.
-
-    Raises:
-        UserError: It holds no preference.
-    """
+def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Preference:
+    """Reads a row; UserError if it holds no preference."""
     given = row.get("prompt")
-    prompt, chosen = _side(row, "chosen", given, unread)
-    other, rejected = _side(row, "rejected", given, unread)
+    prompt, chosen = _side(row, "chosen", given)
+    other, rejected = _side(row, "rejected", given)
     if prompt != other:
         raise UserError(
             "chosen and rejected answer different prompts",
@@ -70,7 +62,7 @@ def _score(value: Any) -> float | None:
     return float(value)
 
 
-def _side(row: Mapping[str, Any], name: str, given: Any, unread: set[str]) -> tuple[Messages, str]:
+def _side(row: Mapping[str, Any], name: str, given: Any) -> tuple[Messages, str]:
     """The prompt and the response of one side."""
     value = row.get(name)
     turns = listed_messages(value, name)
@@ -78,9 +70,9 @@ def _side(row: Mapping[str, Any], name: str, given: Any, unread: set[str]) -> tu
     if turns is None or len(turns) == 1:
         if given is None:
             raise UserError(f"{name!r} is one turn, and the row has no prompt", _REMEDY)
-        prompt = read_messages(given, "prompt", unread)
-        return _with_user_turn(prompt, name), read_answer(value, name, unread)
-    *prompt, answer = read_messages(turns, name, unread)
+        prompt = read_messages(given, "prompt")
+        return _with_user_turn(prompt, name), read_answer(value, name)
+    *prompt, answer = read_messages(turns, name)
     if answer["role"] != "assistant":
         raise UserError(f"{name!r} does not end with an assistant turn", _REMEDY)
     return _with_user_turn(prompt, name), answer["content"]

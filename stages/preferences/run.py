@@ -10,7 +10,6 @@ from typing import Any
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.messages import unread_fields
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.modeling.chat import render_answered, require_chat_template
@@ -33,20 +32,17 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     counts = Counter(rows=0, pairs=0, ties=0, other_prompts=0)
     [data] = ctx.inputs["data"]
     source = open_source(data, "preferences", subset=ctx.params.subset, split=ctx.params.split)
-    unread: set[str] = set()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for place, row in source.read():
             counts["rows"] += 1
             try:
-                preference = read_preference(row, ctx.params, unread)
+                preference = read_preference(row, ctx.params)
                 pair = _pair(tokenizer, preference, ctx.params, wanted, counts)
             except UserError as error:
                 raise error.at(place) from error
             if pair is not None:
                 writer.write(pair)
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
-    if unread:
-        ctx.events.info(unread_fields(unread))
     if not counts["pairs"]:
         raise UserError(
             f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "

@@ -31,17 +31,14 @@ class Prompt:
             raise lone_surrogate("the text", error) from error
 
 
-def read_prompt(
-    row: Mapping[str, Any], params: PrepareParams, columns: Collection[str], unread: set[str]
-) -> Prompt:
+def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collection[str]) -> Prompt:
     """Turns a source's row into a prompt.
 
     Trailing assistant turns are cut off, so that supervised data can serve as prompts. Errors show
-    all columns of the source, or the row's if they are empty. ``unread`` receives the names of
-    fields of messages that are not read.
+    all columns of the source, or the row's if they are empty.
     """
     shown = ", ".join(columns or row) or "none"
-    messages = _messages(row, params, shown, unread)
+    messages = _messages(row, params, shown)
     length = len(messages)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -66,13 +63,11 @@ def read_prompt(
     return Prompt(messages, _reference(row, params, shown), cut)
 
 
-def _messages(
-    row: Mapping[str, Any], params: PrepareParams, shown: str, unread: set[str]
-) -> Messages:
+def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Messages:
     names = (params.messages_column, params.prompt_column)
     for name in names:
         if row.get(name) is not None:
-            return read_messages(row[name], name, unread)
+            return read_messages(row[name], name)
     raise UserError(
         f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",
         "set `messages_column` or `prompt_column` to the column that holds the prompts",

@@ -14,7 +14,6 @@ import numpy as np
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.messages import unread_fields
 from stages.harness.context import ResolvedInput, StageContext
 from stages.harness.program import Stage
 from stages.modeling.sources import Source, open_source
@@ -33,8 +32,6 @@ class _Scan:
     """Rows of the first pass: one entry per usable row, in reading order."""
 
     identities: bytearray = field(default_factory=bytearray)
-    unread: set[str] = field(default_factory=set)
-    """Fields of messages that are not read."""
     sources: list[tuple[int, int]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -61,8 +58,6 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     for name in ("duplicates", "overlap_with_test", "invalid_rows", "assistant_turns_cut"):
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
-    if scan.unread:
-        ctx.events.info(unread_fields(scan.unread))
 
 
 def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
@@ -96,13 +91,11 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
     return found + [(_TEST_SOURCE, opened(each, params.test_split)) for each in test]
 
 
-def _prompts(
-    params: PrepareParams, source: Source, unread: set[str]
-) -> Iterator[tuple[Prompt | None, bytes]]:
+def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:
     """The prompts of a source with their identities; None for an invalid row to drop."""
     for place, row in source.read():
         try:
-            prompt = read_prompt(row, params, source.columns, unread)
+            prompt = read_prompt(row, params, source.columns)
             yield prompt, prompt.identity()
         except UserError as error:
             if params.invalid_rows == "refuse":
@@ -114,7 +107,7 @@ def _scan(ctx: StageContext[PrepareParams], sources: list[tuple[int, Source]], t
     scan = _Scan()
     for label, source in sources:
         before = len(scan.identities)
-        for prompt, identity in _prompts(ctx.params, source, scan.unread):
+        for prompt, identity in _prompts(ctx.params, source):
             scan.counts["rows"] += 1
             if prompt is None:
                 scan.counts["invalid_rows"] += 1
@@ -150,11 +143,9 @@ def _write(
         }
         row = 0
         for _, source in sources:
-            for prompt, identity in _prompts(ctx.params, source, scan.unread):
+            for prompt, identity in _prompts(ctx.params, source):
                 if prompt is None:
                     continue
-                if scan.identities[16 * row : 16 * row + 16] != identity:
-                    raise OSError(f"{source.name} changed while it was read")
                 writer = writers.get(int(decided.part[row]))
                 if writer is not None:
                     writer.write(
@@ -166,8 +157,6 @@ def _write(
                     )
                 row += 1
                 ctx.events.progress(min(scan.counts["rows"] + row, total - 1), total, "rows")
-        if 16 * row != len(scan.identities):
-            raise OSError("a source became shorter while it was read")
     ctx.events.progress(total, total, "rows")
 
 

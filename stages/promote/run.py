@@ -20,7 +20,7 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.promote.gate import GateResult, decide
 from stages.promote.params import PromoteParams
-from stages.store.registry import Alias, AliasMovedError, ModelRegistry, ModelVersion
+from stages.store.registry import Alias, ModelRegistry, ModelVersion
 
 
 def run(ctx: StageContext[PromoteParams]) -> None:
@@ -36,19 +36,14 @@ def run(ctx: StageContext[PromoteParams]) -> None:
     registry = ModelRegistry(ctx.store)
     run = ctx.request.run
     step = ctx.request.step
-    own = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
-    while True:
-        known = {each.alias: each for each in registry.aliases(name)}
-        aliases = {each: known.get(each) for each in ctx.params.aliases}
-        held = [_held_before(registry, own, each) for each in aliases.values() if each]
-        before = {f"{name}:{each.version}": each.metrics for each in held if each}
+    with registry.locked(name):
+        own = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
+        present = {alias.alias: alias for alias in registry.aliases(name)}
+        aliases = {alias: present.get(alias) for alias in ctx.params.aliases}
+        held = [_held_before(registry, own, alias) for alias in aliases.values() if alias]
+        before = {f"{name}:{version.version}": version.metrics for version in held if version}
         gates = decide(ctx.params, metrics, before, suites)
-        try:
-            places = _move_aliases(ctx, registry, own, gates, aliases)
-        except AliasMovedError as error:
-            ctx.events.info(f"{error}; deciding again")
-        else:
-            break
+        places = _move_aliases(ctx, registry, own, gates, aliases)
     report = {
         "model": name,
         "aliases": list(ctx.params.aliases),
@@ -119,7 +114,7 @@ def _move_aliases(
             )
             continue
         reason = f"passed all gates ({asked.run}, {asked.step})"
-        registry.set_alias(own.name, alias, own.version, reason=reason, expected=now)
+        registry.set_alias(own.name, alias, own.version, reason=reason)
         ctx.events.info(f"{own.name}@{alias} is version {own.version} now")
         places[alias] = own.version
     return places

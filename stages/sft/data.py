@@ -25,10 +25,8 @@ _FORMS = (
 )
 
 
-def read_conversations(inputs: Iterable[ResolvedInput], unread: set[str]) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[ResolvedInput]) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
-
-    ``unread`` receives the names of fields of messages that are not read.
 
     Raises:
         UserError: One has no conversation or cannot be read, or a row is no such conversation; the
@@ -39,7 +37,7 @@ def read_conversations(inputs: Iterable[ResolvedInput], unread: set[str]) -> Ite
         place = ""
         for place, row in source.read():
             try:
-                conversation = _conversation(row, unread)
+                conversation = _conversation(row)
             except UserError as error:
                 raise error.at(place) from error
             yield place, conversation
@@ -47,15 +45,15 @@ def read_conversations(inputs: Iterable[ResolvedInput], unread: set[str]) -> Ite
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 
 
-def _conversation(row: dict[str, Any], unread: set[str]) -> Messages:
+def _conversation(row: dict[str, Any]) -> Messages:
     turns = row.get("messages")
     prompt = row.get("prompt")
     response = row.get("response")
     if turns is not None:
-        conversation = read_messages(turns, "messages", unread)
+        conversation = read_messages(turns, "messages")
     elif prompt is not None and response is not None:
-        answer = read_answer(response, "response", unread)
-        conversation = read_messages(prompt, "prompt", unread)
+        answer = read_answer(response, "response")
+        conversation = read_messages(prompt, "prompt")
         conversation.append({"role": "assistant", "content": answer})
     else:
         raise UserError(

@@ -11,7 +11,6 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.messages import unread_fields
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import load_config
@@ -74,7 +73,6 @@ class ConversationFit(Fit[SftParams]):
     def __init__(self, ctx: StageContext[SftParams], process: Process) -> None:
         super().__init__(ctx, process)
         self._source = ctx.model("policy") if ctx.has("policy") else None
-        self._unread: set[str] = set()
         if self._source is None and ctx.params.lora.rank:
             raise UserError(
                 f"sft.lora.rank = {ctx.params.lora.rank} without a policy: a new model has random "
@@ -85,8 +83,6 @@ class ConversationFit(Fit[SftParams]):
         self._examples, self._num_dropped = make_examples(
             self.tokenizer, self._conversations(), ctx.params, self._max_length()
         )
-        if self._unread:
-            process.events.info(unread_fields(self._unread))
         if self._num_dropped:
             process.events.warning(
                 f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
@@ -143,7 +139,7 @@ class ConversationFit(Fit[SftParams]):
         return tokenizer
 
     def _conversations(self) -> Iterator[Placed]:
-        return read_conversations(self.ctx.inputs["data"], self._unread)
+        return read_conversations(self.ctx.inputs["data"])
 
     def _max_length(self) -> int:
         """The model's context or the smaller limit asked for; some models have no context."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shutil
 import time
 import uuid
@@ -28,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.atomic import explain_disk_errors, fsync, is_temporary, write_atomically
+from stages.contract.atomic import explain_disk_errors, fsync, write_atomically
+from stages.contract.digests import files_by_name
 from stages.contract.errors import (
     DamagedArtifactError,
     DamagedRecordError,
@@ -39,7 +39,7 @@ from stages.contract.errors import (
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
-from stages.store.local_usage import Held, Kind, files_below, names_in, usage_below
+from stages.store.local_usage import Held, Kind, usage_below
 from stages.store.locks import FileLease
 
 MARKER = "store.json"
@@ -48,8 +48,6 @@ _MARKER_REMEDY = (
     f"write {json.dumps({'format': FORMAT})} in its place, then run `geb verify`; of a bucket's "
     "cache (`GEB_CACHE`), remove the whole folder"
 )
-# Folders of records that a process replaces as it goes.
-_RECORDS = ("runs", "models", "leases")
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,8 @@ class Store:
 
         The folder of a store of its own is shared if several hosts see it, and its path is enough.
         """
-        found = read_marker(self.root, create=False).get("id", "")
-        return f"{self.root}#{found}" if found else str(self.root)
+        identity = read_marker(self.root, create=False).get("id", "")
+        return f"{self.root}#{identity}" if identity else str(self.root)
 
     @classmethod
     def open(cls, location: str, *, create: bool = False) -> Store:
@@ -120,8 +118,7 @@ class Store:
         Errors are those of :func:`stages.store.opening.open_store`.
         """
         root = Path(location).expanduser().absolute()
-        found = read_marker(root, create=create)
-        return cls(root, found.get("mirror_of"))
+        return cls(root, read_marker(root, create=create).get("mirror_of"))
 
     def run_path(self, run: str) -> Path:
         """Folder of a run's record."""
@@ -164,8 +161,7 @@ class Store:
         if not (self.root / MARKER).exists():
             raise StoreError(f"the store at {self.root} is gone. Is the file system mounted?")
         folder = self.artifact_path(stage, key)
-        # A link that leads nowhere is a damaged artifact, not the want of one.
-        if not os.path.lexists(folder):
+        if not folder.exists():
             return None
         manifest = read_manifest(folder)
         for name, record in manifest.files_at(path).items():
@@ -179,7 +175,7 @@ class Store:
             DamagedArtifactError: It cannot be read.
         """
         folder = self.artifact_path(stage, key)
-        return read_manifest(folder) if os.path.lexists(folder) else None
+        return read_manifest(folder) if folder.exists() else None
 
     def refresh(self, folder: str) -> None:
         """Makes the records in a folder of the store (``runs/<name>``) those that all hosts see."""
@@ -212,8 +208,7 @@ class Store:
         """
         for name, record in artifact.manifest.files.items():
             check_file(artifact.path / name, record, always_hash=True)
-        found = files_below(artifact.path)
-        names = {each.relative_to(artifact.path).as_posix() for each in found}
+        names = files_by_name(artifact.path).keys()
         if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
             raise DamagedArtifactError(
                 f"damaged artifact: {artifact.path} holds files that its {MANIFEST} does not list: "
@@ -222,14 +217,18 @@ class Store:
 
     def set_aside(self, stage: str, key: str) -> str:
         """Moves an artifact into quarantine and returns its new place."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        aside = self.root / "quarantine" / f"{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
+        aside = self.root / quarantine_place(stage, key)
         aside.parent.mkdir(exist_ok=True)
         self.artifact_path(stage, key).rename(aside)
         return str(aside)
 
     def new_scratch(self, stage: str, key: str) -> Path:
-        """Creates the folder in which an artifact is written before it is published."""
+        """Creates the folder in which an artifact is written before it is published.
+
+        The caller holds the key's lease: folders of dead attempts at the key go.
+        """
+        for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key}-*"):
+            shutil.rmtree(stale)
         scratch = self.root / "artifacts" / stage / f".scratch-{key}-{uuid.uuid4().hex[:8]}"
         scratch.mkdir(parents=True)
         return scratch
@@ -256,36 +255,31 @@ class Store:
 
     def artifacts(self) -> Iterator[tuple[str, str]]:
         """Yields (stage, key) of all artifacts, in order of their names."""
-        root = self.root / "artifacts"
-        for stage in names_in(root):
-            keys = names_in(root / stage)
-            yield from ((stage, key) for key in keys if not key.startswith(".scratch-"))
+        for folder in sorted((self.root / "artifacts").glob("*/*")):
+            if not folder.name.startswith(".scratch-"):
+                yield folder.parent.name, folder.name
 
     def held(self) -> Iterator[Held]:
         """Yields everything that takes room, for garbage collection."""
         root = self.root
 
-        def found(kind: Kind, stage: str, key: str, path: Path) -> Held:
+        def entry(kind: Kind, stage: str, key: str, path: Path) -> Held:
             return Held(kind, stage, key, path.relative_to(root).as_posix(), *usage_below(path))
 
         for stage, key in self.artifacts():
-            yield found("artifact", stage, key, self.artifact_path(stage, key))
+            yield entry("artifact", stage, key, self.artifact_path(stage, key))
         for path in (root / "work").glob("*/*"):
-            yield found("work", path.parent.name, path.name, path)
+            yield entry("work", path.parent.name, path.name, path)
         for path in (root / "artifacts").glob("*/.scratch-*"):
             key = path.name.removeprefix(".scratch-").partition("-")[0]
-            yield found("scratch", path.parent.name, key, path)
+            yield entry("scratch", path.parent.name, key, path)
         for path in (root / "quarantine").glob("*"):
-            yield found("aside", "", "", path)
-        records = (path for each in _RECORDS for path in (root / each).rglob("*"))
-        for path in (*root.glob("*"), *records):
-            if is_temporary(path) and path.is_file():
-                yield found("temporary", "", "", path)
+            yield entry("aside", "", "", path)
 
     def remove(self, gone: Held) -> None:
         """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
         path = self.root / gone.place
-        if path.is_symlink() or not path.is_dir():
+        if not path.is_dir():
             path.unlink(missing_ok=True)
             return
         # Another collection may be at it; what both leave is found by the next one.
@@ -294,10 +288,11 @@ class Store:
                 path = path.rename(path.with_name(f".scratch-{gone.key}-{uuid.uuid4().hex[:8]}"))
             shutil.rmtree(path)
 
-    def sweep_scratch(self, stage: str, key: str) -> None:
-        """Removes what dead attempts at a key left. Call it while holding the key's lease."""
-        for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key}-*"):
-            shutil.rmtree(stale)
+
+def quarantine_place(stage: str, key: str) -> str:
+    """A new place for a damaged artifact, below the store's root."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return f"quarantine/{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
 
 
 def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
@@ -308,35 +303,33 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
         NoStoreError: There is no store.
     """
     marker = root / MARKER
-    if create and not os.path.lexists(marker):
+    if create and not marker.exists():
         _require_empty(root)
         with explain_disk_errors(root):
             write_atomically(marker, json.dumps({"format": FORMAT}))
-    if os.path.lexists(root) and not root.is_dir():
-        raise NoStoreError(f"no store at {root}: it is not a folder")
     try:
-        found = read_record(marker, dict[str, Any], _MARKER_REMEDY)
+        content = read_record(marker, dict[str, Any], _MARKER_REMEDY)
     except OSError as error:
         raise NoStoreError(
             f"no store at {root}: {error.strerror}. Is the path right, and the file system mounted?"
         ) from error
-    if found.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise UserError(
-            f"{root} is a store of format {found.get('format')}; this version reads {FORMAT}",
+            f"{root} is a store of format {content.get('format')}; this version reads {FORMAT}",
             "use the version of geb that wrote it, or another store",
         )
-    return found
+    return content
 
 
 def _require_empty(root: Path) -> None:
     """Refuses to make a store where something else is."""
-    if os.path.lexists(root) and not root.is_dir():
+    if root.exists() and not root.is_dir():
         raise UserError(
             f"{root} is no folder", "set `store` to a store or to an empty or new folder"
         )
     occupied = root.exists() and any(MARKER not in path.name for path in root.iterdir())
     # Another process may have made the store meanwhile; it writes the marker first.
-    if occupied and not os.path.lexists(root / MARKER):
+    if occupied and not (root / MARKER).exists():
         raise UserError(
             f"{root} is not empty and holds no {MARKER}: it is not a store",
             "set `store` to a store or to an empty or new folder",

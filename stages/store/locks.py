@@ -10,7 +10,6 @@ another file locked for as long as it lives: its lease ends with it at once, and
 while it lives, however long its threads are held up.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -114,12 +113,6 @@ def _open(path: Path) -> int:
     except PermissionError:
         # The file belongs to another user, who shares the lock.
         return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.ELOOP):
-            raise
-        raise DamagedRecordError(
-            f"{path} is no file for a lock: {error.strerror}", "remove it while nothing runs"
-        ) from error
 
 
 def _machine() -> str:
@@ -156,7 +149,7 @@ class FileLease:
 
     def holder(self) -> dict[str, Any] | None:
         """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
-        if not os.path.lexists(self._path):
+        if not self._path.exists():
             return None
         # Within the guard: the look locks the alive file for a moment, and nobody must be taking
         # the lease just then.
@@ -263,9 +256,6 @@ class FileLease:
             "since": now,
             "expires": now + EXPIRY_SECONDS,
         }
-        if self._path.is_dir():
-            # No file could be renamed to it.
-            self._path.rename(self._path.with_name(f"{self._path.name}.damaged-{self._owner}"))
         write_atomically(self._path, json.dumps(record))
 
     def _read(self) -> dict[str, Any] | None:

@@ -90,16 +90,13 @@ _NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 
 
-class AliasMovedError(Exception):
-    """An alias was moved after the caller had looked at it."""
-
-
 class ModelRegistry:
     """The registry of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._root = store.root / _FOLDER
+        self._is_locked = False
         store.refresh(_FOLDER)
 
     def register(
@@ -119,11 +116,11 @@ class ModelRegistry:
             UserError: ``name`` is not a name.
             StoreError: The registry cannot be written.
         """
-        with self._locked(name):
+        with self.locked(name):
             versions = self.versions(name)
-            for known in versions:
-                if known.checkpoint.digest == checkpoint.digest:
-                    return known
+            for version in versions:
+                if version.checkpoint.digest == checkpoint.digest:
+                    return version
             added = ModelVersion(
                 name=name,
                 version=versions[-1].version + 1 if versions else 1,
@@ -137,29 +134,16 @@ class ModelRegistry:
             write_atomically(path, added.model_dump_json(indent=2), durable=True)
             return added
 
-    def set_alias(
-        self,
-        name: str,
-        alias: str,
-        version: int,
-        *,
-        reason: str = "",
-        expected: Alias | Literal["any"] | None = "any",
-    ) -> Alias:
+    def set_alias(self, name: str, alias: str, version: int, *, reason: str = "") -> Alias:
         """Makes ``alias`` mean ``version``; nothing happens if it does already.
 
-        ``expected`` is the alias as the caller has seen it, None if there was none.
-
         Raises:
-            AliasMovedError: The alias is not as ``expected``.
             UserError: There is no such version, or ``alias`` is not an alias that can be moved.
         """
         path = self._alias_path(name, alias)
-        with self._locked(name):
+        with self.locked(name):
             self.version(name, version)
             now = read(path, Alias)
-            if expected != "any" and now != expected:
-                raise AliasMovedError(f"{name}@{alias} was moved by somebody else")
             if now is not None and now.version == version:
                 return now
             earlier = () if now is None else now.history
@@ -276,13 +260,21 @@ class ModelRegistry:
         return f"registered models: {', '.join(self.names()) or 'none'}"
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str) -> Iterator[None]:
+        """Keeps others from a model's records within the block, which may change them."""
+        if self._is_locked:
+            yield
+            return
         with (
             explain_disk_errors(self._store.root),
             self._store.exclusive(_FOLDER),
             exclusive_lock(self._folder(name) / "lock"),
         ):
-            yield
+            self._is_locked = True
+            try:
+                yield
+            finally:
+                self._is_locked = False
 
 
 def _now() -> str:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.contract.atomic import atomic_path
 from stages.contract.data_files import open_parquet
-from stages.contract.digests import sealed_path
 from stages.contract.errors import UserError
 
 ROWS_PER_GROUP = 4096
@@ -195,12 +195,8 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
 
 
 def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes all ``rows`` to ``path`` in one move, with the file's digest beside it.
-
-    For what a stage keeps in its work folder (:func:`stages.contract.digests.find_whole` says
-    whether it is there); artifacts as a whole are the store's to publish.
-    """
-    with sealed_path(path) as scratch:
+    """Writes all ``rows`` to ``path`` in one move, for a stage's work folder."""
+    with atomic_path(path, durable=True) as scratch:
         write_table(scratch, schema, rows)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from stages.contract.digests import find_whole, sealed_path
+from stages.contract.atomic import atomic_path
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
@@ -81,9 +81,8 @@ class ReferencePass:
         missing = []
         if self.process.is_first:
             # The first process's view: on a shared file system others may see less.
-            warn = self.process.events.warning
-            parts = range(0, num_pairs, PART_PAIRS)
-            missing = [each for each in parts if not find_whole(_part(self.folder, each), warn)]
+            starts = range(0, num_pairs, PART_PAIRS)
+            missing = [start for start in starts if not _part(self.folder, start).exists()]
         missing = self.process.agreed(missing)
         world = self.process.world_size
         return [missing[first::world] for first in range(world)]
@@ -98,7 +97,7 @@ class ReferencePass:
                 found |= self._pass(model, [part[place] for place in places])
                 done += len(places)
                 self.process.events.progress(done, total, "pairs", "reference log-probabilities")
-            with sealed_path(_part(self.folder, start)) as scratch:
+            with atomic_path(_part(self.folder, start), durable=True) as scratch:
                 write_reference(scratch, part, found)
 
     def _num_passes(self, pairs: Sequence[Pair], starts: Sequence[int]) -> int:

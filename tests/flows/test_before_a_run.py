@@ -243,5 +243,4 @@ def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
     oracle = f"{SCORE}    raise ValueError('x' * 5_000_000)\n"
     said = geb_refused("plan", with_oracle(tmp_path, oracle, score={"oracle": "python"}))
     assert len(said) < 4500
-    assert "more characters)" in said
     assert "fix the function" in said

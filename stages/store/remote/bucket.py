@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -30,8 +30,10 @@ PARALLEL_TRANSFERS = 8
 _PART_BYTES = 16 << 20
 _PARALLEL_PARTS = 4
 _LONGEST_PAUSE_SECONDS = 5.0
-_PATIENCE = "GEB_STORE_PATIENCE_SECONDS"
-_DEFAULT_PATIENCE_SECONDS = "60"
+PATIENCE_VARIABLE = "GEB_STORE_PATIENCE_SECONDS"
+"""Environment variable: how long a request is made again, so that runs outlive a restart of the
+storage."""
+_PATIENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 5
 # One part of a file has to be through by then.
 _REQUEST_SECONDS = 180
@@ -60,8 +62,10 @@ class _Service(NamedTuple):
 
     def endpoint(self) -> str:
         """Address for messages, and for telling equal bucket names apart."""
-        found = (os.environ.get(name) for name in self.endpoint_variables)
-        return next((each for each in found if each), os.path.expandvars(self.default_endpoint))
+        for name in self.endpoint_variables:
+            if endpoint := os.environ.get(name):
+                return endpoint
+        return os.path.expandvars(self.default_endpoint)
 
 
 _SERVICES: Mapping[str, _Service] = {
@@ -92,7 +96,7 @@ class Entry(NamedTuple):
 
     size: int
     etag: str
-    """In quotes, as HTTP has it. Equal contents may have different ones."""
+    """Identifies the write: equal contents may have different ones."""
     modified: float
     """Time of the write by the storage's clock, in seconds since the epoch."""
     generation: str | None
@@ -103,14 +107,9 @@ class Entry(NamedTuple):
     @classmethod
     def of(cls, facts: Any, data: bytes = b"") -> Entry:
         """Entry of an object, from its metadata in obstore."""
-        # Azure's listings leave the quotes out.
+        # Azure's listings leave the quotes out that HTTP has.
         etag = f'"{(facts["e_tag"] or "").strip(chr(34))}"'
         return cls(facts["size"], etag, facts["last_modified"].timestamp(), facts["version"], data)
-
-    def condition(self) -> dict[str, str]:
-        """Condition for obstore under which a write replaces only this content."""
-        condition = {"e_tag": self.etag}
-        return condition | ({"version": self.generation} if self.generation else {})
 
 
 class Bucket:
@@ -137,7 +136,7 @@ class Bucket:
         self.url = f"{parts.scheme}://{self.name}/{self.prefix}".rstrip("/")
         self._service = _SERVICES[parts.scheme]
         self.endpoint = self._service.endpoint()
-        self._patience = _patience_seconds()
+        self._patience = float(os.environ.get(PATIENCE_VARIABLE, _PATIENCE_SECONDS))
         chosen = ("AWS_", "AZURE_", "GOOGLE_")
         settings = (each for each in os.environ.items() if each[0].startswith(chosen))
         self._client = _client(parts.scheme, self.name, self.prefix, tuple(sorted(settings)))
@@ -149,16 +148,17 @@ class Bucket:
             answer = self._client.get(name)
             return Entry.of(answer.meta, bytes(answer.bytes()))
 
-        with contextlib.suppress(FileNotFoundError):
+        try:
             return self._ask(read)
-        return None
+        except FileNotFoundError:
+            return None
 
     def get_all(self, names: Iterable[str]) -> dict[str, Entry]:
         """Reads many small objects; those that are not there are left out."""
-        wanted = list(names)
+        chosen = list(names)
         with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
-            found = pool.map(self.get, wanted)
-            return {name: each for name, each in zip(wanted, found, strict=True) if each}
+            entries = zip(chosen, pool.map(self.get, chosen), strict=True)
+            return {name: entry for name, entry in entries if entry}
 
     def read(self, name: str, kind: type[M]) -> M | None:
         """Reads a JSON record; None if there is none, DamagedArtifactError if it is another."""
@@ -182,7 +182,11 @@ class Bucket:
         It is written if it is ``absent``, or if it ``replaces`` one, or else in any case.
         ConflictError if the condition does not hold.
         """
-        mode: Any = "create" if absent else replaces.condition() if replaces else "overwrite"
+        mode: Any = "create" if absent else "overwrite"
+        if replaces is not None:
+            mode = {"e_tag": replaces.etag}
+            if replaces.generation:
+                mode["version"] = replaces.generation
         try:
             put = self._ask(lambda: self._client.put(name, data, mode=mode, use_multipart=False))
             return put["e_tag"] or ""
@@ -206,12 +210,12 @@ class Bucket:
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects; those that are not there do not matter."""
-        wanted = list(names)
+        chosen = list(names)
         try:
-            self._ask(lambda: self._client.delete(wanted))
+            self._ask(lambda: self._client.delete(chosen))
         except FileNotFoundError:
             # Azure ends at the first that is not there.
-            for name in wanted:
+            for name in chosen:
                 with contextlib.suppress(FileNotFoundError):
                     self._ask(functools.partial(self._client.delete, name))
 
@@ -228,13 +232,18 @@ class Bucket:
             )
         )
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes ``start`` to ``stop`` of an object.
+    def stream(self, name: str, size: int) -> Iterator[bytes]:
+        """Content of an object of a size, in order.
 
         Raises:
-            FileNotFoundError: There is no such object, or it ends before ``start``.
+            FileNotFoundError: There is no such object, or it is shorter.
         """
-        return self._ask(lambda: bytes(self._client.get_range(name, start=start, end=stop)))
+        for start in range(0, size, _PART_BYTES):
+            stop = min(start + _PART_BYTES, size)
+            yield self._ask(functools.partial(self._read_range, name, start, stop))
+
+    def _read_range(self, name: str, start: int, stop: int) -> bytes:
+        return bytes(self._client.get_range(name, start=start, end=stop))
 
     def _ask(self, request: Callable[[], T]) -> T:
         """Makes a request, again and again if the bucket does not answer it."""
@@ -246,18 +255,15 @@ class Bucket:
             try:
                 return request()
             except (BaseError, FileNotFoundError) as error:
-                said = self._explained(error)
-                gives_up = time.monotonic() + pause > deadline
-                if not isinstance(said, StoreError) or isinstance(said, ConflictError) or gives_up:
-                    raise said from error
+                explained = self._explained(error)
+                # Nothing else may pass when the request is made again.
+                if type(explained) is not StoreError or time.monotonic() + pause > deadline:
+                    raise explained from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _explained(self, error: Exception) -> Exception:
-        """The error that says what is wrong with the bucket, the credentials or the object.
-
-        Only a ``StoreError`` may pass when the request is tried again.
-        """
+        """The error that says what is wrong with the bucket, the credentials or the object."""
         from obstore import exceptions as kinds
 
         text = str(error).partition("\n\nDebug source")[0]
@@ -282,7 +288,7 @@ class Bucket:
             )
         return StoreError(
             f"{place} cannot be reached or used ({type(error).__name__}: {text}). Check that it is "
-            f"up and that {variable} and the region are right, then resume: what is done stays done"
+            f"up and that {variable} and the region are right, then resume: finished steps are kept"
         )
 
 
@@ -345,14 +351,3 @@ def _aws_settings(service: _Service) -> dict[str, Any]:
         "config": {"region": region} | ({"endpoint": endpoint} if endpoint else {}),
         "credential_provider": provider,
     }
-
-
-def _patience_seconds() -> float:
-    """Time for which a request is tried again: a run of hours outlives a restart of the storage."""
-    text = os.environ.get(_PATIENCE) or _DEFAULT_PATIENCE_SECONDS
-    if not re.fullmatch(r"\d+(\.\d*)?", text, re.ASCII):
-        raise UserError(
-            f"{_PATIENCE} is {text!r}, no number of seconds",
-            f"set it to one ({_DEFAULT_PATIENCE_SECONDS} if unset), or unset it",
-        )
-    return float(text)

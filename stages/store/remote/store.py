@@ -5,7 +5,7 @@ Layout of the bucket below the store's prefix::
     store.json                             marks the prefix as a store
     artifacts/<stage>/<key>/manifest.json  an artifact; written last, if there is none
     artifacts/<stage>/<key>/<upload>/      its files; two hosts that made it upload apart
-    work/<stage>/<key>/<host>/             resumable state of attempts, see `transfer.py`
+    work/<stage>/<key>/                    resumable state of attempts, see `transfer.py`
     logs/ runs/ models/                    as in a local store, see `records.py`
     quarantine/<name>/                     damaged artifacts, set aside
 
@@ -21,32 +21,27 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from stages.contract.atomic import explain_disk_errors, write_atomically
 from stages.contract.errors import (
     ConflictError,
     DamagedArtifactError,
-    DamagedRecordError,
     StoreError,
     UserError,
 )
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
-from stages.store.base import FORMAT, MARKER, Artifact, Store
+from stages.store.base import FORMAT, MARKER, Artifact, Store, quarantine_place
 from stages.store.local_usage import Held, Kind
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.records import Records
 from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_files
 
-# Format 1 had its manifests in a folder of their own.
-_BUCKET_FORMAT = 2
+_MARKER_DATA = b'{"format": 2}'
 # Uploads and attempts of other hosts hold no lease here: younger ones are no garbage.
 _LEFT_SECONDS = 86_400.0
 
@@ -71,15 +66,15 @@ class RemoteArtifact(Artifact):
         """
         store = self.store
         manifest = self.manifest
-        folder = _files_folder(self.manifest)
+        folder = _files_folder(manifest)
         files = manifest.files_at(path).items()
-        wanted = [(f"{folder}/{name}", record, self.path / name) for name, record in files]
+        downloads = [(f"{folder}/{name}", record, self.path / name) for name, record in files]
         # One process of this host at a time changes the local files of an artifact.
         guard = store.root / "leases" / manifest.stage / f"{manifest.key}.files.guard"
         try:
             with explain_disk_errors(store.root), exclusive_lock(guard):
                 self._make_room()
-                download_files(store.bucket, wanted)
+                download_files(store.bucket, downloads)
         except DamagedArtifactError as error:
             aside = store.set_aside(manifest.stage, manifest.key)
             raise DamagedArtifactError(
@@ -139,12 +134,11 @@ class RemoteStore(Store):
         folder = _files_folder(manifest)
         listed = self.bucket.list(folder)
         for name, record in manifest.files_at(path).items():
-            where = f"{self.location}/{folder}/{name}"
-            if name not in listed:
-                raise DamagedArtifactError(f"damaged artifact: {where} is missing")
-            if listed[name].size != record.size:
+            size = listed[name].size if name in listed else 0
+            if size != record.size:
                 raise DamagedArtifactError(
-                    f"damaged artifact: {where} has {listed[name].size} bytes, not {record.size}"
+                    f"damaged artifact: {self.location}/{folder}/{name} has {size} bytes, not "
+                    f"{record.size}"
                 )
         return RemoteArtifact(self.artifact_path(stage, key), manifest, self)
 
@@ -164,10 +158,10 @@ class RemoteStore(Store):
             artifact = self.local.load(stage, key)
             if artifact is not None:
                 self.local.verify(artifact)
+            return artifact
         except DamagedArtifactError:
             self.drop_local(stage, key)
             return None
-        return artifact
 
     def push(self, artifact: Artifact) -> None:
         """Uploads a finished artifact of the local folder: files first, the manifest last.
@@ -190,25 +184,12 @@ class RemoteStore(Store):
         if self.load(manifest.stage, manifest.key) is None:
             raise StoreError(f"{self.location}/{name} has gone again; try again")
 
-    def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
-        """See :class:`Store`; a whole copy on this host stays, and is uploaded again."""
-        try:
-            return self.load(stage, key)
-        except DamagedArtifactError as error:
-            warn(f"{error}. Set aside in {self._move_aside(stage, key)}; the stage runs again.")
-            return None
-
     def set_aside(self, stage: str, key: str) -> str:
-        """See :class:`Store`; what is here of it goes."""
+        """See :class:`Store`; its local files are removed."""
         self.drop_local(stage, key)
-        return self._move_aside(stage, key)
-
-    def _move_aside(self, stage: str, key: str) -> str:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        aside = f"quarantine/{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
+        aside = quarantine_place(stage, key)
         folder = _folder(stage, key)
-        names = self.bucket.list(folder)
-        for name in sorted(names, key=lambda each: each != MANIFEST):
+        for name in sorted(self.bucket.list(folder), key=lambda name: name != MANIFEST):
             self.bucket.rename(f"{folder}/{name}", f"{aside}/{name}")
         return f"{self.location}/{aside}"
 
@@ -226,24 +207,22 @@ class RemoteStore(Store):
     def held(self) -> Iterator[Held]:
         """See :class:`Store`; leftovers of the last day are left out."""
         there = set(self.artifacts())
-        for root, depth in (("artifacts", 2), ("work", 2), ("quarantine", 1)):
-            for place, (size, written) in self._usage(root, depth).items():
-                _, stage, key = (*place.split("/"), "")[:3]
-                kind: Kind = "work" if root == "work" else "scratch"
-                if root == "quarantine":
-                    yield Held("aside", "", "", place, size, written)
-                elif root == "artifacts" and (stage, key) in there:
+        for place, (size, written) in self._usage("quarantine", 1).items():
+            yield Held("aside", "", "", place, size, written)
+        kinds: dict[str, Kind] = {"artifacts": "scratch", "work": "work"}
+        for root, kind in kinds.items():
+            for place, (size, written) in self._usage(root, 2).items():
+                _, stage, key = place.split("/")
+                if root == "artifacts" and (stage, key) in there:
                     yield Held("artifact", stage, key, place, size, written)
                 elif time.time() - written >= _LEFT_SECONDS:
                     yield Held(kind, stage, key, place, size, written)
 
     def remove(self, gone: Held) -> None:
         """See :class:`Store`; what is here of it goes as well."""
-        names = self.bucket.list(gone.place)
-        # First what makes the others count.
-        for name in names.keys() & {MANIFEST}:
-            self.bucket.delete([f"{gone.place}/{name}"])
-        self.bucket.delete(f"{gone.place}/{name}" for name in names)
+        # First the manifest, which makes the others count.
+        self.bucket.delete([f"{gone.place}/{MANIFEST}"])
+        self.bucket.delete(f"{gone.place}/{name}" for name in self.bucket.list(gone.place))
         if gone.kind in ("artifact", "work"):
             shutil.rmtree(self.root / gone.place, ignore_errors=True)
 
@@ -290,22 +269,18 @@ def _check_marker(bucket: Bucket, *, create: bool) -> None:
                 "set `store` to a store or to an empty or new prefix",
             )
         with contextlib.suppress(ConflictError):
-            bucket.put(MARKER, json.dumps({"format": _BUCKET_FORMAT}).encode(), absent=True)
+            bucket.put(MARKER, _MARKER_DATA, absent=True)
         marker = bucket.get(MARKER)
     if marker is None:
         raise StoreError(
             f"no store at {bucket.url} ({bucket.endpoint}): it has no {MARKER}. Is that the right "
             "bucket, prefix and endpoint?"
         )
-    try:
-        found = TypeAdapter(dict[str, Any]).validate_json(marker.data).get("format")
-    except ValidationError as error:
-        remedy = f'write {{"format": {_BUCKET_FORMAT}}} in its place, then run `geb verify`'
-        raise DamagedRecordError(f"{bucket.url}/{MARKER} is damaged", remedy) from error
-    if found != _BUCKET_FORMAT:
+    if marker.data != _MARKER_DATA:
         raise UserError(
-            f"{bucket.url} is a store of format {found}; this version reads {_BUCKET_FORMAT}",
-            "use the version of geb that wrote it, or another store",
+            f"{bucket.url}/{MARKER} is not {_MARKER_DATA.decode()}",
+            "use the version of geb that wrote the store, or another store; if the object is "
+            "damaged, write this in its place, then run `geb verify`",
         )
 
 

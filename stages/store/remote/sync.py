@@ -12,14 +12,13 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stages.contract.digests import files_of
 from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedError, StoreError
 from stages.contract.events import Event, Log
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
-from stages.store.base import Artifact
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.transfer import download_folder, repeated, upload_files
 
@@ -30,88 +29,87 @@ SIGN_SECONDS = 20.0
 _INPUTS = "inputs"
 
 
-@dataclass(frozen=True)
-class Sync:
-    """Transfers of one attempt at a request, whose key the caller holds on this host.
+def compute(
+    store: RemoteStore,
+    request: Request,
+    run: Callable[[Request], object],
+    sync_seconds: float,
+    on_event: OnEvent,
+    stopping: threading.Event,
+) -> None:
+    """Makes an artifact, whose key the caller holds, in this host's local folder and uploads it.
 
-    ``on_event`` gets messages; ``stopping`` ends waits, and keeps transfers from beginning.
+    ``run`` runs the stage on a request whose store is that folder. Its state (checkpoints, chunks)
+    goes to the bucket every ``sync_seconds``. ``stopping`` keeps transfers from beginning.
     """
+    stage = request.stage
+    key = request.key
+    if request.writes_registry:
+        # Nobody knows whether the registry records of an unpushed artifact were pushed.
+        store.drop_local(stage, key)
+    artifact = store.unpushed(stage, key)
+    work = store.work(stage, key)
+    if artifact is None:
 
-    store: RemoteStore
-    request: Request
-    on_event: OnEvent
-    stopping: threading.Event
+        def fetch(source: Input) -> Input:
+            if stopping.is_set():
+                raise StoppedError("stopped before the inputs were here")
+            return _fetched(store, source, on_event)
 
-    def compute(self, run: Callable[[Request], object], sync_seconds: float) -> None:
-        """Makes the artifact in this host's local folder, and uploads it.
-
-        ``run`` runs the stage on a request whose store is that folder. Its state (checkpoints,
-        chunks) goes to the bucket every ``sync_seconds``.
-        """
-        store = self.store
-        request = self.request
-        if request.writes_registry:
-            # Nobody knows whether the registry records of an unpushed artifact were pushed.
-            store.drop_local(request.stage, request.key)
-        artifact = store.unpushed(request.stage, request.key) or self._made(run, sync_seconds)
-        # Without one, the executor reports that the stage left none.
-        if artifact is not None:
-            store.push(artifact)
-            store.work(request.stage, request.key).drop()
-
-    def _made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact | None:
-        """The artifact as the stage left it in the local folder."""
-        store = self.store
-        request = self.request
-        local = with_inputs(request, self._fetched)
-        local = local.model_copy(update={"store": str(store.local.root)})
-        work = store.work(request.stage, request.key)
+        local = with_inputs(request, fetch).model_copy(update={"store": str(store.local.root)})
         try:
             if work.pull():
-                self._say("goes on from where an attempt on another host ended")
+                on_event(Log(message="goes on from where an attempt on another host ended"))
         except DamagedArtifactError as error:
-            self._warn(f"{error}; this attempt begins from the start")
-        while True:
-            registry = (
-                store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
-            )
-            try:
-                # The artifact may do without a snapshot that fails.
-                with registry, repeated(sync_seconds, work.push):
-                    run(local)
-                break
-            except ConflictError:
-                # It was decided on records that another host has changed since.
-                store.drop_local(request.stage, request.key)
-                self._say("another host changed the model registry; decides again")
-        return store.local.load(request.stage, request.key)
+            _warn(on_event, f"{error}; this attempt begins from the start")
+        # The artifact may do without a snapshot that fails.
+        with repeated(sync_seconds, work.push):
+            if request.writes_registry:
+                _run_with_registry(store, local, run, on_event)
+            else:
+                run(local)
+        artifact = store.local.load(stage, key)
+    # Without one, the executor reports that the stage left none.
+    if artifact is not None:
+        store.push(artifact)
+        work.drop()
 
-    def _fetched(self, source: Input) -> Input:
-        """An input, on this host; DamagedArtifactError if the bucket has not what is asked."""
-        store = self.store
-        if self.stopping.is_set():
-            raise StoppedError("stopped before the inputs were here")
-        if isinstance(source, FileInput) and "://" in source.location:
-            place = store.root / source.location.removeprefix(f"{store.location}/")
-            folder = place.parent.relative_to(store.root).as_posix()
-            download_folder(store.bucket, folder, place.parent)
-            return source.model_copy(update={"location": str(place)})
-        if not isinstance(source, ArtifactInput):
-            return source
-        artifact = store.find(source.stage, source.key, warn=self._warn)
-        if artifact is None or artifact.manifest.digest(source.path) != source.digest:
-            raise DamagedArtifactError(
-                f"{store.location} has no artifact {source.stage}/{source.key[:12]} with digest "
-                f"{source.digest[:12]} any more; run again to make it anew"
-            )
-        artifact.file(source.path)
+
+def _run_with_registry(
+    store: RemoteStore, local: Request, run: Callable[[Request], object], on_event: OnEvent
+) -> None:
+    """Runs a stage that writes the registry until no other host changes it meanwhile."""
+    while True:
+        try:
+            with store.exclusive("models"):
+                run(local)
+            return
+        except ConflictError:
+            # The stage decided on records that another host has changed since.
+            store.drop_local(local.stage, local.key)
+            on_event(Log(message="another host changed the model registry; decides again"))
+
+
+def _fetched(store: RemoteStore, source: Input, on_event: OnEvent) -> Input:
+    """An input, on this host; DamagedArtifactError if the bucket has another or none."""
+    if isinstance(source, FileInput) and "://" in source.location:
+        place = store.root / source.location.removeprefix(f"{store.location}/")
+        download_folder(store.bucket, place.parent.relative_to(store.root).as_posix(), place.parent)
+        return source.model_copy(update={"location": str(place)})
+    if not isinstance(source, ArtifactInput):
         return source
+    artifact = store.find(source.stage, source.key, warn=partial(_warn, on_event))
+    if artifact is None or artifact.manifest.digest(source.path) != source.digest:
+        raise DamagedArtifactError(
+            f"{store.location} has no artifact {source.stage}/{source.key[:12]} with digest "
+            f"{source.digest[:12]} any more; run again to make it anew"
+        )
+    artifact.file(source.path)
+    return source
 
-    def _say(self, message: str) -> None:
-        self.on_event(Log(message=message))
 
-    def _warn(self, message: str) -> None:
-        self.on_event(Log(level="warning", message=message))
+def _warn(on_event: OnEvent, message: str) -> None:
+    on_event(Log(level="warning", message=message))
 
 
 def with_inputs(request: Request, change: Callable[[Input], Input]) -> Request:
@@ -125,13 +123,11 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
     place = Path(source.location)
     folder = f"{_INPUTS}/{source.digest}"
     there = store.bucket.list(folder)
-    files = [place] if place.is_file() else files_of(place)
-    names = {each.relative_to(place.parent).as_posix(): each for each in files}
-    missing = [
-        (path, f"{folder}/{name}")
-        for name, path in names.items()
-        if name not in there or there[name].size != path.stat().st_size
-    ]
+    missing = []
+    for path in [place] if place.is_file() else files_of(place):
+        name = path.relative_to(place.parent).as_posix()
+        if name not in there or there[name].size != path.stat().st_size:
+            missing.append((path, f"{folder}/{name}"))
     upload_files(store.bucket, missing)
     # A state that no file has: whoever brings it down hashes it, however large it is.
     location = f"{store.location}/{folder}/{place.name}"
@@ -168,8 +164,8 @@ def signs_passed_on(store: RemoteStore, request: Request, home: Path) -> Iterato
     def look() -> None:
         nonlocal seen
         try:
-            found = store.bucket.get(_sign_name(request))
-            etag = found.etag if found else seen
+            entry = store.bucket.get(_sign_name(request))
+            etag = entry.etag if entry else seen
         except StoreError:
             etag = uuid.uuid4().hex
         if etag != seen:

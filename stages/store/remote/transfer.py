@@ -1,11 +1,9 @@
 """Files on their way between a bucket and a local folder, and snapshots of work folders.
 
-Layout of a snapshot, below ``work/<stage>/<key>/<writer>/`` of the store::
+Layout of a snapshot, below ``work/<stage>/<key>/`` of the store::
 
     snapshot.json     the folder's files at one moment, and their digests; written last
     <sha256>          their contents
-
-Each host writes its own, and the newest one is taken, so that any host can go on from there.
 """
 
 import contextlib
@@ -29,11 +27,7 @@ from stages.contract.manifest import FileRecord, check_file
 from stages.store.base import MARKER
 from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket
 
-# One request reads this much.
-_RANGE_BYTES = 16 << 20
-_PARALLEL_RANGES = 4
 _SNAPSHOT = "snapshot.json"
-_TRIES = 5
 
 Stat = tuple[int, int, int]
 
@@ -43,16 +37,13 @@ def upload_files(bucket: Bucket, files: Iterable[tuple[Path, str]]) -> None:
     _in_parallel(bucket.upload, files)
 
 
-def download_files(
-    bucket: Bucket,
-    files: Iterable[tuple[str, FileRecord, Path]],
-) -> None:
+def download_files(bucket: Bucket, files: Iterable[tuple[str, FileRecord, Path]]) -> None:
     """Downloads objects that are not here; each file appears whole and verified, or not at all.
 
-    ``files`` are objects, what each must be, and where it goes.
+    ``files`` are objects, their records, and their places here.
 
     Raises:
-        DamagedArtifactError: An object is missing, or not what its record says.
+        DamagedArtifactError: An object is missing, or differs from its record.
     """
 
     def download(name: str, record: FileRecord, target: Path) -> None:
@@ -76,14 +67,14 @@ def check_object(
     record: FileRecord,
     keep: Callable[[bytes], object] = lambda data: None,
 ) -> None:
-    """Reads and hashes an object's content, some ranges ahead; ``keep`` receives it in order.
+    """Reads and hashes an object's content; ``keep`` receives it in order.
 
     Raises:
         DamagedArtifactError: It is missing or differs.
     """
     digest = hashlib.sha256()
     try:
-        for data in _read(bucket, name, record.size):
+        for data in bucket.stream(name, record.size):
             digest.update(data)
             keep(data)
     except FileNotFoundError as error:
@@ -95,33 +86,20 @@ def check_object(
 
 
 def download_folder(bucket: Bucket, folder: str, target: Path) -> None:
-    """Downloads all objects below a folder of the bucket; the caller checks what has come."""
+    """Downloads all objects below a folder of the bucket; the caller checks them."""
 
     def download(name: str, size: int) -> None:
         with atomic_path(target / name) as scratch, scratch.open("wb") as file:
-            for data in _read(bucket, f"{folder}/{name}", size):
-                file.write(data)
+            file.writelines(bucket.stream(f"{folder}/{name}", size))
 
     _in_parallel(download, ((name, entry.size) for name, entry in bucket.list(folder).items()))
-
-
-def _read(bucket: Bucket, name: str, size: int) -> Iterator[bytes]:
-    """Content of an object, in order; some ranges are read ahead."""
-    starts = range(0, size, _RANGE_BYTES)
-
-    def read(start: int) -> bytes:
-        return bucket.read_range(name, start, min(start + _RANGE_BYTES, size))
-
-    with ThreadPoolExecutor(_PARALLEL_RANGES) as pool:
-        for first in range(0, len(starts), _PARALLEL_RANGES):
-            yield from pool.map(read, starts[first : first + _PARALLEL_RANGES])
 
 
 @contextmanager
 def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
     """Calls ``act`` in a thread now and then during the block, and once at its end.
 
-    A call that fails disturbs nobody; the next one may do better.
+    A call that fails is ignored; the next one may do better.
     """
     ended = threading.Event()
 
@@ -142,7 +120,7 @@ def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
 
 
 def _in_parallel(act: Callable[..., object], calls: Iterable[tuple[object, ...]]) -> None:
-    """Makes all calls or raises the first failure; what has not begun by then is left."""
+    """Makes all calls or raises the first failure; calls that have not begun by then are left."""
     pool = ThreadPoolExecutor(PARALLEL_TRANSFERS)
     try:
         pending = [pool.submit(act, *arguments) for arguments in calls]
@@ -165,6 +143,8 @@ def _is_here(path: Path, record: FileRecord) -> bool:
 class _Snapshot(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    writer: str
+    """Local folder of the store that it was made of."""
     files: dict[str, FileRecord]
 
 
@@ -176,23 +156,23 @@ class RemoteWork:
         self._name = name
         self._local = root / name
         self._scratch = root / ".parts"
-        self._own = f"{name}/{json.loads((root / MARKER).read_text())['id']}"
+        self._writer: str = json.loads((root / MARKER).read_text())["id"]
         self._digests: dict[Stat, str] = {}
 
     def pull(self) -> bool:
-        """Brings the folder to the newest snapshot; False if there is none but what is here.
+        """Brings the folder to the snapshot; False if there is none but of this folder.
 
         Raises:
-            DamagedArtifactError: The snapshot is not what was saved.
+            DamagedArtifactError: The snapshot's files are not those that were saved.
         """
-        folder = self._newest()
-        if folder is None or (folder == self._own and self._local.exists()):
+        snapshot = self._read()
+        if snapshot is None or (snapshot.writer == self._writer and self._local.exists()):
             return False
         with self._scratch_folder() as incoming:
             incoming.mkdir(parents=True)
             files = [
-                (f"{folder}/{record.sha256}", record, incoming / name)
-                for name, record in self._read(folder).items()
+                (f"{self._name}/{record.sha256}", record, incoming / name)
+                for name, record in snapshot.files.items()
             ]
             download_files(self._bucket, files)
             shutil.rmtree(self._local, ignore_errors=True)
@@ -201,20 +181,42 @@ class RemoteWork:
         return True
 
     def files(self) -> frozenset[str]:
-        """Names of the files of the newest snapshot; none if it cannot be read."""
+        """Names of the files of the snapshot; none if it cannot be read."""
         with contextlib.suppress(DamagedArtifactError):
-            if (folder := self._newest()) is not None:
-                return frozenset(self._read(folder))
+            if snapshot := self._read():
+                return frozenset(snapshot.files)
         return frozenset()
 
-    def push(self) -> bool:
-        """Makes a snapshot of the folder as it is now; returns True if there is a new one."""
+    def push(self) -> None:
+        """Makes a snapshot of the folder, unless it changes meanwhile."""
         with self._scratch_folder() as clone:
-            stats = next((found for _ in range(_TRIES) if (found := self._link(clone))), None)
-            return self._upload(clone, stats) if stats else False
+            # Links keep the files of one moment.
+            shutil.copytree(self._local, clone, copy_function=os.link)
+            stats = _stats(clone)
+            if stats != _stats(self._local):
+                return
+            records = {name: self._record(clone / name, stat) for name, stat in stats.items()}
+            contents = {record.sha256: clone / name for name, record in records.items()}
+            there = self._bucket.list(self._name).keys()
+            upload_files(
+                self._bucket,
+                [
+                    (path, f"{self._name}/{digest}")
+                    for digest, path in contents.items()
+                    if digest not in there
+                ],
+            )
+            if _stats(clone) != stats:
+                # Files that were written meanwhile are damaged in the bucket.
+                self._bucket.delete(f"{self._name}/{digest}" for digest in contents.keys() - there)
+                return
+            snapshot = _Snapshot(writer=self._writer, files=records)
+            self._bucket.put(f"{self._name}/{_SNAPSHOT}", snapshot.model_dump_json().encode())
+            gone = there - contents.keys() - {_SNAPSHOT}
+            self._bucket.delete(f"{self._name}/{digest}" for digest in gone)
 
     def drop(self) -> None:
-        """Removes all snapshots from the bucket: the artifact is there."""
+        """Removes the snapshot from the bucket: the artifact is there."""
         self._bucket.delete(f"{self._name}/{each}" for each in self._bucket.list(self._name))
 
     @contextmanager
@@ -225,40 +227,8 @@ class RemoteWork:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _newest(self) -> str | None:
-        listed = self._bucket.list(self._name).items()
-        found = [(each.modified, name) for name, each in listed if name.endswith(f"/{_SNAPSHOT}")]
-        return f"{self._name}/{max(found)[1].partition('/')[0]}" if found else None
-
-    def _read(self, folder: str) -> dict[str, FileRecord]:
-        found = self._bucket.read(f"{folder}/{_SNAPSHOT}", _Snapshot)
-        return found.files if found else {}
-
-    def _link(self, clone: Path) -> dict[str, Stat] | None:
-        """Hard links to the files as they are at one moment; None if they do not hold still."""
-        shutil.rmtree(clone, ignore_errors=True)
-        try:
-            shutil.copytree(self._local, clone, copy_function=os.link)
-        except (shutil.Error, FileNotFoundError):
-            return None
-        stats = _stats(clone)
-        return stats if stats == _stats(self._local) else None
-
-    def _upload(self, clone: Path, stats: dict[str, Stat]) -> bool:
-        files = {name: self._record(clone / name, stat) for name, stat in stats.items()}
-        there = self._bucket.list(self._own)
-        contents = {record.sha256: clone / name for name, record in files.items()}
-        missing = contents.keys() - there.keys()
-        upload_files(self._bucket, [(contents[name], f"{self._own}/{name}") for name in missing])
-        if _stats(clone) != stats:
-            # Somebody wrote into them while they were uploaded; the next time they may be still.
-            self._bucket.delete(f"{self._own}/{name}" for name in missing)
-            return False
-        snapshot = _Snapshot(files=files).model_dump_json().encode()
-        self._bucket.put(f"{self._own}/{_SNAPSHOT}", snapshot)
-        gone = there.keys() - contents.keys() - {_SNAPSHOT}
-        self._bucket.delete(f"{self._own}/{name}" for name in gone)
-        return True
+    def _read(self) -> _Snapshot | None:
+        return self._bucket.read(f"{self._name}/{_SNAPSHOT}", _Snapshot)
 
     def _record(self, path: Path, stat: Stat) -> FileRecord:
         if stat not in self._digests:
@@ -269,8 +239,8 @@ class RemoteWork:
 
 def _stats(folder: Path) -> dict[str, Stat]:
     """Inode, size and time of each file below a folder."""
-    return {
-        name: (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        for name, path in files_by_name(folder).items()
-        if (stat := path.stat())
-    }
+    stats = {}
+    for name, path in files_by_name(folder).items():
+        stat = path.stat()
+        stats[name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return stats

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stages.contract.errors import StoppedError
 from stages.harness.context import StageContext
 from stages.store.registry import ModelRegistry
 from stages.store.remote.store import RemoteStore
@@ -31,17 +30,6 @@ def test_two_hosts_that_compute_one_key_at_once_share_the_first_artifact(near: H
     assert made.manifest == inner[0].manifest == far.make().manifest
     near.store.verify(made)
     assert made.file("large.txt").read_text() == "made" * 1000
-
-
-def test_a_wait_for_another_run_on_this_host_can_be_stopped(near: Host):
-    request = near.request("made")
-    os.environ["GEB_CACHE"] = str(near.store.root.parent)
-    with near.store.lease(request.stage, request.key) as lease:
-        lease.acquire()
-        near.runner.stop_all()
-        with pytest.raises(StoppedError, match="waiting for the lease"):
-            near.make()
-    assert near.requests == []
 
 
 def test_another_host_goes_on_from_where_an_attempt_ended(near: Host, far: Host):
@@ -85,27 +73,6 @@ def test_hosts_share_state_and_models_in_azure(az_url: str, tmp_path: Path) -> N
         ModelRegistry(far.store).set_alias("tiny", "production", number)
     history = ModelRegistry(near.store).alias("tiny", "production").history
     assert [move.version for move in history] == [1, 2]
-
-
-def test_what_this_host_has_of_its_own_attempt_is_newer_than_the_bucket(near: Host):
-    def fail(context: StageContext[Any]) -> None:
-        (context.work / "step").write_text("1")
-        raise RuntimeError
-
-    seen = []
-
-    def go_on(context: StageContext[Any]) -> None:
-        seen.append((context.work / "step").read_text())
-        write(context)
-
-    near.body = fail
-    with pytest.raises(RuntimeError):
-        near.make()
-    [work] = (near.store.root / "work/make").iterdir()
-    (work / "step").write_text("2")
-    near.body = go_on
-    near.make()
-    assert seen == ["2"]
 
 
 def test_a_running_stage_is_saved_now_and_then(near: Host, far: Host):

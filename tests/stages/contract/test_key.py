@@ -11,7 +11,7 @@ import pytest
 
 import stages
 from stages.contract.digests import derive_seed, prompt_id, sha256_of
-from stages.contract.params import InputSpec, Settings, StageParams, speed_only
+from stages.contract.params import InputSpec, Settings, StageParams
 from stages.contract.request import (
     ArtifactInput,
     FileInput,
@@ -182,30 +182,6 @@ def test_place_and_labels_are_not_in_the_key(inputs, more):
     assert key(Reader(), inputs=inputs, **more) == same
     request = make_request(Reader(), inputs=inputs, seed=0, store="/other/store", **more)
     assert request.key == same
-
-
-def test_an_artifact_s_key_and_path_and_the_order_of_names_are_not_in_the_key():
-    moved = changed(TRAINED, key="k2", path="ema")
-    assert key(Reader(), inputs=moved) == key(Reader(), inputs={"model": [TRAINED]})
-    both = {"data": [FILE], "other": [OTHER_FILE]}
-    assert key(Reader(), inputs=both) == key(Reader(), inputs=dict(reversed(both.items())))
-
-
-def test_settings_inside_settings_can_be_about_speed():
-    class Inner(Settings):
-        rate: float = 1.0
-        workers: int = speed_only(1)
-
-    class Outer(StageParams):
-        stage = "example"
-        version = "1"
-        inner: Inner = Inner()
-        placement: Inner = speed_only(Inner())
-
-    one = key(Outer())
-    assert key(Outer(inner=Inner(workers=9))) == one
-    assert key(Outer(placement=Inner(rate=9.0))) == one
-    assert key(Outer(inner=Inner(rate=2.0))) != one
 
 
 def test_what_has_no_stable_json_is_an_error_not_a_guess():

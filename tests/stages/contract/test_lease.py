@@ -1,5 +1,3 @@
-import errno
-import fcntl
 import json
 import os
 import signal
@@ -11,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import LeaseLostError
 from stages.store import locks as lease_module
 from stages.store.locks import FileLease, exclusive_lock
@@ -141,55 +138,6 @@ def test_a_lease_taken_over_is_noticed_and_not_freed(path, monkeypatch):
         lease.check()
     lease.release()
     assert json.loads(path.read_text())["owner"] == "another"
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE])
-def test_a_holder_goes_on_renewing_after_a_failure_that_passes(path, monkeypatch, number):
-    """Without, another host takes the lease when it expires, and both compute the key."""
-    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
-    failed, renewed = threading.Event(), threading.Event()
-    write = lease_module.write_atomically
-
-    def fails_once(place: Path, content: str) -> None:
-        if not failed.is_set():
-            failed.set()
-            with explain_disk_errors(place):
-                raise OSError(number, os.strerror(number))
-        write(place, content)
-        renewed.set()
-
-    with FileLease(path) as lease:
-        lease.acquire()
-        monkeypatch.setattr(lease_module, "write_atomically", fails_once)
-        assert failed.wait(30)
-        assert renewed.wait(30)
-        lease.check()
-
-
-def test_a_taker_that_meets_a_look_at_the_lock_waits_rather_than_hold_half(path):
-    """Else others would see a record without a living holder, and take the lease as well."""
-    left = FileLease(path)
-    left.acquire()
-    record = path.read_text()
-    left.release()
-    path.write_text(record)
-    waits, taken = threading.Event(), threading.Event()
-    lease = FileLease(path)
-
-    def take() -> None:
-        lease.acquire(waiting=lambda holder: waits.set())
-        taken.set()
-
-    with path.with_suffix(".alive").open("w") as looked_at:
-        fcntl.flock(looked_at, fcntl.LOCK_SH)
-        thread = threading.Thread(target=take)
-        thread.start()
-        assert waits.wait(30)
-        assert not taken.is_set()
-    assert taken.wait(30)
-    assert FileLease(path).holder() is not None
-    lease.release()
-    thread.join()
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[1]", '{"owner": 3}'])

@@ -12,8 +12,8 @@ from tests.writer_stage import compute
 KEY = "0123456789abcdef" * 4
 WRITTEN = 1_700_000_000.0
 
-# Kind, stage, key, file that holds the room, place of what is told of (the file itself if None).
-LEFT: list[tuple[Kind, str, str, str, str | None]] = [
+# Kind, stage, key, file that holds the room, place of the entry.
+LEFT: list[tuple[Kind, str, str, str, str]] = [
     ("work", "train", KEY, f"work/train/{KEY}/step-1/state", f"work/train/{KEY}"),
     (
         "scratch",
@@ -23,10 +23,6 @@ LEFT: list[tuple[Kind, str, str, str, str | None]] = [
         f"artifacts/train/.scratch-{KEY}-01234567",
     ),
     ("aside", "", "", "quarantine/pair-0123-now/pairs.parquet", "quarantine/pair-0123-now"),
-    ("temporary", "", "", ".store.json.01234567", None),
-    ("temporary", "", "", "runs/nightly/steps/.train.json.01234567", None),
-    ("temporary", "", "", "models/tiny/.1.json.01234567", None),
-    ("temporary", "", "", f"leases/train/.{KEY}.01234567", None),
 ]
 
 # Records and logs are no garbage.
@@ -42,7 +38,6 @@ KEPT = (
 def store(store: Store) -> Store:
     for place in (*KEPT, *(file for _, _, _, file, _ in LEFT)):
         write(store.root / place)
-    (store.root / "runs/.folder.01234567").mkdir()
     for name in (f"{KEY}.claim", KEY):
         write(store.root / "leases/train" / name)
     return store
@@ -59,11 +54,11 @@ def write(path: Path) -> None:
 def test_each_thing_that_takes_room_is_told_of_once(store: Store) -> None:
     artifact = compute(store).manifest
     found = list(store.held())
-    for kind, stage, key, file, place in LEFT:
-        path = store.root / (place or file)
-        [held] = [each for each in found if each.place == (place or file)]
+    for kind, stage, key, _, place in LEFT:
+        path = store.root / place
+        [held] = [each for each in found if each.place == place]
         times = [each.stat().st_mtime for each in (path, *path.rglob("*"))]
-        assert held == Held(kind, stage, key, place or file, 7, max(times))
+        assert held == Held(kind, stage, key, place, 7, max(times))
     [made] = [each for each in found if each.kind == "artifact"]
     folder = f"artifacts/writer/{artifact.key}"
     assert (made.stage, made.key, made.place) == ("writer", artifact.key, folder)

@@ -1,19 +1,15 @@
 """Files of a manifest: those at a path, and their digests."""
 
-import json
 import math
 
 import pytest
 from pydantic import ValidationError
 
 from stages.contract.digests import sha256_tree
-from stages.contract.errors import DamagedArtifactError
 from stages.contract.manifest import (
-    MANIFEST,
     FileRecord,
     Manifest,
     make_manifest,
-    read_manifest,
     software_versions,
 )
 from stages.contract.request import FileInput, HubInput, make_request
@@ -53,15 +49,6 @@ def test_a_digest_is_of_one_file_of_a_folder_or_of_all_but_telemetry(manifest: M
         manifest.digest("model")
 
 
-def test_a_manifest_that_cannot_be_read_names_the_artifact(tmp_path) -> None:
-    folder = tmp_path / "train" / "0123456789abcdef"
-    folder.mkdir(parents=True)
-    with pytest.raises(DamagedArtifactError) as caught:
-        read_manifest(folder)
-    message = "damaged artifact train/0123456789ab: its manifest.json is missing or unreadable"
-    assert str(caught.value).startswith(message)
-
-
 @pytest.fixture
 def whole() -> Manifest:
     return Manifest(
@@ -95,13 +82,6 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(whole: Manifest) -> None:
                 assert Manifest.model_validate_json(bytes(data)) == kept, bytes(data)
             except ValidationError:
                 continue
-
-
-def test_a_manifest_from_before_there_were_seals_is_read(whole: Manifest, tmp_path) -> None:
-    content = json.loads(whole.model_dump_json())
-    del content["seal"]
-    (tmp_path / MANIFEST).write_text(json.dumps(content))
-    assert read_manifest(tmp_path).files == whole.files
 
 
 def test_inputs_are_kept_with_their_digests() -> None:

@@ -25,15 +25,15 @@ CALL = [{"id": "1", "type": "function", "function": {"name": "weather", "argumen
     ],
 )
 def test_messages_are_read_as_a_list_and_as_json(value, messages):
-    assert read_messages(value, "prompt", set()) == messages
+    assert read_messages(value, "prompt") == messages
 
 
 def test_an_answer_is_text_or_one_assistant_turn():
     for value in ("blue", [ANSWER], json.dumps([ANSWER])):
-        assert read_answer(value, "chosen", set()) == "blue"
+        assert read_answer(value, "chosen") == "blue"
     for value in (json.dumps([USER, ANSWER]), [USER], [], None, 3):
         with pytest.raises(UserError, match="'chosen'"):
-            read_answer(value, "chosen", set())
+            read_answer(value, "chosen")
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,5 @@ def test_an_answer_is_text_or_one_assistant_turn():
 )
 def test_rows_that_would_lose_something_are_refused(value, word):
     with pytest.raises(UserError, match=f"'messages'.*{word}") as refused:
-        read_messages(value, "messages", set())
+        read_messages(value, "messages")
     assert refused.value.remedy
-
-
-def test_unread_fields_are_collected_without_those_that_arrow_filled_in():
-    unread: set[str] = set()
-    turns = [
-        {**USER, "name": "Ann", "weight": None, "tool_calls": None},
-        {**ANSWER, "reasoning_content": "cat"},
-    ]
-    assert read_messages(turns, "messages", unread) == [USER, ANSWER]
-    assert unread == {"name", "reasoning_content"}

@@ -1,13 +1,12 @@
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from stages.contract.errors import DamagedArtifactError, StoreError
 from stages.harness.program import Stage
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from tests.damage import alter, truncate
 from tests.stage_calls import EventLog
 from tests.writer_stage import FILES, WriterParams, compute, request, write_files
@@ -95,15 +94,6 @@ def test_a_hit_computes_nothing(store):
     assert len(calls) == 2
 
 
-def test_a_copied_artifact_whose_times_changed_is_still_a_hit(store, tmp_path):
-    artifact = compute(store)
-    copy = tmp_path / "copy"
-    shutil.copytree(store.root, copy, copy_function=shutil.copyfile)
-    found = Store.open(str(copy)).load("writer", artifact.manifest.key)
-    assert found is not None
-    assert found.manifest == artifact.manifest
-
-
 def test_work_survives_a_failed_attempt_and_goes_with_the_artifact(store):
     def run(ctx) -> None:
         kept = ctx.work / "chunk"
@@ -185,18 +175,3 @@ def test_a_store_that_is_gone_is_a_failure_and_no_miss(store, tmp_path):
     with pytest.raises(StoreError):
         compute(store)
     assert not store.root.exists()
-
-
-def test_damage_that_another_process_has_set_aside_first_is_no_failure(store, monkeypatch):
-    whole = compute(store)
-    truncate(whole.path / FILES[0])
-    load = store.load
-
-    def slower(stage: str, key: str) -> Artifact | None:
-        try:
-            return load(stage, key)
-        finally:
-            Store.open(str(store.root)).set_aside(stage, key)
-
-    monkeypatch.setattr(store, "load", slower)
-    assert store.find("writer", whole.manifest.key, warn=pytest.fail) is None

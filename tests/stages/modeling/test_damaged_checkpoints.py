@@ -1,7 +1,6 @@
 """Checkpoints as nobody should pass them: refused by the name of the file that is at fault."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,10 +57,6 @@ def filled(name: str, value: float) -> Damage:
 
 def replaced_by_folder(name: str) -> Damage:
     return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
-
-
-def replaced_by_pipe(name: str) -> Damage:
-    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
 
 
 OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
@@ -122,8 +117,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         [WEIGHTS],
     ),
     "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
-    "a pipe for weights": (replaced_by_pipe(WEIGHTS), [WEIGHTS, "not a regular file"]),
-    "a pipe for config.json": (replaced_by_pipe("config.json"), ["config.json", "not a small"]),
     **{
         f"{kind} in the index": (
             content(INDEX, json.dumps({"weight_map": {"model.norm.weight": file}})),

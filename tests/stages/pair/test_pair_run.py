@@ -101,18 +101,6 @@ def test_ties_are_dropped_or_kept_and_marked(store, tmp_path):
     assert metrics(dropped)["ties"] == metrics(kept)["ties"] == 1
 
 
-@pytest.mark.parametrize("ties", ["keep", "drop"])
-def test_pairs_that_nearly_all_tie_are_warned_of(store, tmp_path, ties):
-    rows = [row for number in range(11) for row in scored(f"q{number}", 0.5, 0.5)]
-    tables = [write_scored(tmp_path, [*rows, *scored("z", 0.0, 0.5)])]
-    inputs = {"responses": [tables[0][0]], "scores": [tables[0][1]]}
-    events = EventLog()
-    call(STAGE, PairParams(ties=ties), inputs, store, events=events)
-    [said] = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
-    assert said.startswith("11 of 12 pairs tie: ")
-    assert "an oracle that tells the responses apart" in said
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_neither_shards_nor_row_groups_change_the_pairs(store, tmp_path, strategy):
     # More prompts than a batch holds rows, so that prompts lie across batch borders.
@@ -235,18 +223,6 @@ def test_further_pairs_of_a_prompt_share_no_response(store, tmp_path):
     assert pairs(pair(store, tables, pairs_per_prompt=9)) == found
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_first_pair_is_the_one_without_others(store, tmp_path, strategy):
-    rows = [row for name in "abcdef" for row in scored(name, 0.3, 0.1, 0.2, 0.4)]
-    tables = [write_scored(tmp_path, rows)]
-    alone = pairs(pair(store, tables, strategy=strategy))
-    several = pairs(pair(store, tables, strategy=strategy, pairs_per_prompt=2))
-    assert several[::2] == alone
-    for first, second in zip(several[::2], several[1::2], strict=True):
-        sides = [each[f"{side}_sample_index"] for each in (first, second) for side in SIDES]
-        assert sorted(sides) == [0, 1, 2, 3]
-
-
 def test_cut_off_responses_are_left_out_where_that_is_asked_for(store, tmp_path):
     rows = scored("a", 3.0, 2.0, 1.0) + scored("b", 1.0, 0.0)
     for row, _ in (rows[0], rows[3]):
@@ -282,13 +258,6 @@ def test_a_function_of_the_user_s_chooses_the_two_and_scores_rank_them(store, tm
     longest = pair(store, tables, own(tmp_path, SELECT), strategy="python", python=settings)
     assert [row["chosen_sample_index"] for row in pairs(longest)] == [2, 2]
     assert [row["rejected_sample_index"] for row in pairs(longest)] == [1, 1]
-
-
-def test_a_function_chooses_among_what_is_left_for_further_pairs(store, tmp_path):
-    tables = [write_scored(tmp_path, scored("a", 0.0, 2.0, 9.0, 1.0))]
-    made = pair(store, tables, own(tmp_path, SELECT), strategy="python", pairs_per_prompt=2)
-    sides = [(row["chosen_sample_index"], row["rejected_sample_index"]) for row in pairs(made)]
-    assert sides == [(1, 0), (2, 3)]
 
 
 @pytest.mark.parametrize("found", ["(0, 0)", "(0, 3)", "(-1, 0)", "0", "(0, 1, 2)", "(0.5, 1)"])

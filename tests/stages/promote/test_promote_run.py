@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
-from stages.promote import gate, run
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
 from stages.store.base import Artifact, Store
@@ -131,25 +130,6 @@ def test_the_gate_compares_with_what_the_alias_holds_and_not_with_the_version_be
     metrics = evaluated(tmp_path, "5.json", mean_reward=0.92)
     promote(store, checkpoint_artifact(store, "number 5"), metrics, run="night-5")
     assert ModelRegistry(store).find("tiny@production").version == 5
-
-
-def test_an_alias_that_moves_meanwhile_is_looked_at_again(store, tmp_path, monkeypatch):
-    promote(store, checkpoint_artifact(store, "one"), evaluated(tmp_path, mean_reward=1.0))
-    better = checkpoint_artifact(store, "better").ref("checkpoint")
-    decided = gate.decide
-
-    def decide_late(*arguments):
-        decision = decided(*arguments)
-        monkeypatch.setattr(run, "decide", decided)
-        registry = ModelRegistry(store)
-        version = registry.register("tiny", better, metrics=METRICS | {"mean_reward": 3.0})
-        registry.set_alias("tiny", "production", version.version)
-        return decision
-
-    monkeypatch.setattr(run, "decide", decide_late)
-    made = promote(store, checkpoint_artifact(store, "two"), evaluated(tmp_path, mean_reward=2.0))
-    assert ModelRegistry(store).find("tiny@production").version == 3
-    assert json.loads((made.path / "decision.json").read_text())["gates"][0]["limit"] == 3.0
 
 
 def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
