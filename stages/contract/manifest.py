@@ -21,7 +21,6 @@ from pydantic import (
 from pydantic_core import to_json
 
 import stages.contract
-from stages.contract.data_files import DATA_SUFFIXES, count_rows
 from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_of, sha256_tree
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError
 from stages.contract.records import read_record
@@ -42,8 +41,6 @@ class FileRecord(BaseModel):
     sha256: str
     mtime_ns: int
     """Time of the last write; a later change makes a hit hash the file again."""
-    rows: int | None = None
-    """Rows of a Parquet table, lines of a JSON-lines file."""
     telemetry: bool = False
     """Timings and the like, which differ between two computations of the same result."""
 
@@ -72,8 +69,6 @@ class Manifest(BaseModel):
     software: dict[str, str]
     host: str
     accelerator: str
-    notes: dict[str, Any]
-    """Facts of the computation that a stage wants kept (counts, backend)."""
 
     @model_serializer(mode="wrap")
     def _with_seal(
@@ -136,7 +131,6 @@ def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
         size=status.st_size,
         sha256=sha256_file(path),
         mtime_ns=status.st_mtime_ns,
-        rows=count_rows(path) if path.suffix in DATA_SUFFIXES else None,
         telemetry=telemetry,
     )
 
@@ -186,7 +180,6 @@ def make_manifest(
     files: dict[str, FileRecord],
     started: str,
     ended: str,
-    notes: dict[str, Any],
 ) -> Manifest:
     """Builds the manifest of a finished computation."""
     shared = {"stage", "version", "key", "params", "seed", "run", "step"}
@@ -202,7 +195,6 @@ def make_manifest(
         software=software_versions(),
         host=socket.gethostname(),
         accelerator=accelerator_name(),
-        notes=notes,
     )
 
 

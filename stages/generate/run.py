@@ -45,12 +45,10 @@ def run(ctx: Context) -> None:
     first, stop = _shard(ctx, prompts)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
     missing = [chunk for chunk in chunks if not chunk.path.exists()]
-    ctx.notes.update(backend=ctx.params.backend, first_prompt=first, stop_prompt=stop)
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
     begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else _now()
     metrics = _assemble(ctx, chunks)
-    ctx.notes["responses_without_logprobs"] = metrics["responses_without_logprobs"]
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     timings = {
         "seconds": time.monotonic() - started,

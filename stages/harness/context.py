@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import UserError
@@ -50,8 +50,6 @@ class StageContext(Generic[P]):
     events: Emitter
     """Progress, metrics and log lines, for the orchestrator."""
     inputs: Mapping[str, tuple[ResolvedInput, ...]]
-    notes: dict[str, Any] = field(default_factory=dict)
-    """Facts that go into the manifest."""
     telemetry: set[str] = field(default_factory=set)
 
     @property

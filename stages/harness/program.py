@@ -100,9 +100,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             lease.check()
             files = describe_files(context.out, context.telemetry)
             check_outputs(stage.name, stage.params.outputs, files)
-            manifest = make_manifest(
-                request, files=files, started=started, ended=_now(), notes=context.notes
-            )
+            manifest = make_manifest(request, files=files, started=started, ended=_now())
             return store.publish(context.out, manifest)
         finally:
             shutil.rmtree(context.out, ignore_errors=True)

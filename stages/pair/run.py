@@ -62,7 +62,6 @@ def run(ctx: StageContext[PairParams]) -> None:
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
     (ctx.out / "metrics.json").write_text(dump_json(report))
-    ctx.notes.update({name: report[name] for name in ("prompts", "pairs", "ties", "null_scores")})
     if tally.null_scores:
         ctx.events.warning(
             f"{tally.null_scores} of {tally.responses} responses have no score; their "

@@ -50,7 +50,6 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             "name the data set as inputs.prompts as well, or leave inputs.prompts out",
         )
     (ctx.out / "metrics.json").write_text(dump_json(dict(counts)))
-    ctx.notes.update(counts)
 
 
 def _pair(

@@ -54,7 +54,6 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     _write(ctx, sources, scan, decided, total)
     report = _report(ctx.params, scan, decided)
     (ctx.out / "metrics.json").write_text(dump_json(report))
-    ctx.notes.update(report)
     for name in ("duplicates", "overlap_with_test", "invalid_rows", "assistant_turns_cut"):
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")

@@ -3,8 +3,9 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import httpx
@@ -54,10 +55,15 @@ class Remote:
         ``starts`` are the first rows of the blocks, and the number of rows. ``verdicts`` scores a
         block by calls of :meth:`post`.
         """
-        blocks = {
-            self._pool.submit(verdicts, rows[start:stop]): start for start, stop in pairwise(starts)
-        }
-        for block in as_completed(blocks):
+        # In the order of their ends: an answer is kept before a failure that came after it.
+        ended: SimpleQueue[Future[Sequence[Verdict]]] = SimpleQueue()
+        blocks = {}
+        for start, stop in pairwise(starts):
+            block = self._pool.submit(verdicts, rows[start:stop])
+            blocks[block] = start
+            block.add_done_callback(ended.put)
+        for _ in blocks:
+            block = ended.get()
             yield from enumerate(block.result(), blocks[block])
 
     def post(self, payload: Any, schema: type[Answer]) -> Answer:

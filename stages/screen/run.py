@@ -33,7 +33,6 @@ def run(ctx: StageContext[ScreenParams]) -> None:
             ctx.events.progress(done, total, "prompts")
     report = {"prompts": total, "solved": total - writer.num_rows, "kept": writer.num_rows}
     (ctx.out / "metrics.json").write_text(dump_json(report))
-    ctx.notes.update(report)
     if writer.num_rows == 0:
         raise UserError(
             f"the starting policy solves all {total} prompts: nothing is left to train on",

@@ -279,7 +279,7 @@ class Store:
     def remove(self, gone: Held) -> None:
         """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
         path = self.root / gone.place
-        if not path.is_dir():
+        if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
             return
         # Another collection may be at it; what both leave is found by the next one.

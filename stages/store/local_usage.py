@@ -35,7 +35,7 @@ def usage_below(path: Path) -> tuple[int, float]:
     """
     total = 0
     written = 0.0
-    for each in (path, *path.rglob("*")):
+    for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
             status = each.lstat()
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0

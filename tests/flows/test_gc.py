@@ -97,26 +97,6 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
     assert (precious / "letter.txt").read_text() == "dear"
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["runs/nightly/.config.json.0a1b2c3d", "models/m/.1.json.0a1b2c3d", ".store.json.0a1b2c3d"],
-)
-def test_a_record_whose_writer_was_killed_goes_after_an_hour(store: Store, place: str) -> None:
-    path = store.root / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{")
-    kept = path.with_name(".hidden.json")
-    kept.write_text("{}")
-    assert collect(store) == []
-    for each in (path, kept):
-        os.utime(each, (time.time() - 3700,) * 2)
-    [garbage] = collect(store)
-    assert (garbage.held.place, garbage.held.bytes) == (place, 1)
-    assert remove(store, [garbage]) == [garbage]
-    assert not path.exists()
-    assert kept.exists()
-
-
 def test_an_age_limit_keeps_what_is_younger(store: Store) -> None:
     old, young = made(store, "one"), made(store, "two")
     before = time.time() - 7200

@@ -69,7 +69,6 @@ def trained(
         software={},
         host="here",
         accelerator="cpu",
-        notes={},
     )
     return store.publish(scratch, manifest)
 

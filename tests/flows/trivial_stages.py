@@ -57,7 +57,7 @@ def answer(request: Request) -> Path:
             text = '{"gates": [], "compared_prompts": 1}'
             path.write_text(text if path.suffix == ".json" else "")
     files = describe_files(scratch, set())
-    manifest = make_manifest(request, files=files, started=_WHEN, ended=_WHEN, notes={})
+    manifest = make_manifest(request, files=files, started=_WHEN, ended=_WHEN)
     return store.publish(scratch, manifest).path
 
 

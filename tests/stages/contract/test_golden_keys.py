@@ -57,7 +57,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "f1cdcf28cc38404e055e3e9efb8bf80cc687ad00a5d078bb47689d6599c25f67",
+        "705b093d47dc02cb0258496a239acc63abd8b8eddc541a201a7695e59cba8636",
     ),
     (
         ScoreParams(oracle="python"),

@@ -48,7 +48,6 @@ def test_every_prompt_arrives_once_with_its_reference_answer(store, tmp_path):
     assert all(text(row) == f"question {row['reference_answer']}" for row in rows)
     assert all(row["prompt_id"] == prompt_id(row["messages"]) for row in rows)
     assert len(table(artifact, "test")) == 3
-    assert artifact.manifest.files["iteration-1.parquet"].rows == len(rows) // 4 + 1
 
 
 def test_metrics_count_what_was_left_out(store, tmp_path):
@@ -71,7 +70,6 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
         "test_prompts": 2,
         "iteration_prompts": [3, 3],
     }
-    assert artifact.manifest.notes == metrics(artifact)
     other = prepare(
         *(store, train),
         test=write_jsonl(tmp_path / "test.jsonl", questions(12)),
