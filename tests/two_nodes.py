@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from flows.runners.base import OnEvent
+from flows.runners.attempt_log import OnEvent
 from flows.runners.runner import Runner
 from stages.contract.errors import StageFailedError
 from stages.contract.events import Event, Metric

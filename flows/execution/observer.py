@@ -8,7 +8,7 @@ from typing import Self
 
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.step import Step
-from flows.runners.base import PlaceNotice
+from flows.runners.place import PlaceNotice
 from stages.contract.events import Event
 from stages.contract.request import Request, key_fields
 

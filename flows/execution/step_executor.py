@@ -11,7 +11,7 @@ from flows.execution.run_record import RunRecord, State
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step, StepFilter, no_step
-from flows.runners.base import OnEvent
+from flows.runners.attempt_log import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import (

@@ -44,7 +44,7 @@ class DockerSettings(Settings):
 
     images: dict[str, str] = Field(default_factory=dict)
     """Image of a stage if it is not this project's own, by stage name; with a digest
-    (`TAG@sha256:…`) no other image of that name is used."""
+    (`TAG@sha256:…`) or by its id no other image is used."""
     network: dict[str, str] = Field(default_factory=dict)
     """Docker network of a stage that needs one (hub, judge), by stage name; others have none."""
     mounts: dict[str, Literal["ro", "rw"]] = Field(default_factory=dict)

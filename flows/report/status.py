@@ -12,7 +12,7 @@ from typing import Any
 from flows.execution.run_record import Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
-from flows.runners.attempt_log import attempt_logs, started
+from flows.runners.attempt_log import started
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.store.base import Store
 
@@ -168,7 +168,8 @@ def step_logs(store: Store, record: StepRecord) -> list[Path]:
         last = log.stat().st_mtime
         return (last if begun is None else begun), last
 
-    return sorted(attempt_logs(store.root / "logs" / record.stage / record.key), key=began)
+    folder = store.root / "logs" / record.stage / record.key
+    return sorted(folder.glob("*.log"), key=began)
 
 
 def clock(moment: float | None) -> str:

@@ -2,21 +2,27 @@
 
 import calendar
 import os
+import re
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from flows.runners.base import FailureTail, OnEvent
-from stages.contract.events import Failure, Log, parse_event
+from stages.contract.events import Event, Failure, Log, parse_event
 from stages.contract.request import Request
 from stages.store.base import Store
 
 # In UTC: hosts of several time zones may share a store, and clocks are put back in autumn.
 _STARTED = "%Y%m%d-%H%M%SZ"
+# Last lines of a failed stage's log that people see; the message names the file, which has all.
+_KEPT_LINES = 30
+# As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
+_PROGRESS_BAR = re.compile(r"\d%\|.*\|")
+OnEvent = Callable[[Event], None]
 
 
 def new_log(request: Request) -> Path:
@@ -25,11 +31,6 @@ def new_log(request: Request) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime(_STARTED, time.gmtime())
     return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
-
-
-def attempt_logs(folder: Path) -> list[Path]:
-    """Logs of the attempts at a key, without those of other nodes than the first."""
-    return [path for path in folder.glob("*.log") if ".node" not in path.name]
 
 
 def started(log: Path) -> float | None:
@@ -60,39 +61,31 @@ def write_request(request: Request) -> str:
     return name
 
 
-class AttemptLog(FailureTail):
-    """Log of one attempt. Lines are read even when the disk is full: the stage must not block."""
+class AttemptLog:
+    """Log of one attempt; its last lines and its failure event explain the attempt's error."""
 
     def __init__(self, path: Path, file: IO[str]) -> None:
-        super().__init__(path)
+        self.path = path
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.failure: Failure | None = None
         self._file = file
-        self.error: OSError | None = None
-        self._lock = threading.Lock()
-        self._ended = False
 
-    def write(self, line: str, *, telling: bool = True) -> None:
-        """Writes one line, its end included.
+    def quote(self, line: str) -> None:
+        """Keeps a line for the error, unless it is the bar by which a library shows progress."""
+        if not _PROGRESS_BAR.search(line):
+            self.lines.append(line.rstrip("\n"))
 
-        With ``telling``, it may help to explain a failure.
-        """
-        if telling:
-            self.add_line(line.rstrip("\n"))
-        with self._lock:
-            if self.error is not None or self._ended:
-                return
-            try:
-                self._file.write(line)
-                self._file.flush()
-            except OSError as error:
-                self.error = error
-
-    def end(self) -> None:
-        """Takes no further lines: the file is about to be closed."""
-        with self._lock:
-            self._ended = True
+    def write(self, line: str, *, quoted: bool = True) -> None:
+        """Writes one line, its end included; a ``quoted`` one may help to explain a failure."""
+        if quoted:
+            self.quote(line)
+        # A full disk must not stop the reading, on which the stage would wait.
+        with suppress(OSError):
+            self._file.write(line)
+            self._file.flush()
 
     def handle_line(self, line: str, on_event: OnEvent) -> None:
-        """Handles a line of a stage's stdout: passes an event on, writes anything else."""
+        """Handles a line of a stage's output: passes an event on, writes anything else."""
         event = parse_event(line)
         if event is None:
             self.write(line)
@@ -102,18 +95,18 @@ class AttemptLog(FailureTail):
         elif isinstance(event, Failure):
             word = "stopped" if event.kind == "stopped" else "error"
             remedy = f"\nremedy: {event.remedy}" if event.remedy else ""
-            # The tail has the event itself.
-            self.write(f"[{word}] {event.message}{remedy}\n", telling=False)
+            # The error has the event itself.
+            self.write(f"[{word}] {event.message}{remedy}\n", quoted=False)
             self.failure = event
         on_event(event)
 
-    def warn_if_incomplete(self, on_event: OnEvent) -> None:
-        """Warns when the log could not be written to its end."""
-        if self.error is not None:
-            message = f"the log {self.path} is not whole: {self.error.strerror}"
-            on_event(Log(level="warning", message=message))
 
-    def write_all(self, stream: Iterable[str]) -> None:
-        """Writes all lines of a stream until it ends."""
-        for line in stream:
-            self.write(line)
+def whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a stream that comes in chunks, each with its end."""
+    unread = b""
+    for data in chunks:
+        *lines, unread = (unread + data).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace") + "\n"
+    if unread:
+        yield unread.decode(errors="replace") + "\n"

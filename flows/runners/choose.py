@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any
 
 from flows.pipeline.placement import RUNNER_GROUP, Execution
 from flows.runners.local.process import ProcessPlace
@@ -13,21 +12,21 @@ from flows.runners.slurm.submission import check_jobs
 from stages.contract.params import Settings
 
 
-def _docker(execution: Execution) -> Place[Any]:
+def _docker(execution: Execution) -> Place:
     # Here, so that a run without containers does not load the engine's client.
     from flows.runners.docker.runner import DockerPlace
 
     return DockerPlace(execution)
 
 
-def _kubernetes(execution: Execution) -> Place[Any]:
+def _kubernetes(execution: Execution) -> Place:
     # Here: only these runs need the cluster's client.
     from flows.runners.kubernetes.runner import KubernetesPlace
 
     return KubernetesPlace(execution)
 
 
-RUNNERS: Mapping[str, Callable[[Execution], Place[Any]]] = {
+RUNNERS: Mapping[str, Callable[[Execution], Place]] = {
     "process": ProcessPlace,
     "docker": _docker,
     "kubernetes": _kubernetes,

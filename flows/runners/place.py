@@ -1,7 +1,8 @@
 """Protocol of a place that starts stages, and what several places have in common.
 
-A :class:`Place` says how a stage is found, submitted, followed and ended there; the
-:class:`~flows.runners.runner.Runner` does the rest, which is the same everywhere.
+A :class:`Place` says how a stage is found and started there, and its :class:`Work` how the stage is
+followed and removed; the :class:`~flows.runners.runner.Runner` does the rest, which is the same
+everywhere.
 """
 
 import contextlib
@@ -11,38 +12,23 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, write_request
-from flows.runners.base import Ending, OnEvent, program_of, supervised
+from flows.runners.attempt_log import AttemptLog, OnEvent, write_request
+from flows.runners.base import program_of, supervised
+from flows.runners.ending import Ending
 from stages.contract.errors import StageFailedError
+from stages.contract.events import Log
 from stages.contract.request import Request
 from stages.harness.from_bucket import SYNC_SECONDS_VARIABLE
 from stages.store.base import Store
 from stages.store.locks import EXPIRY_SECONDS, FileLease
 from stages.store.opening import CACHE_VARIABLE, open_store
 
-
-class PlaceAwayError(StageFailedError):
-    """The place does not answer; the next attempt takes over what still runs there."""
-
-
-class Work(Protocol):
-    """A stage at work at a place: its container, its job, its pods."""
-
-    @property
-    def title(self) -> str:
-        """What it is and how it is called there, for people."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of its nodes, each of which has a log."""
-
-
-W = TypeVar("W", bound=Work)
 T = TypeVar("T")
 
 KEY_CHARACTERS = 12
@@ -51,39 +37,71 @@ ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
 
-class Place(Protocol[W]):
-    """Somewhere that starts stages. Safe to use from several threads."""
+class PlaceAwayError(StageFailedError):
+    """The place does not answer; the next attempt takes over what still runs there."""
 
-    name: str
 
-    def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W | None:
-        """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
+class PlaceNotice(Log):
+    """A line on a stage's place; `geb status` shows the last one while the stage is at work."""
 
-    def submit(
-        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
-    ) -> W:
-        """Starts the stage, or puts it into the place's queue; ``log`` is its attempt's."""
 
-    def follow(
-        self,
-        work: W,
-        request: Request,
-        logs: Sequence[AttemptLog],
-        on_event: OnEvent,
-        stopping: threading.Event,
-        check_owner: Callable[[], None],
-    ) -> Sequence[Ending]:
-        """Passes on what the nodes print and returns how each ended, the first node first.
+@dataclass(frozen=True)
+class StageJob:
+    """One attempt at a request, as a place starts and follows it.
+
+    Attributes:
+        log: The attempt's log, for all that the stage prints.
+        on_event: Hears the stage's events, in the thread that starts and follows it.
+        stopping: Set when the run stops: the stage then gets its grace period and ends.
+        check_owner: Raises if another orchestrator looks after the stage by now.
+    """
+
+    request: Request
+    log: AttemptLog
+    on_event: OnEvent
+    stopping: threading.Event
+    check_owner: Callable[[], None] = lambda: None
+    _noticed: set[str] = field(default_factory=set)
+
+    def notice(self, message: str) -> None:
+        """Shows a line on the stage's place, once."""
+        if message not in self._noticed:
+            self._noticed.add(message)
+            self.on_event(PlaceNotice(message=message))
+
+    def handle_line(self, line: str) -> None:
+        """Handles a line of the stage's output, an event or a line for the log."""
+        self.log.handle_line(line, self.on_event)
+
+
+class Work(Protocol):
+    """A stage at work at a place: its process, its container, its job, its pods."""
+
+    @property
+    def title(self) -> str:
+        """What it is and how it is called there, for people."""
+
+    def follow(self) -> Ending:
+        """Passes on what the stage prints and returns how it ended.
 
         Raises:
             PlaceAwayError: The place has not answered for long.
         """
 
-    def end(self, works: Sequence[W]) -> None:
-        """Ends work, from any thread; stages get their grace period."""
+    def remove(self) -> None:
+        """Ends the stage if it is still at work, and removes what is left of it."""
 
-    def close(self, work: W) -> None:
-        """Removes what is left of work."""
+
+class Place(Protocol):
+    """Somewhere that starts stages. Safe to use from several threads."""
+
+    name: str
+
+    def find(self, job: StageJob) -> Work | None:
+        """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
+
+    def start(self, job: StageJob) -> Work:
+        """Starts the stage, or puts it into the place's queue."""
 
 
 def work_name(request: Request) -> str:
@@ -91,23 +109,13 @@ def work_name(request: Request) -> str:
     place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
     key = request.key[:KEY_CHARACTERS]
     # It is the name of a file, too: at most 255 bytes.
-    what = f"geb-{request.run}-{place}"[:200]
-    return f"{what}-{key}-{uuid.uuid4().hex[:6]}"
-
-
-def sign_of(store: str, stage: str, key: str) -> Path:
-    """File that the orchestrator of a key renews while it lives."""
-    return Path(store) / "orchestrators" / stage / key
+    prefix = f"geb-{request.run}-{place}"[:200]
+    return f"{prefix}-{key}-{uuid.uuid4().hex[:6]}"
 
 
 def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
-    """The right to look after the work at a key."""
-    return FileLease(sign_of(store, stage, key))
-
-
-def orphan_seconds(death: str) -> float:
-    """Time without a sign of its orchestrator after which work ends; 0 if it goes on."""
-    return ORCHESTRATOR_SECONDS if death == "stop" else 0
+    """The right to look after the work at a key: a file that its holder renews while it lives."""
+    return FileLease(Path(store) / "orchestrators" / stage / key)
 
 
 def request_address(request: Request, execution: Execution) -> str:
@@ -127,9 +135,10 @@ def node_commands(
     A stage whose request has its address in a bucket works in the node's folder ``cache``.
     """
     options: list[str] = []
-    if seconds := orphan_seconds(execution.on_orchestrator_death):
-        sign = sign_of(cache if "://" in address else request.store, request.stage, request.key)
-        options = ["--sign", str(sign), "--sign-seconds", str(seconds)]
+    if execution.on_orchestrator_death == "stop":
+        store = cache if "://" in address else request.store
+        sign = Path(store) / "orchestrators" / request.stage / request.key
+        options = ["--sign", str(sign), "--sign-seconds", str(ORCHESTRATOR_SECONDS)]
     work = str(Path(request.store) / "work" / request.stage / request.key)
     programs = [program_of(request, address)]
     programs += [["stages.training.node", work]] * (request.resources.nodes - 1)
@@ -142,43 +151,35 @@ def fetching_variables(execution: Execution, cache: str) -> dict[str, str]:
 
 
 class Poller(Generic[T]):
-    """Asks a place for all that is at work there, once in a while for all that wait for some of it.
+    """Asks a place for all that is at work there, once for all that wait for some of it.
 
-    ``seconds`` is the shortest time between two questions; ``away`` are errors of a place that does
-    not answer.
+    ``away`` are errors of a place that does not answer.
     """
 
     def __init__(
-        self, ask: Callable[[], Mapping[str, T]], seconds: float, away: tuple[type[Exception], ...]
+        self, ask: Callable[[], Mapping[str, T]], away: tuple[type[BaseException], ...]
     ) -> None:
         self._ask = ask
-        self._seconds = seconds
         self._away = away
         self._asking = threading.Lock()
         self._tried_at = -math.inf
-        self._seen: tuple[float, Mapping[str, T]] = (-math.inf, {})
+        self._view: tuple[float, Mapping[str, T]] = (-math.inf, {})
 
-    def look(self) -> tuple[float, Mapping[str, T]]:
+    def look(self, seconds: float) -> tuple[float, Mapping[str, T]]:
         """The last view of all work, and the time (of `time.monotonic`) at which it was asked for.
 
-        A caller that finds it old asks anew, unless another one is just asking.
+        If the last question is older than ``seconds``, the caller asks anew, unless another one is
+        just asking.
         """
-        is_old = time.monotonic() - self._tried_at > self._seconds
+        is_old = time.monotonic() - self._tried_at > seconds
         if is_old and self._asking.acquire(blocking=False):
             try:
+                self._tried_at = time.monotonic()
                 with contextlib.suppress(*self._away):
-                    self._renew()
+                    self._view = self._tried_at, self._ask()
             finally:
                 self._asking.release()
-        return self._seen
-
-    def hurry(self) -> None:
-        """Makes the next look ask anew."""
-        self._tried_at = -math.inf
-
-    def _renew(self) -> None:
-        began = self._tried_at = time.monotonic()
-        self._seen = began, self._ask()
+        return self._view
 
 
 def writable_folders(request: Request) -> list[Path]:

@@ -1,6 +1,6 @@
 """The one attempt at a stage, which is the same at every place.
 
-It owns the key, fetches what the stage reads, finds or submits the stage, follows it, raises the
+It owns the key, fetches what the stage reads, finds or starts the stage, follows it, raises the
 error of its end, and sends what it made. A :class:`~flows.runners.place.Place` does the rest.
 """
 
@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, new_log
-from flows.runners.base import OnEvent, raise_for
-from flows.runners.place import Place, PlaceAwayError, Work, orchestrator_lease
+from flows.runners.attempt_log import AttemptLog, OnEvent, new_log
+from flows.runners.ending import Ending, raise_for
+from flows.runners.place import Place, PlaceAwayError, StageJob, orchestrator_lease
 from stages.contract.errors import LeaseLostError, RefusedError, StoreError, UserError
 from stages.contract.events import Log
 from stages.contract.request import FileInput, Input, Request
@@ -36,12 +35,9 @@ class Runner:
     they fetch from the bucket, as they do with inputs.
     """
 
-    def __init__(self, place: Place[Any], execution: Execution) -> None:
+    def __init__(self, place: Place, execution: Execution) -> None:
         self._place = place
-        self._sync_seconds = execution.sync_seconds
-        # A place of another package says by itself what its stages see of this host.
-        self._sees: Callable[[Path], bool] = getattr(place, "sees", execution.sees)
-        self._live: list[Work] = []
+        self._execution = execution
         self._num_running = 0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -79,10 +75,7 @@ class Runner:
 
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
-        with self._changed:
-            self._stopping.set()
-            live = list(self._live)
-        self._place.end(live)
+        self._stopping.set()
         with self._changed:
             self._changed.wait_for(lambda: not self._num_running, _STOP_SECONDS)
 
@@ -99,52 +92,35 @@ class Runner:
 
     def _attempt(self, request: Request, on_event: OnEvent, check_owner: CheckOwner) -> None:
         """One attempt at a stage, whose store is a folder of this host."""
-        place = self._place
-        first_log = new_log(request)
-        with _refusals():
-            work = place.find(request, on_event, self._stopping)
-            if work is None:
-                work = place.submit(request, first_log, on_event, self._stopping)
-            else:
-                on_event(Log(message=f"taking over {work.title}, which computes this already"))
-        others = [first_log.with_suffix(f".node{n}.log") for n in range(1, work.num_nodes)]
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._live_work(work))
-            logs = [
-                AttemptLog(path, stack.enter_context(path.open("a", encoding="utf-8")))
-                for path in [first_log, *others]
-            ]
+        path = new_log(request)
+        with path.open("a", encoding="utf-8") as file:
+            log = AttemptLog(path, file)
+            job = StageJob(request, log, on_event, self._stopping, check_owner)
             with _refusals():
-                endings = place.follow(work, request, logs, on_event, self._stopping, check_owner)
-            logs[0].warn_if_incomplete(on_event)
+                ending = self._follow(job)
         # The stage could not remove its work folder, a mount. One that is not empty is a failed
         # attempt's.
         with contextlib.suppress(OSError):
             Store.open(request.store).work_path(request.stage, request.key).rmdir()
-        raise_for(endings, logs, request, stopped=self._stopping.is_set())
+        raise_for(ending, log, request, stopped=self._stopping.is_set())
 
-    @contextlib.contextmanager
-    def _live_work(self, work: Work) -> Iterator[None]:
-        """Counts work among what is ended with the run; it is over and removed afterwards."""
-        with self._changed:
-            self._live.append(work)
+    def _follow(self, job: StageJob) -> Ending:
+        work = self._place.find(job)
+        if work is None:
+            work = self._place.start(job)
+        else:
+            job.on_event(Log(message=f"taking over {work.title}, which computes this already"))
         try:
-            if self._stopping.is_set():
-                self._place.end([work])
-            yield
+            ending = work.follow()
         except (LeaseLostError, PlaceAwayError):
             # The work is another orchestrator's by now, or will be the next attempt's.
             raise
         except BaseException:
             # Its events cannot be listened to any more, or it would never start.
-            self._place.end([work])
-            self._place.close(work)
+            work.remove()
             raise
-        else:
-            self._place.close(work)
-        finally:
-            with self._changed:
-                self._live.remove(work)
+        work.remove()
+        return ending
 
     def _attempt_in_bucket(
         self, store: RemoteStore, request: Request, on_event: OnEvent, check_owner: CheckOwner
@@ -159,12 +135,13 @@ class Runner:
                 with contextlib.suppress(StoreError, OSError):
                     store.share(store.local.log_path(local.stage, local.key))
 
-        if self._sees(store.root):
-            compute(store, request, start, self._sync_seconds, on_event, self._stopping)
+        if self._execution.sees(store.root):
+            seconds = self._execution.sync_seconds
+            compute(store, request, start, seconds, on_event, self._stopping)
             return
 
         def sent(source: Input) -> Input:
-            if isinstance(source, FileInput) and not self._sees(Path(source.location)):
+            if isinstance(source, FileInput) and not self._execution.sees(Path(source.location)):
                 return sent_input(store, source)
             return source
 

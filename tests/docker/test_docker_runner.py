@@ -120,13 +120,13 @@ def test_a_missing_image_is_named_with_the_command_that_builds_it(
 
 
 def test_a_manifest_has_the_digest_of_its_image(store: Store, engine: docker.DockerClient) -> None:
-    pinned = f"{PROBE_IMAGE}@{engine.images.get(PROBE_IMAGE).id}"
-    for number, name in enumerate((PROBE_IMAGE, pinned)):
+    image_id = engine.images.get(PROBE_IMAGE).id
+    for number, name in enumerate((PROBE_IMAGE, image_id)):
         request = probe_request(store, message=str(number))
         run(request, images={"probe": name})
         manifest = store.manifest("probe", request.key)
         assert manifest is not None
-        assert manifest.software["image"] == pinned
+        assert manifest.software["image"] == f"{name}@{image_id}"
 
 
 def test_without_an_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

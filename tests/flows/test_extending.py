@@ -2,7 +2,6 @@
 
 import io
 import re
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,9 +18,10 @@ from flows.pipeline.loading import load_config, load_settings
 from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
-from flows.runners.base import Ending
 from flows.runners.choose import RUNNERS
+from flows.runners.ending import Ending
 from flows.runners.images import geb_version, image_tags
+from flows.runners.place import StageJob
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, OutputSpec, StageParams
@@ -87,12 +87,16 @@ def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
     do(steps.toy(2, kept))
 
 
-@dataclass
 class Done:
-    """A stage that has ended."""
+    """A stage that has ended well."""
 
-    title: str = "nothing"
-    num_nodes: int = 1
+    title = "nothing"
+
+    def follow(self) -> Ending:
+        return Ending("exited", 0)
+
+    def remove(self) -> None:
+        """Nothing is left."""
 
 
 class ToyPlace:
@@ -106,22 +110,13 @@ class ToyPlace:
     def __init__(self, execution: Execution) -> None:
         self.requests.clear()
 
-    def find(self, *_: object) -> None:
+    def find(self, job: StageJob) -> None:
         """Nothing outlives this process."""
 
-    def submit(self, request: Request, *_: object) -> Done:
-        self.requests.append(request)
-        execute(self.stages[request.stage], request, Emitter(io.StringIO()))
+    def start(self, job: StageJob) -> Done:
+        self.requests.append(job.request)
+        execute(self.stages[job.request.stage], job.request, Emitter(io.StringIO()))
         return Done()
-
-    def follow(self, *_: object) -> list[Ending]:
-        return [Ending("exited", 0)]
-
-    def end(self, works: object) -> None:
-        """Nothing to end."""
-
-    def close(self, work: object) -> None:
-        """Nothing is left."""
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
 
+import io
 import threading
 import time
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.base import Ending
+from flows.runners.attempt_log import AttemptLog
+from flows.runners.ending import Ending
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes import client as logs
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, LogReader
 from flows.runners.kubernetes.identity import annotations_for, labels_for
 from flows.runners.kubernetes.runner import reap
+from flows.runners.place import StageJob
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -55,12 +58,12 @@ class Pods:
         self._codes = dict([ended])
         self._later = dict(later)
 
-    def look(self) -> tuple[float, dict[str, Any]]:
+    def look(self, seconds: float) -> tuple[float, dict[str, Any]]:
         seen = {name: pod(name, self._codes.get(name)) for name in ("geb-x-0", "geb-x-1")}
         self._codes |= self._later
         return time.monotonic(), seen
 
-    def log(self, name: str, **_: object) -> Iterator[bytes]:
+    def log(self, name: str, **_: object) -> Iterator[str]:
         return iter(())
 
     def delete_pod(self, name: str) -> None:
@@ -68,23 +71,32 @@ class Pods:
         self._codes.setdefault(name, 143)
 
 
+def follow(request: Request, cluster: Any, **settings: float) -> Ending:
+    log = AttemptLog(Path("the.log"), io.StringIO())
+    job = StageJob(request, log, lambda event: None, threading.Event())
+    execution = Execution(grace_seconds=5, kubernetes=KubernetesSettings(**settings))
+    return PodAttempt(cluster, cluster, job, execution, "geb-x").follow()
+
+
+FAILED = Ending("failed", None, "node 2 of 2 ended by exit code 64")
+KILLED = "node 2 of 2 ended by SIGKILL (the kernel does that when memory runs out)"
+
+
 @pytest.mark.parametrize(
-    ("ends", "codes", "deleted"),
+    ("ends", "ending", "deleted"),
     [
         # The first one saves what both have trained.
-        ([("geb-x-1", 0), ("geb-x-0", 0)], [0, 0], []),
-        ([("geb-x-1", 64)], [143, 64], ["geb-x-0"]),
+        ([("geb-x-1", 0), ("geb-x-0", 0)], Ending("exited", 0), []),
+        ([("geb-x-1", 64)], FAILED, ["geb-x-0"]),
         # A killed pod is heard of later than the one that lost its connection to it.
-        ([("geb-x-0", 1), ("geb-x-1", 137)], [1, 137], []),
+        ([("geb-x-0", 1), ("geb-x-1", 137)], Ending("failed", None, KILLED), []),
     ],
 )
 def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
-    request_: Request, ends: list[tuple[str, int]], codes: list[int], deleted: list[str]
+    request_: Request, ends: list[tuple[str, int]], ending: Ending, deleted: list[str]
 ) -> None:
     cluster: Any = Pods(*ends)
-    work = PodAttempt(cluster, request_, Execution(grace_seconds=5), "geb-x", lambda event: None)
-    endings = work.follow(cluster, [], lambda: None, threading.Event())
-    assert [each.code for each in endings] == codes
+    assert follow(request_, cluster) == ending
     assert cluster.deleted == deleted
 
 
@@ -95,7 +107,7 @@ class Views(Pods):
         super().__init__(("", 0))
         self._views = list(views)
 
-    def look(self) -> tuple[float, dict[str, Any]]:
+    def look(self, seconds: float) -> tuple[float, dict[str, Any]]:
         pods = self._views.pop(0) if len(self._views) > 1 else self._views[0]
         return time.monotonic(), {pod["metadata"]["name"]: pod for pod in pods}
 
@@ -120,21 +132,17 @@ def gated(name: str) -> dict[str, Any]:
     }
 
 
-def follow_views(request: Request, *views: list[dict[str, Any]]) -> list[Ending]:
-    cluster: Any = Views(*views)
-    settings = KubernetesSettings(pending_seconds=0.005)
+def follow_views(request: Request, *views: list[dict[str, Any]]) -> Ending:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "_TICK_SECONDS", 0.01)
-        return PodAttempt(cluster, request, Execution(kubernetes=settings), "geb-x", print).follow(
-            cluster, [], lambda: None, threading.Event()
-        )
+        patch.setattr(attempt, "_CAUSE_SECONDS", 0.01)
+        return follow(request, Views(*views), pending_seconds=0.005)
 
 
 def test_time_in_a_queue_is_not_time_in_which_pods_should_have_started(request_: Request) -> None:
     queued = [gated("geb-x-0"), gated("geb-x-1")]
     ended = [pod("geb-x-0", 0), pod("geb-x-1", 0)]
-    endings = follow_views(request_, queued, queued, ended)
-    assert [each.code for each in endings] == [0, 0]
+    assert follow_views(request_, queued, queued, ended) == Ending("exited", 0)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +156,12 @@ def test_time_in_a_queue_is_not_time_in_which_pods_should_have_started(request_:
 def test_a_pod_that_somebody_else_deleted_was_taken(
     request_: Request, second: dict[str, Any], message: str
 ) -> None:
-    _, ending = follow_views(request_, [pod("geb-x-0", 1), second])
+    ending = follow_views(request_, [pod("geb-x-0", 1), second])
     assert ending.kind == "taken"
     assert message in ending.message
 
 
-LINES = [b"2026-01-01T00:00:00.1Z one", b"2026-01-01T00:00:00.2Z two"]
+LINES = ["2026-01-01T00:00:00.1Z one\n", "2026-01-01T00:00:00.2Z two\n"]
 
 
 class Server:
@@ -163,7 +171,7 @@ class Server:
         self.answers = list(answers)
         self.followed = threading.Event()
 
-    def log(self, name: str, *, follow: bool) -> Iterator[bytes]:
+    def log(self, name: str, *, follow: bool) -> Iterator[str]:
         if follow:
             yield LINES[0]
             self.followed.set()
@@ -204,8 +212,8 @@ class NodeIsGone:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         return [self._pod]
 
-    def log(self, name: str, **_: object) -> Iterator[bytes]:
-        yield b"one line"
+    def log(self, name: str, **_: object) -> Iterator[str]:
+        yield "one line\n"
         raise ProtocolError("Connection broken")
 
     def delete_pod(self, name: str) -> None:

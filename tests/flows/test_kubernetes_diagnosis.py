@@ -1,16 +1,18 @@
 """Diagnosis of a pod by its state, without a cluster."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.runners.base import Ending, FailureTail, raise_for
+from flows.runners.attempt_log import AttemptLog
+from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes.diagnosis import (
     QuotaError,
     ending_of,
+    last_warnings,
     refused,
-    why_pending,
     why_taken,
 )
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
@@ -40,15 +42,6 @@ def pod(
     }
 
 
-def unscheduled(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
-    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-    return pod("Pending", conditions=(condition,))
-
-
-def waiting(reason: str, message: str) -> dict[str, Any]:
-    return pod("Pending", state={"waiting": {"reason": reason, "message": message}})
-
-
 def terminated(code: int, reason: str = "Error", **status: Any) -> dict[str, Any]:
     state = {"terminated": {"exitCode": code, "reason": reason}}
     return pod("Failed" if code else "Succeeded", state=state, **status)
@@ -62,31 +55,11 @@ def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
     return terminated(143, conditions=(disruption(kind, reason, message),))
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        (
-            unscheduled("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
-            "no node takes the pod: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
-        ),
-        (
-            waiting("ErrImagePull", 'failed to resolve "geb-torch:1": not found'),
-            'ErrImagePull: failed to resolve "geb-torch:1": not found',
-        ),
-        (
-            waiting("CreateContainerConfigError", 'secret "hub" not found'),
-            'CreateContainerConfigError: secret "hub" not found',
-        ),
-        (waiting("ContainerCreating", ""), ""),
-    ],
-)
-def test_a_pod_that_does_not_start_has_a_reason(state: dict[str, Any], reason: str) -> None:
-    assert why_pending(state, []) == reason
-
-
-def test_volumes_that_cannot_be_mounted_show_in_events_alone() -> None:
+def test_warnings_tell_why_a_pod_does_not_start() -> None:
     failed = {"type": "Warning", "reason": "FailedMount", "message": "no such device"}
-    assert why_pending(waiting("ContainerCreating", ""), [failed]) == "FailedMount: no such device"
+    normal = {"type": "Normal", "reason": "Pulling", "message": "an image"}
+    assert last_warnings([failed, normal]) == "FailedMount: no such device"
+    assert last_warnings([normal]) == ""
 
 
 @pytest.mark.parametrize(
@@ -150,63 +123,52 @@ def test_the_last_events_tell_why_a_pod_was_deleted() -> None:
     assert "events" not in why_taken(None, [])
 
 
-def test_a_pod_that_failed_by_itself_was_not_taken() -> None:
-    assert Ending("exited", 1).or_taken(lambda: "drained") == Ending("exited", 1)
-    assert Ending("exited", 143).or_taken(lambda: "drained").kind == "taken"
-
-
 PARAMS = TrainParams()
 REQUEST = make_request(
     PARAMS,
     inputs=stand_ins(PARAMS),
     seed=0,
     store="store",
-    resources=Resources(nodes=2, memory_gib=4),
+    resources=Resources(memory_gib=4),
 )
-LOGS = [Path("stage.log"), Path("stage.node1.log")]
 
 
-def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = None) -> Any:
-    tails = [FailureTail(path) for path in LOGS]
-    if failure is not None:
-        tails[0].failure = failure
+def error_of(ending: Ending, *, stopped: bool = False, failure: Failure | None = None) -> Any:
+    log = AttemptLog(Path("stage.log"), io.StringIO())
+    log.failure = failure
     with pytest.raises(BaseException) as caught:
-        raise_for(endings, tails, REQUEST, stopped=stopped)
+        raise_for(ending, log, REQUEST, stopped=stopped)
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("other", "kind", "said"),
+    ("ending", "kind", "said"),
     [
-        (Ending("taken", 143, "preempted"), PreemptedError, "node 2 of 2"),
+        (Ending("taken", 143, "preempted"), PreemptedError, "preempted"),
         (Ending("out_of_memory", 137), StageFailedError, "memory limit of 4 GiB"),
         (Ending("exited", 137), StageFailedError, "SIGKILL"),
     ],
     ids=lambda each: getattr(each, "kind", ""),
 )
-def test_the_pod_that_failed_first_explains_the_failure_of_the_others(
-    other: Ending, kind: type[Exception], said: str
+def test_an_ending_becomes_an_error_that_names_the_log(
+    ending: Ending, kind: type[Exception], said: str
 ) -> None:
-    error = error_of(Ending("exited", 1), other)
+    error = error_of(ending)
     assert type(error) is kind
     assert said in str(error)
-    assert "stage.node1.log" in str(error)
+    assert "stage.log" in str(error)
 
 
-def test_a_mistake_comes_before_everything() -> None:
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_mistake_comes_before_everything(stopped: bool) -> None:
     failure = Failure(kind="user", message="bad value", remedy="use 8")
-    error = error_of(Ending("exited", 64), Ending("taken", 143, "x"), failure=failure)
+    error = error_of(Ending("exited", 64), stopped=stopped, failure=failure)
     assert isinstance(error, UserError)
     assert error.remedy == "use 8"
 
 
 def test_what_the_run_ended_itself_is_stopped() -> None:
     assert isinstance(error_of(Ending("exited", 143), stopped=True), StoppedError)
-
-
-def test_a_first_pod_that_ended_well_is_enough() -> None:
-    tails = [FailureTail(path) for path in LOGS]
-    raise_for([Ending("exited", 0), Ending("exited", 143)], tails, REQUEST, stopped=False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
-from flows.runners.base import OnEvent
+from flows.runners.attempt_log import OnEvent
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError

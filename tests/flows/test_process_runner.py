@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -162,10 +161,6 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) ->
         )
     assert pids
     assert not any(alive(pid) for pid in pids)
-    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
-    for timer in timers:
-        timer.join(10)
-    assert not any(timer.is_alive() for timer in timers)
 
 
 def test_killing_the_orchestrator_ends_its_stage(store: Store, fork_server: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from flows.execution import step_executor
 from flows.execution.run_record import RunRecord
 from flows.pipeline.placement import Execution
-from flows.runners.base import OnEvent
+from flows.runners.attempt_log import OnEvent
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import (

@@ -1,5 +1,6 @@
 """Slurm jobs without a cluster: options, batch programs, what Slurm says and what it means."""
 
+import io
 import os
 import shlex
 import sys
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 
 from flows.pipeline.placement import Execution, SlurmSettings
-from flows.runners.base import FailureTail, raise_for
+from flows.runners.attempt_log import AttemptLog
+from flows.runners.ending import raise_for
 from flows.runners.place import work_name
 from flows.runners.slurm import client
-from flows.runners.slurm.folder import JobFolder, Status, folders_for
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
-from flows.runners.slurm.submission import check_job, check_pending, may_pass, mistake
-from flows.runners.slurm.watch import Tail, ending_of
-from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
+from flows.runners.slurm.submission import may_pass, mistake
+from flows.runners.slurm.work import Status, Tail, ending_of, folders_for, jobs_folder, status_of
+from stages.contract.errors import PreemptedError, RefusedError, StageFailedError
 from stages.contract.events import Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -61,7 +62,7 @@ def program_of(request: Request, folder: Path, grace_seconds: float = 30, **chan
         request,
         Execution(slurm=SlurmSettings.model_validate(changes), grace_seconds=grace_seconds),
         "/store/a request.json",
-        JobFolder(folder),
+        folder,
         "/venv/bin/python",
     )
 
@@ -100,7 +101,7 @@ def ended_gang(folder: Path, request: Request, first: str, other: str, grace_sec
     steps = f'srun() {{ case "$*" in *--relative=0*) {first};; *) {other};; esac; }}\n'
     environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "PATH": os.environ["PATH"]}
     done = run_program("bash", input=steps + text, env=environment)
-    status = JobFolder(folder).status()
+    status = status_of(folder)
     assert status is not None, done.stderr
     return status, {"JobState": "FAILED"}
 
@@ -139,24 +140,13 @@ def test_a_node_that_does_not_end_its_part_is_lost_unless_the_first_one_s_end_sa
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
     name = work_name(request_)
-    folder = JobFolder.create(name, request_)
-    assert [each.path for each in folders_for(request_)] == [folder.path]
+    folder = jobs_folder(request_) / name
+    folder.mkdir(parents=True)
+    assert folders_for(request_) == [folder]
     assert work_name(request_) != name
     other = request_.model_copy(update={"key": "0" * 64})
     assert folders_for(other) == []
     assert shlex.quote(name) == name
-
-
-def test_lines_of_squeue_are_read_whatever_other_jobs_are_called() -> None:
-    text = "12|RUNNING|None|node[1-2]|geb-a\n13|PENDING|Resources||my|odd job\n\n"
-    first, second = client.parse_queue(text)
-    assert (first.id, first.state, first.nodes, first.is_over) == (
-        "12",
-        "RUNNING",
-        "node[1-2]",
-        False,
-    )
-    assert (second.reason, second.name) == ("Resources", "my|odd job")
 
 
 def test_an_orchestrator_in_a_job_does_not_hand_on_that_job_s_settings() -> None:
@@ -172,7 +162,7 @@ def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End
 
 def raise_end(end: End, request: Request) -> None:
     ending = ending_of("12", *end, request)
-    raise_for([ending], [FailureTail(Path("the.log"))], request, stopped=False)
+    raise_for(ending, AttemptLog(Path("the.log"), io.StringIO()), request, stopped=False)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +192,7 @@ def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Req
         (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib"),
         (ending(None, "FAILED"), StageFailedError, "does the node see the store"),
         (ending(None, ""), StageFailedError, "Slurm has forgotten it"),
-        (ending(143, "FAILED", "node"), StageFailedError, "another node's part had failed"),
+        (ending(143, "FAILED", "node"), StageFailedError, "another node's part ended"),
         (ending(1, "FAILED"), StageFailedError, "exit code 1"),
     ],
     ids=str,
@@ -223,45 +213,23 @@ def test_a_container_runs_its_own_python_unless_another_is_named(request_: Reque
     assert default_interpreter(Execution(), request_) == sys.executable
 
 
-def test_a_full_queue_and_a_busy_controller_may_pass() -> None:
-    for passing in (
-        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: "
-        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-        "sbatch: error: Batch job submission failed: Unable to contact slurm controller",
-        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
-    ):
-        assert may_pass(passing)
-    assert not may_pass("sbatch: error: invalid partition specified: x")
+@pytest.mark.parametrize(
+    ("complaint", "passes"),
+    [
+        ("QOSMaxSubmitJobPerUserLimit", True),
+        ("Batch job submission failed: Unable to contact slurm controller", True),
+        ("Batch job submission failed: Socket timed out on send/recv operation", True),
+        ("invalid partition specified: x", False),
+    ],
+)
+def test_a_full_queue_and_a_busy_controller_may_pass(complaint: str, passes: bool) -> None:
+    assert may_pass(f"sbatch: error: {complaint}") is passes
 
 
 def test_a_refusal_has_slurm_s_words_and_the_options(request_: Request) -> None:
     error = mistake("allocation failure: Invalid account\n", request_, ["--account=lab"])
     assert "allocation failure: Invalid account (sbatch --account=lab)" in error.message
     assert "execution.slurm or resources.probe" in error.remedy
-
-
-def test_nodes_that_are_down_are_waited_for(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = "allocation failure: Requested node configuration is not available"
-    monkeypatch.setattr(client, "check", lambda options: said)
-    monkeypatch.setattr(client, "nodes_away", lambda partition: "node2")
-    check_job(request_, Execution(), [])
-    monkeypatch.setattr(client, "nodes_away", lambda partition: "")
-    with pytest.raises(UserError, match="node configuration is not available"):
-        check_job(request_, Execution(), [])
-
-
-def test_a_pending_job_that_will_never_start_is_refused_and_others_are_waited_for(
-    request_: Request,
-) -> None:
-    job = Execution(slurm=SlurmSettings(time_limit="9-0"))
-    for reason in ("Priority", "Resources", "AssocMaxJobsLimit", "QOSMaxJobsPerUserLimit"):
-        check_pending(reason, request_, job)
-    with pytest.raises(UserError, match=r"PartitionTimeLimit.*--time=9-0"):
-        check_pending("PartitionTimeLimit", request_, job)
-    with pytest.raises(UserError, match="QOSMaxGRESPerJob"):
-        check_pending("QOSMaxGRESPerJob", request_, job)
 
 
 def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:

@@ -1,20 +1,23 @@
 """Submission of Slurm jobs without a cluster: a full queue, jobs that are there already."""
 
 import contextlib
+import io
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from flows.pipeline.placement import Execution
+from flows.runners.attempt_log import AttemptLog
 from flows.runners.choose import make_runner
-from flows.runners.place import orchestrator_lease, work_name
+from flows.runners.place import StageJob, orchestrator_lease, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client, submission
-from flows.runners.slurm.folder import JobFolder
 from flows.runners.slurm.job import batch_program
 from flows.runners.slurm.runner import SlurmPlace
+from flows.runners.slurm.work import jobs_folder
 from stages.contract.errors import StoppedError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
@@ -32,7 +35,6 @@ class Scheduler:
         self.calls: list[str] = []
         self.queue = [OTHERS_JOB]
         self._answers = iter(answers)
-        monkeypatch.setattr(client, "check", lambda options: "")
         for name in ("own_jobs", "submit"):
             monkeypatch.setattr(client, name, getattr(self, name))
 
@@ -58,9 +60,9 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     return Scheduler(monkeypatch)
 
 
-def found(place: SlurmPlace, request: Request) -> bool:
-    """True if a job that is there already is taken over."""
-    return place.find(request, lambda event: None, threading.Event()) is not None
+def job_of(request: Request, stopping: threading.Event | None = None) -> StageJob:
+    log = AttemptLog(Path("the.log"), io.StringIO())
+    return StageJob(request, log, lambda event: None, stopping or threading.Event())
 
 
 def runner() -> Runner:
@@ -68,8 +70,13 @@ def runner() -> Runner:
 
 
 def submit(request: Request, name: str, stopping: threading.Event | None = None) -> str:
-    chosen = stopping or threading.Event()
-    return submission.submit(request, Execution(), name, "", lambda event: None, chosen)
+    return submission.submit(job_of(request, stopping), Execution(), name, "")
+
+
+def new_folder(request: Request) -> Path:
+    folder = jobs_folder(request) / work_name(request)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_a_full_queue_is_asked_again_until_it_has_room(
@@ -136,11 +143,11 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
 def test_a_job_that_was_told_to_end_is_not_taken_over(
     request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
-    folder = JobFolder.create(work_name(request_), request_)
+    folder = new_folder(request_)
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", folder.name))
-    assert found(SlurmPlace(Execution()), request_)
-    folder.ask_to_stop()
-    assert not found(SlurmPlace(Execution()), request_)
+    assert SlurmPlace(Execution()).find(job_of(request_)) is not None
+    (folder / "stop").touch()
+    assert SlurmPlace(Execution()).find(job_of(request_)) is None
 
 
 def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
@@ -149,7 +156,7 @@ def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
     chosen = runner()
     with pytest.raises(KeyboardInterrupt):
         chosen.run(request_.model_copy(update={"key": "0" * 64}), interrupt)
-    late = JobFolder.create(work_name(request_), request_)
+    late = new_folder(request_)
     with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
         chosen.run(request_, interrupt)
     program = batch_program(request_, Execution(), "request.json", late, sys.executable)

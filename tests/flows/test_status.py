@@ -232,7 +232,6 @@ def test_the_last_log_is_that_of_the_newest_attempt(record: RunRecord) -> None:
         log.touch()
     kept = calendar.timegm((2026, 1, 2, 12, 0, 0))
     os.utime(left, (kept, kept))
-    (folder / f"{now.stem}.node1.log").write_text("the second node's")
     assert step_logs(record.store, step) == [before, left, now]
 
 

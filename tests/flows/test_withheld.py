@@ -7,10 +7,9 @@ import pytest
 
 from flows.pipeline.placement import DockerSettings, Execution, KubernetesSettings, SlurmSettings
 from flows.runners.base import supervised
-from flows.runners.docker.options import container_options, host_options
+from flows.runners.docker.options import container_options
 from flows.runners.kubernetes.manifest import Attempt, pods_for
 from flows.runners.slurm import client
-from flows.runners.slurm.folder import JobFolder
 from flows.runners.slurm.job import batch_program, submit_options
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -51,15 +50,14 @@ def test_no_container_has_it(request_: Request) -> None:
         user="1:1",
         command=supervised("python", 30, program=["stages.probe", "request.json"]),
     )
-    assert is_clean(repr(made) + repr(host_options(request_, DockerSettings())))
+    assert is_clean(repr(made))
 
 
 def test_no_job_has_it(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has sbatch, which `sbatch_options: [--export=ALL]` lets hand on its own environment."""
     settings = SlurmSettings(sbatch_options=("--export=ALL",))
     options = submit_options(request_, settings, grace_seconds=30)
-    folder = JobFolder(tmp_path)
-    made = batch_program(request_, Execution(slurm=settings), "request.json", folder, "python")
+    made = batch_program(request_, Execution(slurm=settings), "request.json", tmp_path, "python")
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
     write_program(sbatch, 'env\necho "$@"\ncat')

@@ -45,7 +45,7 @@ def test_memory_beyond_the_limit_is_named(store: Store, cluster: Namespace) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"spec": {"nodeSelector": {"pool": "none"}}}, "no node takes the pod"),
+        ({"spec": {"nodeSelector": {"pool": "none"}}}, "nodes are available"),
         ({"image": "localhost/nothing:1"}, "localhost/nothing:1"),
         ({"secrets": {"TOKEN": "nothing/token"}}, 'secret "nothing" not found'),
     ],

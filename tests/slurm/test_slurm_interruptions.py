@@ -1,7 +1,6 @@
 """Jobs of a real Slurm cluster that are preempted, run out of time, or lose their orchestrator."""
 
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 from flows.execution.observer import Observer
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Step
-from flows.runners.slurm.folder import folders_for
 from flows.runners.slurm.runner import SlurmPlace
+from flows.runners.slurm.work import folders_for
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event
 from stages.contract.request import Request
@@ -20,6 +19,7 @@ from stages.store.base import Store
 from tests.at_work import at_work, hangs, said
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import wait_until
+from tests.flows.test_slurm_submission import job_of
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
@@ -105,8 +105,8 @@ def test_a_job_without_an_orchestrator_ends_itself(store: Store) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     # The next orchestrator of the key keeps its log and removes its folder.
     [folder] = folders_for(request)
-    SlurmPlace(execution()).find(request, lambda event: None, threading.Event())
-    assert not folder.path.exists()
+    SlurmPlace(execution()).find(job_of(request))
+    assert not folder.exists()
     [left] = store.log_path("probe", request.key).glob("left-*.log")
     assert "no sign of the orchestrator" in left.read_text()
     assert list((store.root / "slurm/jobs").iterdir()) == []

@@ -14,6 +14,7 @@ from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.at_work import at_work, said
 from tests.flows.loop import geb_ok, geb_refused, plan, result_digests, write_config
+from tests.flows.probes import wait_until
 from tests.probe_requests import probe_request
 from tests.slurm.jobs import execution, is_over, job_of, run, runner, settings, work_key
 
@@ -73,7 +74,7 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_option(
     chosen = execution(**changes)
     options = submit_options(request, chosen.slurm, chosen.grace_seconds)
     with pytest.raises(UserError, match=message) as caught:
-        check_job(request, chosen, options)
+        check_job(request, options)
     assert "sinfo" in caught.value.remedy
 
 
@@ -119,7 +120,7 @@ def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: Store) -
         pids = work.pids
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
-        assert is_over(job_of(work))
+        wait_until(lambda: is_over(job_of(work)))
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     [log] = store.log_path("probe", work_key(store)).glob("*.log")
     assert "CANCELLED" in log.read_text(), "by a signal to its step, not by the end of the job"
@@ -127,7 +128,7 @@ def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: Store) -
 
 def test_a_person_s_scancel_is_not_retried(store: Store) -> None:
     with at_work(probe_request(store, behaviour="hang"), runner()) as work:
-        client.cancel([job_of(work)])
+        client.cancel(job_of(work))
         error = work.join()
     assert isinstance(error, UserError)
     assert "was cancelled" in error.message
@@ -142,4 +143,4 @@ def test_a_job_that_is_pending_is_taken_back(store: Store) -> None:
     with at_work(probe_request(store), chosen, pending) as work:
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
-        assert is_over(job_of(work))
+        wait_until(lambda: is_over(job_of(work)))

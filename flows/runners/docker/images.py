@@ -18,52 +18,34 @@ def find_image(
 ) -> tuple[Any, str]:
     """The image for a request, and its name with its digest.
 
-    Settings may name images by tag or with a digest (``TAG@sha256:…``).
+    Settings may name images by tag, with a digest (``TAG@sha256:…``), or by their id.
 
     Raises:
-        UserError: It is not there, is not the one of the digest, or was built from other code than
-            the orchestrator runs.
+        UserError: It is not there, or was built from other code than the orchestrator runs.
     """
-    chosen = settings.images.get(request.stage)
     tags = image_tags(request.image, gpus=request.resources.gpus)
     command = build_command(tags[0])
+    chosen = settings.images.get(request.stage)
     names = [chosen] if chosen else tags
     for name in names:
-        image = _look_up(client, name, request.stage)
-        if image is None:
-            continue
-        labels = image.attrs["Config"]["Labels"] or {}
-        if labels.get(CODE_LABEL) != stages_digest():
-            raise UserError(
-                f"image {name} holds other code of the stages than the orchestrator (revision "
-                f"{labels.get(REVISION_LABEL)})",
-                f"build it again, or on top of an image that is up to date: `{command}`",
-            )
-        return image, f"{name.partition('@')[0]}@{_digests(image)[0]}"
+        with contextlib.suppress(ImageNotFound):
+            image = client.images.get(name)
+            labels = image.attrs["Config"]["Labels"] or {}
+            if labels.get(CODE_LABEL) != stages_digest():
+                raise UserError(
+                    f"image {name} holds other code of the stages than the orchestrator (revision "
+                    f"{labels.get(REVISION_LABEL)})",
+                    f"build it again, or on top of an image that is up to date: `{command}`",
+                )
+            return image, f"{name.partition('@')[0]}@{_digest(image)}"
     raise UserError(
         f"no image {names[0]} for stage {request.stage!r}",
         f"build it: `{command}`, or correct execution.docker.images",
     )
 
 
-def _look_up(client: docker.DockerClient, name: str, stage: str) -> Any:
-    tag, _, digest = name.partition("@")
-    # The engine knows digests of what it pulled or pushed; one that was built here has its id.
-    for reference in (name, tag):
-        with contextlib.suppress(ImageNotFound):
-            image = client.images.get(reference)
-            if digest and digest not in _digests(image):
-                raise UserError(
-                    f"image {tag} is {_digests(image)[0]}, not {digest}, which "
-                    f"execution.docker.images.{stage} names: it was built again or tampered with",
-                    "find out which; then name a digest that you trust "
-                    "(docs/clusters.md#pin-an-image)",
-                )
-            return image
-    return None
-
-
-def _digests(image: Any) -> list[str]:
-    """Digests of an image's content, a registry's before the engine's own."""
-    of_registries = [each.partition("@")[2] for each in image.attrs.get("RepoDigests") or ()]
-    return [*of_registries, str(image.id)]
+def _digest(image: Any) -> str:
+    """Digest of an image's content: a registry's, else the engine's own."""
+    for repository in image.attrs.get("RepoDigests") or ():
+        return str(repository.partition("@")[2])
+    return str(image.id)

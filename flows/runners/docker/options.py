@@ -1,7 +1,4 @@
-"""Container options for a stage request: mounts, resource limits, dropped privileges.
-
-Pure but for looking at links; ``flows.runners.docker.runner`` does what this says.
-"""
+"""Container options for a stage request: mounts, resource limits, dropped privileges."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -29,7 +26,6 @@ STEP_LABEL = "geb.step"
 STAGE_LABEL = "geb.stage"
 KEY_LABEL = "geb.key"
 STORE_LABEL = "geb.store"
-GPUS_LABEL = "geb.gpus"
 
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
@@ -80,18 +76,6 @@ def environment_for(request: Request, settings: DockerSettings) -> dict[str, str
     )
 
 
-def labels_for(request: Request, devices: Sequence[str]) -> dict[str, str]:
-    """Labels of a container, by which the runner, the reaper and a person find it."""
-    gpus = {GPUS_LABEL: ",".join(devices)} if devices else {}
-    return gpus | {
-        RUN_LABEL: request.run,
-        STEP_LABEL: request.step,
-        STAGE_LABEL: request.stage,
-        KEY_LABEL: request.key,
-        STORE_LABEL: request.store,
-    }
-
-
 def container_options(
     request: Request,
     settings: DockerSettings,
@@ -101,28 +85,25 @@ def container_options(
     command: list[str],
     devices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Arguments for the engine's ``create_container``, its host configuration apart."""
+    """Arguments for the engine's `containers.create`: limits, mounts, and what is forbidden."""
+    resources = request.resources
+    memory = None if resources.memory_gib is None else int(resources.memory_gib * _GIB)
+    gpus = [DeviceRequest(device_ids=list(devices), capabilities=[["gpu"]])] if devices else None
     return {
         "entrypoint": command,
         "command": [],
         "user": user,
         "environment": environment_for(request, settings) | {IMAGE_VARIABLE: image},
-        "labels": labels_for(request, devices),
+        "labels": {
+            RUN_LABEL: request.run,
+            STEP_LABEL: request.step,
+            STAGE_LABEL: request.stage,
+            KEY_LABEL: request.key,
+            STORE_LABEL: request.store,
+        },
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
-        # the stage. A detached container's stdin stays open without a client.
+        # the stage.
         "stdin_open": True,
-        "detach": False,
-    }
-
-
-def host_options(
-    request: Request, settings: DockerSettings, devices: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Arguments for the engine's ``create_host_config``: limits, mounts, and what is forbidden."""
-    resources = request.resources
-    memory = None if resources.memory_gib is None else int(resources.memory_gib * _GIB)
-    gpus = [DeviceRequest(device_ids=list(devices), capabilities=[["gpu"]])] if devices else None
-    return {
         "mounts": mounts_for(request, settings),
         "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={int(settings.tmp_gib * _GIB)}"},
         "read_only": True,

@@ -5,54 +5,40 @@ held open by the orchestrator.
 """
 
 import contextlib
+import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import docker
 from docker.errors import APIError
+from docker.models.containers import Container
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, write_request
-from flows.runners.base import Ending, OnEvent, log_once, program_of, supervised, time_limit
+from flows.runners.attempt_log import write_request
+from flows.runners.base import program_of, supervised
 from flows.runners.docker.container import (
     StageContainer,
     connect,
-    gpus_in_use,
+    containers_with,
     reap,
-    remove_containers_of,
-    stop,
+    remove,
+    remove_left,
 )
 from flows.runners.docker.images import find_image
-from flows.runners.docker.options import container_options, host_options, needs_network, user_for
+from flows.runners.docker.options import (
+    KEY_LABEL,
+    STORE_LABEL,
+    container_options,
+    needs_network,
+    user_for,
+)
 from flows.runners.local.gpus import hold_gpus
-from flows.runners.place import chown_outputs, work_name
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from flows.runners.place import StageJob, chown_outputs, work_name
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
 
-
-def refused(request: Request, error: APIError) -> UserError | StageFailedError:
-    """The error for a container that the engine did not make or start."""
-    where = request.place
-    said = str(error.explanation or error)
-    if "could not select device driver" in said:
-        return UserError(
-            f"{where}: the Docker engine offers no GPUs ({said.strip()})",
-            "install the NVIDIA container toolkit on this machine, or set "
-            f"resources.{request.stage}.gpus to 0",
-        )
-    if error.is_client_error():
-        return UserError(
-            f"{where}: the Docker engine refuses the container: {said}",
-            "correct execution.docker, or what it names",
-        )
-    return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
-
-
-# Between two checks whether a GPU is free.
-_POLL_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -70,80 +56,33 @@ class DockerPlace:
         for line in reap():
             _log.warning(line)
 
-    def find(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> StageContainer | None:
-        """See :class:`Place`: no container goes on without its orchestrator."""
-        remove_containers_of(request)
-        return None
+    def find(self, job: StageJob) -> None:
+        """See :class:`flows.runners.place.Place`: none goes on without its orchestrator."""
+        request = job.request
+        labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={request.store}"]
+        with contextlib.closing(connect()) as client:
+            for container in containers_with(client, *labels):
+                remove_left(container)
 
-    def submit(
-        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
-    ) -> StageContainer:
-        """See :class:`Place`."""
+    def start(self, job: StageJob) -> StageContainer:
+        """See :class:`flows.runners.place.Place`."""
+        request = job.request
         with contextlib.ExitStack() as stack:
-            # A new connection: the engine's client serves one thread.
-            client = connect()
-            stack.callback(client.close)
-            say = log_once(on_event)
-            number = request.resources.gpus
-            gpus = stack.enter_context(hold_gpus(number, waiting=say, stopping=stopping))
-            # The container of a killed orchestrator has its GPUs for a while, and no lock on them.
-            while taken := set(gpus.devices) & gpus_in_use(client):
-                say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
-                if stopping.wait(_POLL_SECONDS):
-                    raise StoppedError(f"{request.place}: stopped while waiting for a GPU")
-            container = self._create(client, request, gpus.devices)
+            client = stack.enter_context(contextlib.closing(connect()))
+            gpus = stack.enter_context(
+                hold_gpus(request.resources.gpus, waiting=job.notice, stopping=job.stopping)
+            )
             try:
-                self._start(container, request)
-            except BaseException:
-                container.close()
-                raise
-            container.held = stack.pop_all()
-        return container
-
-    def follow(
-        self,
-        work: StageContainer,
-        request: Request,
-        logs: Sequence[AttemptLog],
-        on_event: OnEvent,
-        stopping: threading.Event,
-        check_owner: Callable[[], None],
-    ) -> list[Ending]:
-        """See :class:`Place`."""
-        [log] = logs
-        limit = request.resources.timeout_seconds
-        with time_limit(limit, lambda: stop(work.id, self._grace_seconds)) as overdue:
-            reader = threading.Thread(target=log.write_all, args=(work.lines("stderr"),))
-            reader.start()
-            try:
-                for line in work.lines("stdout"):
-                    log.handle_line(line, on_event)
-                reader.join()
-            finally:
-                # An interrupt leaves the reader to the end of the container.
-                log.end()
-            ending = work.wait()
-        return [Ending("overdue", ending.code) if overdue.is_set() else ending]
-
-    def end(self, works: Sequence[StageContainer]) -> None:
-        """See :class:`Place`."""
-        threads = [
-            threading.Thread(target=stop, args=(each.id, self._grace_seconds)) for each in works
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def close(self, work: StageContainer) -> None:
-        """See :class:`Place`."""
-        work.close()
+                container = self._create(client, request, gpus.devices)
+                stack.callback(remove, container)
+                stack.enter_context(_started(container, self._secrets(request)))
+            except APIError as error:
+                raise _refused(request, error) from error
+            return StageContainer(job, container, stack.pop_all(), self._grace_seconds)
 
     def _create(
         self, client: docker.DockerClient, request: Request, devices: tuple[str, ...]
-    ) -> StageContainer:
+    ) -> Container:
         settings = self._settings
         if needs_network(request, settings):
             raise UserError(
@@ -153,31 +92,21 @@ class DockerPlace:
             )
         image, image_name = find_image(client, settings, request)
         user = user_for(settings, image.attrs["Config"]["User"])
-        chown_outputs(request, *_ids_of(user, request))
+        uid, gid = user.split(":")
+        chown_outputs(request, int(uid), int(gid))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
-        options = container_options(
+        program = program_of(request, write_request(request))
+        options: dict[str, Any] = container_options(
             request,
             settings,
             image=image_name,
             user=user,
-            command=supervised(
-                "python",
-                self._grace_seconds,
-                *secrets,
-                program=program_of(request, write_request(request)),
-            ),
+            command=supervised("python", self._grace_seconds, *secrets, program=program),
             devices=devices,
         )
-        host = client.api.create_host_config(**host_options(request, settings, devices))
-        try:
-            made = client.api.create_container(
-                image.id, name=work_name(request), host_config=host, **options
-            )
-        except APIError as error:
-            raise refused(request, error) from error
-        return StageContainer(client, made["Id"])
+        return client.containers.create(image.id, name=work_name(request), **options)
 
-    def _start(self, container: StageContainer, request: Request) -> None:
+    def _secrets(self, request: Request) -> dict[str, str]:
         names = self._settings.secrets.get(request.stage, ())
         if missing := [name for name in names if name not in os.environ]:
             raise UserError(
@@ -185,17 +114,35 @@ class DockerPlace:
                 "orchestrator's environment does not have",
                 "set it there, or take the name out",
             )
-        try:
-            container.start({name: os.environ[name] for name in names})
-        except APIError as error:
-            raise refused(request, error) from error
+        return {name: os.environ[name] for name in names}
 
 
-def _ids_of(user: str, request: Request) -> tuple[int, int]:
-    uid, _, gid = user.partition(":")
-    if not (uid.isdecimal() and gid.isdecimal()):
-        raise UserError(
-            f"the image for stage {request.stage!r} runs as {user!r}, not as a user and group id",
-            "set execution.docker.user, such as 1000:1000",
+@contextlib.contextmanager
+def _started(container: Container, secrets: Mapping[str, str]) -> Iterator[None]:
+    """Starts a container and holds its stdin open within the block.
+
+    The supervisor expects secrets, environment variables, on stdin if there are any.
+    """
+    stdin: Any = container.attach_socket(params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0})
+    with contextlib.closing(stdin):
+        container.start()
+        if secrets:
+            # The socket below what the engine's client makes of it.
+            stream = getattr(stdin, "_sock", stdin)
+            stream.sendall(json.dumps(dict(secrets)).encode() + b"\n")
+        yield
+
+
+def _refused(request: Request, error: APIError) -> UserError | StageFailedError:
+    """The error for a container that the engine did not make or start."""
+    reason = str(error.explanation or error)
+    message = f"{request.place}: the Docker engine refuses the container: {reason}"
+    if "could not select device driver" in reason:
+        return UserError(
+            message,
+            "install the NVIDIA container toolkit on this machine, or set "
+            f"resources.{request.stage}.gpus to 0",
         )
-    return int(uid), int(gid)
+    if error.is_client_error():
+        return UserError(message, "correct execution.docker, or what it names")
+    return StageFailedError(message)

@@ -1,4 +1,4 @@
-"""Requests of the runner to a cluster: pods, logs, events of one namespace, its rights.
+"""Requests of the runner to a cluster: pods, logs and events of one namespace.
 
 Objects are plain dictionaries, as the API has them: the client's models take a multiple of the
 time, and refuse what their version of the API did not know.
@@ -20,12 +20,13 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
+from flows.runners.attempt_log import whole_lines
 from flows.runners.kubernetes.identity import Pod
 from stages.contract.errors import StageFailedError, UserError
 
 UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
 """Errors of an API server that does not answer."""
-RIGHTS_REMEDY = (
+_RIGHTS_REMEDY = (
     "give the orchestrator's account the role: `kubectl apply -k configs/cluster/kubernetes`"
 )
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -47,9 +48,7 @@ class Cluster:
         made.connection_pool_maxsize = 64
         made.retries = False
         self.server = str(made.host)
-        connection = client.ApiClient(made)
-        self._api = client.CoreV1Api(connection)
-        self._authorization = client.AuthorizationV1Api(connection)
+        self._api = client.CoreV1Api(client.ApiClient(made))
 
     def create(self, manifest: Pod, *, dry_run: bool = False) -> None:
         """Creates a pod; its errors: :func:`flows.runners.kubernetes.diagnosis.refused`.
@@ -78,7 +77,7 @@ class Cluster:
         pods: list[dict[str, Any]] = found["items"]
         return pods
 
-    def log(self, name: str, *, follow: bool) -> Iterator[bytes]:
+    def log(self, name: str, *, follow: bool) -> Iterator[str]:
         """Lines of a pod's log, each with its time in front; until the pod ends if followed."""
         answer = self._api.read_namespaced_pod_log(
             name,
@@ -89,7 +88,7 @@ class Cluster:
             _request_timeout=(_TIMEOUT_SECONDS, _SILENT_SECONDS if follow else _TIMEOUT_SECONDS),
         )
         with answer:
-            yield from _lines(answer)
+            yield from whole_lines(answer.stream(amt=None, decode_content=False))
 
     def events(self, pod: str) -> list[dict[str, Any]]:
         """Events of a pod, oldest first."""
@@ -97,18 +96,6 @@ class Cluster:
         found = _asked(self._api.list_namespaced_event, self.namespace, field_selector=own)
         events: list[dict[str, Any]] = found["items"]
         return sorted(events, key=lambda each: each["metadata"]["creationTimestamp"] or "")
-
-    def may(self, verb: str, resource: str) -> bool:
-        """True if this account has a right in the namespace, ``pods/log`` for a part of pods."""
-        name, _, part = resource.partition("/")
-        wanted = {"namespace": self.namespace, "verb": verb, "resource": name, "subresource": part}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted},
-        }
-        answer = _asked(self._authorization.create_self_subject_access_review, review)
-        return bool(answer["status"]["allowed"])
 
 
 @contextlib.contextmanager
@@ -119,7 +106,7 @@ def explained(cluster: Cluster) -> Iterator[None]:
     except ApiException as error:
         message = f"the cluster {cluster.server} refuses: {reason_of(error)}"
         if error.status in (401, 403):
-            raise UserError(message, RIGHTS_REMEDY) from error
+            raise UserError(message, _RIGHTS_REMEDY) from error
         raise StageFailedError(message) from error
     except urllib3.exceptions.HTTPError as error:
         raise StageFailedError(
@@ -161,36 +148,6 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     return found
 
 
-def _lines(answer: Any) -> Iterator[bytes]:
-    unread = b""
-    for data in answer.stream(amt=None, decode_content=False):
-        *lines, unread = (unread + data).split(b"\n")
-        yield from lines
-    if unread:
-        yield unread
-
-
-RIGHTS = (
-    ("pods", "create"),
-    ("pods", "list"),
-    ("pods", "delete"),
-    ("pods/log", "get"),
-    ("events", "list"),
-)
-"""Resources and verbs, none of which is asked for without being used."""
-
-
-def check_rights(cluster: Cluster) -> None:
-    """Refuses a cluster before the first stage if a right is missing, which the error names."""
-    missing = [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
-    if missing:
-        raise UserError(
-            f"in namespace {cluster.namespace!r} of {cluster.server} this account may not "
-            f"{', '.join(missing)}",
-            RIGHTS_REMEDY,
-        )
-
-
 # For the rest of a log: of a node that answers, and of one that may be gone, which does not end its
 # connections.
 _ANSWER_SECONDS = 60.0
@@ -230,11 +187,11 @@ class LogReader:
         """Passes on what is new; True if the log has ended or there is none, so that all is had."""
         known = self._last
         try:
-            for raw in self._cluster.log(self._pod, follow=follow):
-                when, line = _parse(raw)
+            for stamped in self._cluster.log(self._pod, follow=follow):
+                when, line = _parse(stamped)
                 if when > known and not self._closed.is_set():
                     self._last = when
-                    self._sink(line + "\n")
+                    self._sink(line)
         except ApiException as error:
             return error.status in (BAD_REQUEST, FORBIDDEN, NOT_FOUND)
         except UNREACHABLE:
@@ -242,8 +199,8 @@ class LogReader:
         return True
 
 
-def _parse(raw: bytes) -> tuple[str, str]:
+def _parse(stamped: str) -> tuple[str, str]:
     """Time and text of a line; times compare as texts."""
-    stamp, _, line = raw.partition(b" ")
-    seconds, _, fraction = stamp.decode(errors="replace").rstrip("Z").partition(".")
-    return f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}", line.decode(errors="replace")
+    stamp, _, line = stamped.partition(" ")
+    seconds, _, fraction = stamp.rstrip("Z").partition(".")
+    return f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}", line

@@ -3,45 +3,18 @@
 Decisions follow reasons, types and codes of the API. Its messages are passed on as they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from flows.runners.base import Ending
+from flows.runners.ending import Ending
 from flows.runners.kubernetes.identity import Pod
 from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]
 
-# Reasons of a failed pod whose node, not its program, is the cause.
-_NODE_REASONS = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting")
 # Conditions of a pod that Kubernetes and Kueue take away.
 _DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
 _LAST_EVENTS = 3
-
-
-def is_gated(pod: Pod) -> bool:
-    """True while a queue holds the pod back from the scheduler by its scheduling gates."""
-    return _unscheduled(pod).get("reason") == "SchedulingGated"
-
-
-def why_pending(pod: Pod, events: Sequence[Event]) -> str:
-    """Reason for which a pod does not start, in the cluster's words; empty if there is none."""
-    if unscheduled := _unscheduled(pod):
-        reason = unscheduled.get("reason", "")
-        return f"no node takes the pod: {unscheduled.get('message') or reason}"
-    waiting = _container(pod).get("state", {}).get("waiting", {})
-    if waiting.get("message"):
-        return f"{waiting.get('reason', '')}: {waiting['message']}"
-    is_warned = any(event.get("type") == "Warning" for event in events)
-    return last_events(events) if is_warned else ""
-
-
-def _unscheduled(pod: Pod) -> dict[str, Any]:
-    """The condition that keeps a pod from a node; empty if there is none."""
-    for condition in pod["status"].get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return dict(condition)
-    return {}
 
 
 def last_events(events: Sequence[Event]) -> str:
@@ -51,19 +24,25 @@ def last_events(events: Sequence[Event]) -> str:
     )
 
 
+def last_warnings(events: Sequence[Event]) -> str:
+    """The last warnings of a pod, in the cluster's words; empty if there are none."""
+    return last_events([event for event in events if event.get("type") == "Warning"])
+
+
+def is_gated(pod: Pod) -> bool:
+    """True while a queue holds the pod back from the scheduler by its scheduling gates."""
+    return _condition(pod, "PodScheduled").get("reason") == "SchedulingGated"
+
+
 def has_started(pod: Pod) -> bool:
     """True once the pod's container has a log: it runs or has run."""
-    state = _container(pod).get("state", {})
+    state = _state(pod)
     return "running" in state or "terminated" in state
 
 
 def is_lost(pod: Pod) -> bool:
     """True while the pod's node does not answer: it runs, as far as is known, and is not ready."""
-    running = "running" in _container(pod).get("state", {})
-    ready = {each["type"]: each["status"] for each in pod["status"].get("conditions") or ()}.get(
-        "Ready"
-    )
-    return running and ready == "False"
+    return "running" in _state(pod) and _condition(pod, "Ready").get("status") == "False"
 
 
 def is_asked_to_end(pod: Pod) -> bool:
@@ -71,15 +50,10 @@ def is_asked_to_end(pod: Pod) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
-def has_ended(pod: Pod) -> bool:
-    """True once nothing of the pod is at work."""
-    return ending_of(pod) is not None
-
-
 def ending_of(pod: Pod) -> Ending | None:
     """End of a pod, as far as the pod itself tells it; None if it has not ended."""
     status = pod["status"]
-    terminated = _container(pod).get("state", {}).get("terminated")
+    terminated = _state(pod).get("terminated")
     if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):
         return None
     code = terminated["exitCode"] if terminated else None
@@ -88,33 +62,30 @@ def ending_of(pod: Pod) -> Ending | None:
     if code == 0:
         return Ending("exited", 0)
     if reason == "DeadlineExceeded":
-        return Ending("overdue", code, message)
-    disruption = next(_disruptions(pod), None)
-    if reason == "Evicted" and disruption is None:
+        return Ending("overdue", code)
+    if disruption := _disruption(pod):
+        return Ending("taken", code, disruption)
+    if reason == "Evicted":
         # Kubernetes marks a pod that its node had no room for. Otherwise a limit was its own.
         return Ending("failed", code, f"{message}; raise execution.kubernetes.tmp_gib")
-    if terminated and terminated.get("reason") == "OOMKilled":
+    if reason or terminated is None:
+        # The node shut down, or a kubelet refused what the scheduler gave it: OutOfcpu, ….
+        return Ending("taken", code, f"its node ended or refused it: {message}")
+    if terminated.get("reason") == "OOMKilled":
         return Ending("out_of_memory", code)
-    if reason in _NODE_REASONS:
-        return Ending("taken", code, message)
-    if disruption is not None:
-        return Ending("taken", code, disruption)
-    if terminated and terminated.get("reason") in ("StartError", "ContainerCannotRun"):
+    if terminated.get("reason") in ("StartError", "ContainerCannotRun"):
         return Ending(
             "refused",
             code,
             f"the image cannot run the stage: {terminated.get('message', '')}",
             "use an image of this project, or one built on top of it",
         )
-    if terminated is None and reason:
-        # A kubelet may refuse what the scheduler gave it: OutOfcpu, NodeAffinity, ….
-        return Ending("taken", None, f"its node refused it: {message}")
     return Ending("exited", code)
 
 
 def why_taken(pod: Pod | None, events: Sequence[Event]) -> str:
     """Reason for the deletion of a pod that its orchestrator did not delete."""
-    for disruption in _disruptions(pod) if pod is not None else ():
+    if pod is not None and (disruption := _disruption(pod)):
         return disruption
     if pod is not None and is_lost(pod):
         return "its node does not answer"
@@ -122,14 +93,26 @@ def why_taken(pod: Pod | None, events: Sequence[Event]) -> str:
     return f"{message}; its last events: {last_events(events)}" if events else message
 
 
-def _disruptions(pod: Pod) -> Iterator[str]:
-    for condition in pod["status"].get("conditions") or ():
-        if condition["type"] in _DISRUPTIONS and condition["status"] == "True":
-            yield f"{condition.get('reason', '')}: {condition.get('message', '')}"
+def _disruption(pod: Pod) -> str:
+    """Reason for which the cluster takes a pod away; empty if it does not."""
+    for kind in _DISRUPTIONS:
+        condition = _condition(pod, kind)
+        if condition.get("status") == "True":
+            return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+    return ""
 
 
-def _container(pod: Pod) -> dict[str, Any]:
-    return next(iter(pod["status"].get("containerStatuses") or ()), {})
+def _condition(pod: Pod, kind: str) -> dict[str, Any]:
+    """The condition of a kind; empty if the pod does not have it."""
+    conditions = pod["status"].get("conditions") or ()
+    return next((dict(each) for each in conditions if each["type"] == kind), {})
+
+
+def _state(pod: Pod) -> dict[str, Any]:
+    """State of the pod's container: waiting, running or terminated."""
+    for container in pod["status"].get("containerStatuses") or ():
+        return dict(container.get("state", {}))
+    return {}
 
 
 # Statuses of an API server that is busy.

@@ -8,22 +8,20 @@ orchestrator that wants the key takes over pods that still run.
 import contextlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import AttemptLog, left_log
-from flows.runners.base import Ending, OnEvent, log_once, preflight_request
+from flows.runners.attempt_log import left_log
+from flows.runners.base import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import UNREACHABLE, Cluster, check_rights, explained, reason_of
+from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explained, reason_of
 from flows.runners.kubernetes.diagnosis import (
     QuotaError,
-    has_ended,
+    ending_of,
     has_started,
     is_asked_to_end,
     refused,
@@ -42,15 +40,19 @@ from flows.runners.kubernetes.identity import (
     selector,
 )
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
-from flows.runners.place import Poller, chown_outputs, orchestrator_lease, request_address
+from flows.runners.place import (
+    Poller,
+    StageJob,
+    chown_outputs,
+    orchestrator_lease,
+    request_address,
+)
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.opening import local_folder
 
-# Between two looks at the pods, which all stages of a run share.
-_POLL_SECONDS = 2.0
 _QUOTA_POLL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -71,58 +73,32 @@ class KubernetesPlace:
         self._cluster = Cluster(execution.kubernetes)
         self._poller: Poller[Pod] = Poller(
             lambda: {name_of(pod): pod for pod in self._cluster.pods(selector())},
-            _POLL_SECONDS,
             (ApiException, ValueError, *UNREACHABLE),
         )
-        with explained(self._cluster):
-            check_rights(self._cluster)
         for line in reap(self._cluster):
             _log.warning(line)
 
-    def find(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> PodAttempt | None:
+    def find(self, job: StageJob) -> PodAttempt | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
         with explained(self._cluster):
-            for pods in self._attempts(request):
+            for pods in self._attempts(job.request):
                 if taken is None and _is_whole(pods):
-                    taken = self._attempt(request, pods[0], on_event)
+                    taken = self._work(job, pods[0])
                     continue
                 for pod in pods:
                     self._cluster.delete_pod(name_of(pod))
         return taken
 
-    def submit(
-        self, request: Request, log: Path, on_event: OnEvent, stopping: threading.Event
-    ) -> PodAttempt:
+    def start(self, job: StageJob) -> PodAttempt:
         """See :class:`flows.runners.place.Place`."""
         with explained(self._cluster):
-            made = self._create(request, on_event, stopping)
-        return self._attempt(request, made, on_event)
+            first = self._create(job)
+        return self._work(job, first)
 
-    def follow(
-        self,
-        work: PodAttempt,
-        request: Request,
-        logs: Sequence[AttemptLog],
-        on_event: OnEvent,
-        stopping: threading.Event,
-        check_owner: Callable[[], None],
-    ) -> list[Ending]:
-        """See :class:`flows.runners.place.Place`."""
-        return work.follow(self._poller, logs, check_owner, stopping)
-
-    def end(self, works: Sequence[PodAttempt]) -> None:
-        """Does nothing: who follows pods ends them, once it sees that the run stops."""
-
-    def close(self, work: PodAttempt) -> None:
-        """See :class:`flows.runners.place.Place`."""
-        work.remove()
-
-    def _attempt(self, request: Request, first: Pod, on_event: OnEvent) -> PodAttempt:
+    def _work(self, job: StageJob, first: Pod) -> PodAttempt:
         name = label(first, ATTEMPT)
-        return PodAttempt(self._cluster, request, self._execution, name, on_event)
+        return PodAttempt(self._cluster, self._poller, job, self._execution, name)
 
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
         """Pods for a key, by attempt."""
@@ -133,8 +109,9 @@ class KubernetesPlace:
                 attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return list(attempts.values())
 
-    def _create(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Pod:
+    def _create(self, job: StageJob) -> Pod:
         """Creates the attempt's pods; returns the first one."""
+        request = job.request
         path = request_address(request, self._execution)
         if "://" not in path:
             chown_outputs(request, *self._user)
@@ -147,7 +124,6 @@ class KubernetesPlace:
             store=Store.open(request.store).identity,
         )
         manifests = pods_for(attempt)
-        say = log_once(on_event)
         deadline = time.monotonic() + self._execution.kubernetes.pending_seconds
         while True:
             try:
@@ -156,8 +132,8 @@ class KubernetesPlace:
             except QuotaError as error:
                 if time.monotonic() > deadline:
                     raise
-                say(f"waiting: {error.message}")
-            if stopping.wait(_QUOTA_POLL_SECONDS):
+                job.notice(f"waiting: {error.message}")
+            if job.stopping.wait(_QUOTA_POLL_SECONDS):
                 raise StoppedError(f"{request.place}: stopped while waiting for the quota")
 
 
@@ -183,7 +159,7 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
 
 def _is_whole(pods: list[dict[str, Any]]) -> bool:
     """True while all pods of an attempt are at work."""
-    at_work = [pod for pod in pods if not (has_ended(pod) or is_asked_to_end(pod))]
+    at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
     return len(at_work) == int(annotation(pods[0], NODES))
 
 
@@ -219,7 +195,7 @@ def reap(cluster: Cluster) -> list[str]:
             stage = label(pod, COMPONENT)
             key = annotation(pod, FULL_KEY)
             store = identity.partition("#")[0]
-            is_kept = annotation(pod, DEATH) == "keep" and not has_ended(pod)
+            is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
             if is_kept or not _is_here(store, identity):
                 continue
             if orchestrator_lease(store, stage, key).holder() is not None:
@@ -243,9 +219,9 @@ def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
     if not has_started(pod):
         return
     # Its node may be gone, and the log with it: then the API server refuses, or does not answer.
-    with contextlib.suppress(ApiException, *UNREACHABLE), log.open("wb") as file:
+    with contextlib.suppress(ApiException, *UNREACHABLE), log.open("w") as file:
         for line in cluster.log(name_of(pod), follow=False):
-            file.write(line + b"\n")
+            file.write(line)
 
 
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:
@@ -260,7 +236,6 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
     user = user_of(execution.kubernetes)
     with explained(cluster):
-        check_rights(cluster)
         for stage in type(resources).model_fields:
             request = preflight_request(stage, getattr(resources, stage), folder)
             attempt = Attempt(request, execution, "geb-preflight", user, path, folder)

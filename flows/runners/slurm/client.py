@@ -4,7 +4,7 @@ Text formats in place of ``--json``, whose shape changes with each release.
 """
 
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.runners.local.environment import stage_environment
@@ -18,7 +18,6 @@ _FORMAT = "%i|%T|%r|%N|%j"
 # They describe the job that the orchestrator may be itself; a new job must not inherit them.
 _OWN_JOB = "SLURM_"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-_AWAY = "down,drain,fail,maint,no_respond,reboot,unknown"
 # COMPLETING is not among them.
 _ENDED = {
     "COMPLETED",
@@ -64,20 +63,6 @@ def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[s
     return _call(["sbatch", *options], text=script)
 
 
-def check(options: Sequence[str]) -> str:
-    """Slurm's objection to a job with these options, which is not submitted; empty for none."""
-    done = _call(["sbatch", "--test-only", *options], text="#!/bin/bash\n")
-    return done.stderr.strip() if done.returncode else ""
-
-
-def nodes_away(partition: str | None) -> str:
-    """Nodes of a partition, or of all, that are down, drained or do not answer; empty for none."""
-    chosen = [f"--partition={partition}"] if partition else []
-    return _call(
-        ["sinfo", "--noheader", f"--states={_AWAY}", "--format=%N", *chosen]
-    ).stdout.strip()
-
-
 def own_jobs() -> list[QueuedJob]:
     """All jobs of this user that the controller remembers, ended ones for some minutes too.
 
@@ -88,33 +73,22 @@ def own_jobs() -> list[QueuedJob]:
     done = _call(command, seconds=_QUEUE_SECONDS)
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")
-    return parse_queue(done.stdout)
-
-
-def parse_queue(text: str) -> list[QueuedJob]:
-    """Jobs from squeue's lines; a job's name may hold the separator."""
-    fields = [line.strip().split("|", 4) for line in text.splitlines()]
-    return [QueuedJob(*each) for each in fields if len(each) == 5]
+    # A job's name may hold the separator.
+    lines = [line.strip().split("|", 4) for line in done.stdout.splitlines()]
+    return [QueuedJob(*fields) for fields in lines if len(fields) == 5]
 
 
 def details(job: str) -> dict[str, str]:
     """Fields of one job (JobState, PreemptTime, RunTime, …); none when Slurm has forgotten it."""
     done = _call(["scontrol", "--oneliner", "show", "job", job])
     # Only the first word of a value with spaces.
-    return dict(each.split("=", 1) for each in done.stdout.split() if "=" in each)
+    return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
 
-def ask_to_end(jobs: Collection[str]) -> None:
-    """Cancels pending jobs, and sends SIGTERM to the steps of others, whose programs report it."""
-    cancel(jobs, "--state=PENDING")
-    cancel(jobs, "--signal=TERM")
-
-
-def cancel(jobs: Collection[str], option: str = "--quiet") -> None:
-    """Cancels jobs, begun or not: Slurm kills what does not end by itself."""
-    # One that is over by now makes scancel complain, and there is nothing to be done about it.
-    if jobs:
-        _call(["scancel", option, *jobs])
+def cancel(job: str, option: str = "--quiet") -> None:
+    """Cancels a job, begun or not: Slurm kills what does not end by itself."""
+    # A job that is over by now makes scancel complain, and there is nothing to be done about it.
+    _call(["scancel", option, job])
 
 
 def _call(

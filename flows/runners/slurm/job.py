@@ -9,7 +9,6 @@ from pathlib import Path
 from flows.pipeline.placement import Execution, SlurmSettings, interpreter_of
 from flows.runners.base import thread_variables
 from flows.runners.place import node_commands
-from flows.runners.slurm.folder import JobFolder
 from stages.contract.request import Request
 
 # Slurm may send the signal of --signal so much earlier than asked for.
@@ -45,7 +44,7 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
 
 def batch_program(
-    request: Request, execution: Execution, request_path: str, folder: JobFolder, interpreter: str
+    request: Request, execution: Execution, request_path: str, folder: Path, interpreter: str
 ) -> str:
     """Text of the batch program of a job, whose nodes find the request at ``request_path``."""
     job = execution.slurm.job(request.stage)
@@ -59,7 +58,7 @@ def batch_program(
     return "\n".join(
         [
             "#!/bin/bash",
-            f"folder={shlex.quote(str(folder.path))}",
+            f"folder={shlex.quote(str(folder))}",
             f"grace={math.ceil(execution.grace_seconds)}",
             _array("first", first),
             _array("other", other),

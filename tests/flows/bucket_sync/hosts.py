@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flows.pipeline.placement import Execution
-from flows.runners.base import Ending
+from flows.runners.ending import Ending
+from flows.runners.place import StageJob
 from flows.runners.runner import Runner
 from stages.contract.events import Event, Log
 from stages.contract.params import InputSpec, StageParams
@@ -25,12 +26,16 @@ class MakeParams(StageParams):
     text: str = "made"
 
 
-@dataclass
 class Done:
-    """A stage that has ended."""
+    """A stage that has ended well."""
 
-    title: str = "nothing"
-    num_nodes: int = 1
+    title = "nothing"
+
+    def follow(self) -> Ending:
+        return Ending("exited", 0)
+
+    def remove(self) -> None:
+        """Nothing is left."""
 
 
 @dataclass
@@ -54,25 +59,14 @@ class Host:
     def __post_init__(self) -> None:
         self.runner = Runner(self, Execution(sync_seconds=self.sync_seconds))
 
-    def find(self, *_: object) -> None:
+    def find(self, job: StageJob) -> None:
         """Nothing outlives this process."""
 
-    def submit(self, request: Request, *_: object) -> Done:
+    def start(self, job: StageJob) -> Done:
         """Runs a stage of which everything is here."""
-        self.requests.append(request)
-        log = EventLog()
-        execute(Stage(MakeParams, self.body), request, log)
+        self.requests.append(job.request)
+        execute(Stage(MakeParams, self.body), job.request, EventLog())
         return Done()
-
-    def follow(self, *_: object) -> list[Ending]:
-        """The end of a stage, which has ended well."""
-        return [Ending("exited", 0)]
-
-    def end(self, works: object) -> None:
-        """Nothing to end."""
-
-    def close(self, work: object) -> None:
-        """Nothing is left."""
 
     def make(self, text: str = "made", *inputs: Input) -> Any:
         """Makes an artifact through the bucket and returns it as this host finds it."""

@@ -1,0 +1,98 @@
+"""Endings of stages at their places, and the errors that they become."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+from flows.runners.attempt_log import AttemptLog
+from stages.contract.errors import (
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+    PreemptedError,
+    RefusedError,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
+from stages.contract.request import Request
+
+Kind = Literal["refused", "taken", "out_of_memory", "overdue", "failed", "exited"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """End of a stage: of its process, its container, its pods or its job.
+
+    Attributes:
+        kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``overdue``: its time
+            limit; ``taken``: the place took its machine; ``refused``: a person has to change
+            something; ``failed``: something else, which the message tells.
+        code: Exit code, if its program had one.
+    """
+
+    kind: Kind
+    code: int | None = None
+    message: str = ""
+    remedy: str = ""
+
+
+def is_killed(code: int | None) -> bool:
+    """True for an exit code of a program that a signal ended, other than the wish to stop."""
+    return code is not None and code > 128 and code != EXIT_STOPPED
+
+
+def describe_exit(code: int | None) -> str:
+    """Words for an exit code: the signal if one ended the program."""
+    if code == 128 + signal.SIGKILL:
+        return "SIGKILL (the kernel does that when memory runs out)"
+    signals = {128 + number: number.name for number in signal.Signals}
+    return signals.get(code or 0, f"exit code {code}")
+
+
+def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: bool) -> None:
+    """Raises the error of an attempt; returns if the stage ended well."""
+    if ending == Ending("exited", EXIT_OK):
+        return
+    where = f"{request.place} ({request.stage} {request.key[:12]})"
+    if ending.code == EXIT_USER and log.failure is not None:
+        raise UserError(f"{where}: {log.failure.message}", log.failure.remedy)
+    if stopped:
+        raise StoppedError(f"{where}: stopped")
+    last = tuple(log.lines)
+    match ending.kind:
+        case "refused":
+            raise RefusedError(f"{where}: {ending.message}", ending.remedy)
+        case "taken":
+            raise PreemptedError(f"{where}: {ending.message}; log: {log.path}", last)
+        case "out_of_memory":
+            message = _out_of_memory(request)
+        case "overdue":
+            limit = request.resources.timeout_seconds
+            message = f"took longer than timeout_seconds={limit:g}"
+        case "failed":
+            message = ending.message
+        case "exited":
+            message = _exited(ending, log)
+    raise StageFailedError(f"{where}: {message}; log: {log.path}", last)
+
+
+def _out_of_memory(request: Request) -> str:
+    limit = request.resources.memory_gib
+    memory = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
+    return (
+        f"the stage used up {memory} and the kernel killed it; raise "
+        f"resources.{request.stage}.memory_gib, or give the stage less to do at a time"
+    )
+
+
+def _exited(ending: Ending, log: AttemptLog) -> str:
+    exit_words = describe_exit(ending.code)
+    if log.failure is None:
+        last = log.lines[-1] if log.lines else "it printed nothing"
+        return f"ended by {exit_words}: {last}"
+    if is_killed(ending.code):
+        return f"{log.failure.message} ({exit_words})"
+    return log.failure.message

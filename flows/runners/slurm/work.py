@@ -1,0 +1,311 @@
+"""One job of Slurm and its folder in the store: its output, its end, and the reason of the end.
+
+``slurm/jobs/<name>/`` below the store's root is all that orchestrator and batch program need of
+each other::
+
+    events, log, others    stdout and stderr of the stage; all that other nodes print
+    slurm.out              what the batch program and srun print
+    status                 how it ended: {"job": "12", "code": 0, …}, written last
+    stop                   exists when the orchestrator wants the job to end
+
+A batch program whose folder is gone does not start its stage.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+
+from flows.pipeline.placement import Execution
+from flows.runners.attempt_log import left_log
+from flows.runners.ending import Ending, describe_exit, is_killed
+from flows.runners.place import KEY_CHARACTERS, Poller, StageJob
+from flows.runners.slurm import client, submission
+from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
+from flows.runners.slurm.job import submit_options
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
+from stages.contract.request import Request
+from stages.store.base import Store
+
+_UNSET = ("", "None", "Unknown")
+_OUTPUTS = ("log", "others", "slurm.out")
+# Reasons for which a job is pending for ever.
+_HOPELESS = (
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+    "JobHeldAdmin",
+    "QOSMaxWallDurationPerJobLimit",
+)
+# Between two looks at a job's files.
+_LOOK_SECONDS = 0.5
+# A batch program kills its steps so long after the grace period.
+_PROGRAM_SECONDS = 15.0
+# What a node wrote last may reach this host so much later, over a shared file system.
+_SETTLE_SECONDS = 20.0
+# A job is COMPLETING for a moment after its end; its final state comes then.
+_FINAL_SECONDS = 60.0
+_NOT_FINAL = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+
+
+class Status(BaseModel):
+    """End of a batch program.
+
+    Attributes:
+        code: Exit code of the first node's step.
+        others: Exit code of the other nodes' step; 0 if there is none, or the program ended it.
+        reason: Why the program ended its steps by itself, if it did.
+        silent: Whether another node did not end its part after the first node's end.
+    """
+
+    job: str
+    code: int
+    others: int = 0
+    reason: Literal["", "asked", "node"] = ""
+    silent: bool = False
+
+
+class Tail:
+    """Lines of a file that grows, in UTF-8; it may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_lines(self, *, last: bool = False) -> Iterator[str]:
+        """Whole lines since the last call; with ``last`` also one that has no end yet."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data if last else data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        # Bytes: a text has more kinds of line ends, and an event may hold them.
+        for line in whole.splitlines(keepends=True):
+            yield line.decode(errors="replace")
+
+
+class SlurmJob:
+    """A job and its folder, which has the job's name."""
+
+    def __init__(
+        self,
+        number: str,
+        folder: Path,
+        job: StageJob,
+        execution: Execution,
+        poller: Poller[QueuedJob],
+    ) -> None:
+        self.title = f"job {number}"
+        self._number = number
+        self._folder = folder
+        self._job = job
+        self._execution = execution
+        self._poller = poller
+        self._events = Tail(folder / "events")
+        self._outputs = [Tail(folder / name) for name in _OUTPUTS]
+        self._began = time.monotonic()
+        self._seen_at = self._began
+        self._running_since: float | None = None
+        self._asked_at: float | None = None
+        self._is_over = False
+
+    def follow(self) -> Ending:
+        """See :class:`flows.runners.place.Work`.
+
+        Raises:
+            UserError: The job is pending and will never start.
+        """
+        job = self._job
+        limit = job.request.resources.timeout_seconds
+        is_overdue = False
+        while True:
+            job.check_owner()
+            # Before the output is read: it is whole once the status is there.
+            status = status_of(self._folder)
+            seen_at, jobs = self._poller.look(
+                submission.POLL_SECONDS if self._asked_at is None else 1.0
+            )
+            queued = jobs.get(self._folder.name)
+            gone = seen_at > self._began and (queued is None or queued.is_over)
+            if status is not None or (gone and self._is_silent()):
+                self._is_over = True
+                self._read(last=True)
+                return Ending("overdue") if is_overdue else self._ending(queued)
+            self._read()
+            if queued is not None and not gone:
+                self._see(queued)
+            ran = time.monotonic() - self._running_since if self._running_since else 0.0
+            is_overdue = limit is not None and ran > limit
+            if is_overdue or job.stopping.is_set():
+                self._end()
+            time.sleep(_LOOK_SECONDS)
+
+    def remove(self) -> None:
+        """See :class:`flows.runners.place.Work`."""
+        if not self._is_over:
+            with contextlib.suppress(SlurmUnavailableError):
+                client.cancel(self._number)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        """Ends the job's steps first, so that the stage can save, and later the job."""
+        now = time.monotonic()
+        # Where the controller does not answer, the batch program still sees that it is asked.
+        with contextlib.suppress(SlurmUnavailableError):
+            if self._asked_at is None:
+                self._asked_at = now
+                (self._folder / "stop").touch()
+                client.cancel(self._number, "--state=PENDING")
+                client.cancel(self._number, "--signal=TERM")
+            elif now > self._asked_at + self._execution.grace_seconds + _PROGRAM_SECONDS:
+                self._asked_at = now
+                client.cancel(self._number)
+
+    def _ending(self, queued: QueuedJob | None) -> Ending:
+        status = status_of(self._folder)
+        fields = dict[str, str]()
+        request = self._job.request
+        ended_well = (
+            status is not None
+            and status.code == EXIT_OK
+            and Store.open(request.store).load(request.stage, request.key) is not None
+        )
+        if not (self._job.stopping.is_set() or ended_well):
+            # A job with a silent node is COMPLETING until Slurm gives the node up.
+            final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
+            deadline = time.monotonic() + final_by
+            fields = client.details(self._number)
+            while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                fields = client.details(self._number)
+            if not fields and queued is not None:
+                fields = {"JobState": queued.state}
+        return ending_of(self._number, status, fields, request)
+
+    def _is_silent(self) -> bool:
+        """True if a job that is not in the queue will not tell its status either."""
+        # One that was cancelled before it began has nothing to say.
+        never_began = self._job.stopping.is_set() and self._running_since is None
+        return never_began or time.monotonic() - self._seen_at > _SETTLE_SECONDS
+
+    def _see(self, queued: QueuedJob) -> None:
+        self._seen_at = time.monotonic()
+        if queued.state == "RUNNING":
+            self._running_since = self._running_since or time.monotonic()
+            self._job.notice(f"job {self._number} runs on {queued.nodes}")
+        elif queued.state == "PENDING" and queued.reason != "None":
+            self._job.notice(f"job {self._number} is pending: {queued.reason}")
+            if queued.reason in _HOPELESS:
+                execution = self._execution
+                request = self._job.request
+                options = submit_options(request, execution.slurm, execution.grace_seconds)
+                complaint = f"it would be pending for ever, reason {queued.reason}"
+                raise submission.mistake(complaint, request, options)
+
+    def _read(self, *, last: bool = False) -> None:
+        for line in self._events.new_lines(last=last):
+            self._job.handle_line(line)
+        log = self._job.log
+        for output in self._outputs:
+            # What srun, whose output comes last, says of a step's end tells less than the stage.
+            quoted = output is not self._outputs[-1] or not log.lines
+            for line in output.new_lines(last=last):
+                log.write(line, quoted=quoted)
+
+
+def status_of(folder: Path) -> Status | None:
+    """End of a job's batch program, or None while it has not ended."""
+    try:
+        return Status.model_validate_json((folder / "status").read_text())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def is_stopped(folder: Path) -> bool:
+    """True if a job's batch program has been told to end its steps."""
+    return (folder / "stop").exists()
+
+
+def jobs_folder(request: Request) -> Path:
+    """Folder of the folders of all jobs of a store."""
+    return Store.open(request.store).root / "slurm" / "jobs"
+
+
+def folders_for(request: Request) -> list[Path]:
+    """Folders of all jobs for a key."""
+    name = f"*-{request.key[:KEY_CHARACTERS]}-" + "[0-9a-f]" * 6
+    return sorted(jobs_folder(request).glob(name))
+
+
+def remove_left(folder: Path, request: Request) -> None:
+    """Removes the folder of a dead orchestrator's job, whose output the logs of its key keep."""
+    log = left_log(Path(request.store), request.stage, request.key, folder.name)
+    with log.open("wb") as kept:
+        for name in _OUTPUTS:
+            with contextlib.suppress(FileNotFoundError):
+                kept.write((folder / name).read_bytes())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def ending_of(
+    job: str, status: Status | None, fields: Mapping[str, str], request: Request
+) -> Ending:
+    """The ending of a stage that the end of its job stands for.
+
+    This run did not want the job to end. There is no status if its batch program could not write
+    one; there are no fields if Slurm was not asked, or has forgotten the job.
+    """
+    code = None if status is None else status.code
+    state = fields.get("JobState", "")
+    if code == EXIT_USER:
+        return Ending("exited", code)
+    # The last word of a job whose node died may be that it ended well.
+    if (why := _interruption(status, state, fields)) is not None:
+        return Ending("taken", code, f"job {job} {why}")
+    if code == EXIT_OK:
+        return Ending("exited", code)
+    if state == "CANCELLED":
+        cancelled = f"job {job} was cancelled (scancel)"
+        return Ending("refused", code, cancelled, "resume the run to start the stage again")
+    if state == "OUT_OF_MEMORY":
+        return Ending("out_of_memory", code)
+    if status is None:
+        return Ending(
+            "failed",
+            None,
+            f"job {job} is over ({state or 'Slurm has forgotten it'}), and its batch program "
+            f"left no status in the store: does the node see the store at {request.store}?",
+        )
+    if status.silent and code == EXIT_FAILED:
+        # Slurm may tell of a lost node minutes later (SlurmdTimeout), or take it for busy.
+        return Ending("taken", code, f"job {job} lost a node, which did not end its part")
+    # The first node has only lost its connection when another node's part ended before.
+    if status.reason == "node" or (code == EXIT_FAILED and is_killed(status.others)):
+        words = describe_exit(status.others)
+        return Ending("failed", code, f"another node's part ended by {words}")
+    return Ending("exited", code)
+
+
+def _interruption(status: Status | None, state: str, fields: Mapping[str, str]) -> str | None:
+    """Reason for which Slurm ended a job that would have gone on, or None."""
+    if state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:
+        return "was preempted"
+    if state in ("NODE_FAIL", "BOOT_FAIL"):
+        return f"lost a node ({state})"
+    if state == "TIMEOUT":
+        return f"reached its time limit ({fields.get('TimeLimit', 'unknown')})"
+    # For the reason `node` the batch program itself ended the first node's part.
+    if status is None or status.code != EXIT_STOPPED or status.reason == "node":
+        return None
+    if state == "CANCELLED":
+        return None
+    return "was sent SIGTERM: by Slurm, near its time limit, by a person, or for want of a run"
