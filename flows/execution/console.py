@@ -4,26 +4,16 @@ import math
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 
 from flows.execution.observer import Observer
 from flows.execution.run_record import State
 from stages.contract.events import Event, Log, Metric, Progress
 from stages.contract.request import Request
 
-# Without a terminal each running stage prints a line about this often.
+# A running stage prints a line about this often.
 _LINE_SECONDS = 5.0
 # Metrics that tell most at a glance, as far as the stage has them.
 _SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_second")
@@ -68,15 +58,14 @@ class LineObserver(Observer):
 
 @dataclass
 class _Shown:
-    """A running step: its bar, its last metrics, and when each of its phases printed a line."""
+    """A running step: its last metrics, and the time of each phase's last line."""
 
-    bar: TaskID
     metrics: str = ""
     printed: dict[str, float] = field(default_factory=dict)
 
 
 class ConsoleObserver(LineObserver):
-    """Prints a counted line per step, and bars (in a terminal) or lines while it runs."""
+    """Prints a counted line per step, and lines while it runs."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         super().__init__(console)
@@ -85,43 +74,21 @@ class ConsoleObserver(LineObserver):
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._running: dict[str, _Shown] = {}
-        self._bars = Bars(
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[metrics]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Takes the bars away."""
-        self._bars.stop()
 
     def step_started(self, request: Request) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            bar = self._bars.add_task(request.step, total=None, unit="starting", metrics="")
-            self._running[request.step] = _Shown(bar)
-        if not self._console.is_terminal:
+            self._running[request.step] = _Shown()
             self._say(request.run, f"  {request.step}: started")
 
     def stage_event(self, request: Request, event: Event) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            shown = self._running.get(request.step)
+            shown = self._running.setdefault(request.step, _Shown())
             match event:
-                case Progress() if shown is not None:
+                case Progress():
                     self._progress(request, shown, event)
-                case Metric(values=values) if shown is not None:
+                case Metric(values=values):
                     names = [name for name in _SHOWN_METRICS if name in values]
                     shown.metrics = " ".join(f"{name} {values[name]:.3g}" for name in names)
                 case Log(level=level, message=message):
@@ -131,33 +98,22 @@ class ConsoleObserver(LineObserver):
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            self._forget(request.step)
             super().step_ended(request, state, seconds, message)
 
     def step_preempted(self, request: Request, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            self._forget(request.step)
             self._say(request.run, f"  {request.step}: [yellow]preempted: {escape(message)}[/]")
 
-    def _forget(self, step: str) -> None:
-        if (shown := self._running.pop(step, None)) is not None:
-            self._bars.remove_task(shown.bar)
-
     def _progress(self, request: Request, shown: _Shown, event: Progress) -> None:
-        unit = event.unit
         now = time.monotonic()
-        self._bars.update(
-            shown.bar, completed=event.done, total=event.total, unit=unit, metrics=shown.metrics
-        )
         # By unit, so that the next phase of a stage has a line at once.
-        if self._console.is_terminal or not event.done:
+        last = shown.printed.get(event.unit, -math.inf)
+        if not event.done or now - last < _LINE_SECONDS:
             return
-        if now - shown.printed.get(unit, -math.inf) < _LINE_SECONDS:
-            return
-        shown.printed[unit] = now
+        shown.printed[event.unit] = now
         share = f"({100 * event.done / max(event.total, 1):.0f} %)"
-        done = f"{event.done}/{event.total} {unit} {share}"
+        done = f"{event.done}/{event.total} {event.unit} {share}"
         self._say(request.run, f"  {request.step}: {done} {shown.metrics}".rstrip())
 
     def _count(self, state: State) -> str:

@@ -10,11 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.client.schemas.objects import StateType
-from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
-from prefect.states import Running, State
-from prefect.utilities.engine import emit_task_run_state_change_event
 
 from flows.execution.observer import Observer
 from stages.contract.events import Event, Failure, Log, Metric, Progress
@@ -28,8 +24,6 @@ _OUTAGE_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 # A progress update is a request to the server of about 20 ms.
 _PROGRESS_SECONDS = 2.0
-PREEMPTED = "Preempted"
-"""Name of a task run's state between two attempts of a stage whose machine was taken from it."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -67,24 +61,15 @@ class PrefectProgress(Observer):
 
     def __init__(self, run: str, step: str) -> None:
         self._bar = _ProgressBar(artifact_key(run, step))
-        self._preempted = False
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
 
     def __exit__(self, *_: object) -> None:
         """Ends the bar's thread without waiting for it."""
         self._bar.close()
 
-    def step_started(self, request: Request) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        if self._preempted:
-            self._preempted = False
-            show_task_state(Running())
-
     def step_preempted(self, request: Request, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
-        self._preempted = True
         self._logger.warning("preempted: %s", message)
-        show_task_state(State(type=StateType.PENDING, name=PREEMPTED, message=message))
 
     def stage_event(self, request: Request, event: Event) -> None:
         """See :class:`flows.execution.observer.Observer`."""
@@ -98,21 +83,6 @@ class PrefectProgress(Observer):
                 self._logger.debug("step %d %s", step, shown)
             case Progress(done=done, total=total, unit=unit):
                 self._bar.show(100.0 * done / max(total, 1), f"{done}/{total} {unit}")
-
-
-def show_task_state(state: State[Any]) -> None:
-    """Shows the present task run in another state while it goes on, as Prefect's engine would."""
-    context = TaskRunContext.get()
-    assert context is not None, "steps are executed in tasks"
-    run = context.task_run
-    before = run.state
-    state.state_details.task_run_id = run.id
-    state.state_details.flow_run_id = run.flow_run_id
-    run.state = state
-    run.state_id = state.id
-    run.state_type = state.type
-    run.state_name = state.name
-    emit_task_run_state_change_event(run, before, state)
 
 
 class _ProgressBar:

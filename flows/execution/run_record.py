@@ -91,14 +91,8 @@ class RunRecord:
         return record
 
     def save_config(self, config: RunConfig) -> None:
-        """Writes the resolved configuration, and keeps the previous one."""
+        """Writes the resolved configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
-        path = self.path / "config.json"
-        if path.exists() and not self.holds(config):
-            kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime())}.json"
-            # A copy, so that the run has one whatever becomes of the next.
-            write_atomically(kept, path.read_bytes())
-            self.store.share(kept)
         self.write("config.json", config.to_json())
 
     def start(self, config: RunConfig, keys: Callable[[], Mapping[str, str | None]]) -> None:
@@ -141,8 +135,7 @@ class RunRecord:
         values = read_record(
             path,
             dict[str, Any],
-            f"start the run again (`geb run CONFIG`), or copy the newest of {self.path}/"
-            "config-*.json over it: the configurations that it had before",
+            "start the run again: `geb run CONFIG`",
         )
         return check_config(values, str(path))
 

@@ -1,7 +1,5 @@
 """Damaged records of a store: every command says in one message which, where, and what to do."""
 
-import errno
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.loading import load_config
-from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.registry import ModelRegistry
 from tests.flows.loop import ROOT
@@ -145,21 +142,3 @@ def test_a_damaged_manifest_is_found_and_stops_nothing_else(
             assert path.parent.parent.name in said
         else:
             assert code == 0, (command, said)
-
-
-def test_a_disk_that_fills_up_as_a_run_starts_again_leaves_it_its_configuration(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = RunRecord.existing(Store.open(str(store)), "nightly")
-    config = record.config()
-    write = Path.write_bytes
-
-    def write_or_fail(path: Path, data: bytes) -> int:
-        if path.name.startswith(".config.json"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, data)
-
-    monkeypatch.setattr(Path, "write_bytes", write_or_fail)
-    with pytest.raises(UserError, match="no space left"):
-        record.save_config(config.model_copy(update={"seed": config.seed + 1}))
-    assert RunRecord.existing(record.store, "nightly").config() == config

@@ -1,15 +1,10 @@
 """A stage whose machine was taken from it: it starts again, and no retry is used up."""
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
-from prefect.client.schemas.sorting import TaskRunSort
 
 from flows.execution import step_executor
 from flows.execution.observer import Observer
@@ -23,8 +18,8 @@ from flows.runners.runner import Runner
 from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.flows.probe_flow import ProbeConfig, probes
-from tests.flows.probes import wait_until, write_probes
+from tests.flows.probe_flow import ProbeConfig
+from tests.flows.probes import wait_until
 from tests.probe_stage import ProbeParams
 
 STEP = Step("probe/0", ProbeParams(), {})
@@ -71,13 +66,6 @@ class Heard(Observer):
 
     def step_ended(self, request: Request, state: str, seconds: float, message: str) -> None:
         self._hear(state)
-
-
-def run(path: str) -> None:
-    """Runs the flow of probes in this process, its first one preempted twice."""
-    runner = Preempting("checkpoint-1", "checkpoint-1")
-    step_executor.make_runner = lambda execution: runner
-    probes(ProbeConfig.model_validate_json(Path(path).read_text()))
 
 
 @pytest.fixture
@@ -154,24 +142,3 @@ def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config: ProbeConfig
         executor.execute(STEP, {}, heard)
     assert heard.calls == ["started", "failed"]
     assert [each.state for each in RunRecord(executor.store, config.name).steps()] == ["failed"]
-
-
-def test_prefect_shows_a_state_of_its_own_and_no_retry_is_used_up(
-    prefect_server: str, config: ProbeConfig, tmp_path: Path
-) -> None:
-    code = "import sys; from tests.flows import test_preemption; test_preemption.run(sys.argv[1])"
-    path = write_probes(tmp_path, config)
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
-    with SyncPrefectClient(prefect_server) as client:
-
-        def names() -> list[str]:
-            found = client.read_task_runs(
-                task_run_filter=TaskRunFilter(name=TaskRunFilterName(any_=["probe/0"])),
-                sort=TaskRunSort.EXPECTED_START_TIME_DESC,
-                limit=1,
-            )
-            states = [client.read_task_run_states(each.id) for each in found]
-            return [each.name or "" for each in states[0]] if states else []
-
-        wait_until(lambda: "Completed" in names())
-        assert names() == ["Pending", "Running", *("Preempted", "Running") * 2, "Completed"]

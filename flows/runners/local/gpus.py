@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,54 +71,47 @@ def hold_gpus(
 ) -> Iterator[HeldGpus]:
     """Holds GPUs of this host for the time of the block; waits until there are enough.
 
-    ``waiting`` is told why there is a wait, which ``stopping`` ends.
+    ``waiting`` gets the reason of a wait, which ``stopping`` ends.
 
     Raises:
         UserError: This host has fewer.
         StoppedError: ``stopping`` was set.
     """
-    if number == 0:
-        yield HeldGpus()
-        return
-    devices = gpus_of_this_host()
+    devices = gpus_of_this_host() if number else []
     if number > len(devices):
         raise UserError(
             f"the stage asks for {number} GPUs, this host has {len(devices)}",
             "lower resources.<stage>.gpus (0 runs on the CPU), or run on a host or a cluster that "
             "has them",
         )
-    held: dict[str, int] = {}
-    ended = stopping or threading.Event()
-    with contextlib.ExitStack() as stack:
-        # One collects at a time, or two that want several would wait for each other for ever.
-        with _collecting(ended, waiting):
-            while len(held) < number:
-                for device in devices:
-                    if device not in held and len(held) < number:
-                        descriptor = try_lock(_folder() / f"gpu-{device}.lock")
-                        if descriptor is not None:
-                            stack.callback(os.close, descriptor)
-                            held[device] = descriptor
-                if len(held) < number:
-                    waiting(f"waiting for {number - len(held)} of this host's GPUs")
-                    _rest(ended, _POLL_SECONDS)
-        yield HeldGpus(tuple(held), tuple(held.values()))
-
-
-@contextmanager
-def _collecting(ended: threading.Event, waiting: Callable[[str], None]) -> Iterator[None]:
-    while (turn := try_lock(_folder() / "collecting.lock")) is None:
-        waiting("waiting for this host's GPUs: others wait before")
-        _rest(ended, _POLL_SECONDS)
+    stopped = stopping or threading.Event()
+    while len(locks := _lock_gpus(devices, number)) < number:
+        # All are free again: two that want several must not wait for each other for ever.
+        _unlock(locks)
+        waiting(f"waiting for {number} of this host's GPUs")
+        if stopped.wait(_POLL_SECONDS):
+            raise StoppedError("stopped while waiting for a GPU")
     try:
-        yield
+        yield HeldGpus(tuple(locks), tuple(locks.values()))
     finally:
-        os.close(turn)
+        _unlock(locks)
 
 
-def _rest(ended: threading.Event, seconds: float) -> None:
-    if ended.wait(seconds):
-        raise StoppedError("stopped while waiting for a GPU")
+def _lock_gpus(devices: Sequence[str], number: int) -> dict[str, int]:
+    """Descriptors that hold the locks of free GPUs, at most so many."""
+    locks: dict[str, int] = {}
+    for device in devices:
+        if len(locks) == number:
+            break
+        descriptor = try_lock(_folder() / f"gpu-{device}.lock")
+        if descriptor is not None:
+            locks[device] = descriptor
+    return locks
+
+
+def _unlock(locks: Mapping[str, int]) -> None:
+    for descriptor in locks.values():
+        os.close(descriptor)
 
 
 def _folder() -> Path:
