@@ -105,7 +105,7 @@ def test_gpus_are_asked_for_and_their_absence_is_named(
         pytest.skip("this machine has GPUs")
     monkeypatch.setenv("GEB_GPUS", "0")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
-    with pytest.raises(UserError, match="offers no GPUs") as caught:
+    with pytest.raises(UserError, match="could not select device driver") as caught:
         run(probe_request(store, Resources(gpus=1)))
     assert "resources.probe.gpus" in caught.value.remedy
 

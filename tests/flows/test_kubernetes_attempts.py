@@ -3,10 +3,9 @@
 import io
 import threading
 import time
-from collections.abc import Iterator
 from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from kubernetes.client.exceptions import ApiException
@@ -16,9 +15,8 @@ from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.ending import Ending
 from flows.runners.kubernetes import attempt
-from flows.runners.kubernetes import client as logs
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import Cluster, LogReader
+from flows.runners.kubernetes.client import Cluster
 from flows.runners.kubernetes.identity import annotations_for, labels_for
 from flows.runners.kubernetes.runner import reap
 from flows.runners.place import StageJob
@@ -63,19 +61,19 @@ class Pods:
         self._codes |= self._later
         return time.monotonic(), seen
 
-    def log(self, name: str, **_: object) -> Iterator[str]:
-        return iter(())
+    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+        return []
 
     def delete_pod(self, name: str) -> None:
         self.deleted.append(name)
         self._codes.setdefault(name, 143)
 
 
-def follow(request: Request, cluster: Any, **settings: float) -> Ending:
+def work_of(request: Request, cluster: Any, **settings: float) -> PodAttempt:
     log = AttemptLog(Path("the.log"), io.StringIO())
     job = StageJob(request, log, lambda event: None, threading.Event())
     execution = Execution(grace_seconds=5, kubernetes=KubernetesSettings(**settings))
-    return PodAttempt(cluster, cluster, job, execution, "geb-x").follow()
+    return PodAttempt(cluster, cluster, job, execution, "geb-x")
 
 
 FAILED = Ending("failed", None, "node 2 of 2 ended by exit code 64")
@@ -96,7 +94,7 @@ def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
     request_: Request, ends: list[tuple[str, int]], ending: Ending, deleted: list[str]
 ) -> None:
     cluster: Any = Pods(*ends)
-    assert follow(request_, cluster) == ending
+    assert work_of(request_, cluster).follow() == ending
     assert cluster.deleted == deleted
 
 
@@ -136,7 +134,7 @@ def follow_views(request: Request, *views: list[dict[str, Any]]) -> Ending:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "_TICK_SECONDS", 0.01)
         patch.setattr(attempt, "_CAUSE_SECONDS", 0.01)
-        return follow(request, Views(*views), pending_seconds=0.005)
+        return work_of(request, Views(*views), pending_seconds=0.005).follow()
 
 
 def test_time_in_a_queue_is_not_time_in_which_pods_should_have_started(request_: Request) -> None:
@@ -161,49 +159,42 @@ def test_a_pod_that_somebody_else_deleted_was_taken(
     assert message in ending.message
 
 
-LINES = ["2026-01-01T00:00:00.1Z one\n", "2026-01-01T00:00:00.2Z two\n"]
+LINES = ["2026-01-01T00:00:00Z one\n", "2026-01-01T00:00:00.2Z two\n"]
 
 
-class Server:
-    """An API server that follows the log up to its first line, and then gives some answers."""
+class Busy(Pods):
+    """Two pods that have ended, and an API server that gives some answers for their logs."""
 
     def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.followed = threading.Event()
+        super().__init__(("geb-x-0", 1), ("geb-x-1", 1))
+        self._answers = list(answers)
 
-    def log(self, name: str, *, follow: bool) -> Iterator[str]:
-        if follow:
-            yield LINES[0]
-            self.followed.set()
-            return
-        answer = self.answers.pop(0)
+    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+        answer = self._answers.pop(0) if name == "geb-x-0" else []
         if isinstance(answer, Exception):
             raise answer
-        yield from answer
+        return answer
 
 
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ([ApiException(INTERNAL_SERVER_ERROR), ConnectionResetError(), LINES], ["one\n", "two\n"]),
-        ([ApiException(NOT_FOUND), LINES], ["one\n"]),
+        ([ApiException(INTERNAL_SERVER_ERROR), ConnectionResetError(), LINES], ["one", "two"]),
+        ([ApiException(NOT_FOUND), LINES], []),
     ],
     ids=["busy", "gone"],
 )
 def test_the_last_lines_are_asked_for_until_there_is_an_answer(
-    answers: list[Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    request_: Request, answers: list[Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_RETRY_SECONDS", 0.01)
-    server, lines = Server(*answers), list[str]()
-    reader = LogReader(cast(Cluster, server), "pod", lines.append)
-    assert server.followed.wait(60)
-    reader.finish(node_answers=True)
-    assert lines == expected
-    assert server.answers == ([LINES] if len(expected) == 1 else [])
+    monkeypatch.setattr(attempt, "_TICK_SECONDS", 0.01)
+    work = work_of(request_, Busy(*answers))
+    work.follow()
+    assert list(work._job.log.lines) == expected
 
 
 class NodeIsGone:
-    """A cluster with one pod, on a node that breaks connections off in the middle of a log."""
+    """A cluster with one pod, on a node that breaks connections off."""
 
     def __init__(self, pod: dict[str, Any]) -> None:
         self._pod = pod
@@ -212,8 +203,7 @@ class NodeIsGone:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         return [self._pod]
 
-    def log(self, name: str, **_: object) -> Iterator[str]:
-        yield "one line\n"
+    def log(self, name: str) -> list[str]:
         raise ProtocolError("Connection broken")
 
     def delete_pod(self, name: str) -> None:
@@ -232,8 +222,6 @@ def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) 
     [line] = reap(cluster)
     assert "geb-x-0" in line
     assert cluster.deleted == ["geb-x-0"]
-    [log] = store.log_path(request.stage, request.key).glob("left-*.log")
-    assert log.read_text() == "one line\n"
 
 
 @pytest.mark.parametrize("text", ["{", "", "contexts: []"])

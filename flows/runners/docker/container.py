@@ -89,7 +89,9 @@ class StageContainer:
         engine's client loses what comes before it has read the answer's head.
         """
         with contextlib.suppress(*_ENGINE_ERRORS):
-            yield from whole_lines(self._container.logs(stream=True, follow=True))
+            output: Any = self._container.logs(stream=True, follow=True)
+            with contextlib.closing(output):
+                yield from whole_lines(output)
 
     def _wait(self) -> Ending:
         """Waits for the end; StageFailedError if the engine went away, or the container did."""

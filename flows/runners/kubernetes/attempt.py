@@ -7,15 +7,15 @@ of another one, is the end of all: the others are asked to end, and get their gr
 import contextlib
 import dataclasses
 import math
-import queue
 import time
+from http.client import BAD_REQUEST, FORBIDDEN, NOT_FOUND
 
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution
 from flows.runners.base import SUPERVISOR_SECONDS
 from flows.runners.ending import Ending, describe_exit, is_killed
-from flows.runners.kubernetes.client import UNREACHABLE, Cluster, LogReader
+from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 from flows.runners.kubernetes.diagnosis import (
     Event,
     ending_of,
@@ -30,11 +30,17 @@ from flows.runners.kubernetes.identity import Pod
 from flows.runners.place import PlaceAwayError, Poller, StageJob
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER, UserError
 
-POLL_SECONDS = 2.0
-"""Time between two looks at the pods, which all stages of a run share."""
+# Between two looks at the pods, which all stages of a run share.
+_POLL_SECONDS = 2.0
 # Volumes and networks that cannot be had show in a pod's events alone.
 _EVENTS_SECONDS = 10.0
-_TICK_SECONDS = 1.0
+_TICK_SECONDS = 2.0
+# Seconds of a log that are read again, whose lines are known by their times: clocks are coarse.
+_OVERLAP_SECONDS = 5
+_FRACTION_DIGITS = 9
+# For the rest of a log: of a node that answers, and of one that may be gone.
+_ANSWER_SECONDS = 60.0
+_GONE_SECONDS = 10.0
 # Without an answer for so long the attempt is given up; the next one takes its pods over.
 _API_SECONDS = 300.0
 # After the end of a pod's grace period: the time for its node to say so.
@@ -51,8 +57,9 @@ class _Node:
         self.name = name
         self.pod: Pod | None = None
         self.ending: Ending | None = None
-        self.reader: LogReader | None = None
         self.is_ended_by_us = False
+        self.read_at: float | None = None
+        self.last_stamp = ""
         self.waits_since = time.monotonic()
         self.looked_at = -math.inf
 
@@ -88,7 +95,6 @@ class PodAttempt:
         num_nodes = job.request.resources.nodes
         self._nodes = [_Node(f"{name}-{number}") for number in range(num_nodes)]
         self.title = f"pods {', '.join(node.name for node in self._nodes)}"
-        self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         # A node may be slow to say that a pod has ended, or never do so.
         self._seconds_to_end = execution.grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
         self._began = time.monotonic()
@@ -101,23 +107,16 @@ class PodAttempt:
         Raises:
             UserError: A pod did not start in time.
         """
-        try:
-            while any(node.ending is None for node in self._nodes):
-                self._pass_on(_TICK_SECONDS)
-                self._job.check_owner()
-                self._look()
-                if self._job.stopping.is_set() or self._is_decided():
-                    self._end_all()
-                    continue
-                for node in self._nodes:
-                    if node.ending is None:
-                        self._check_start(node)
-        finally:
+        while any(node.ending is None for node in self._nodes):
+            time.sleep(_TICK_SECONDS)
+            self._job.check_owner()
+            self._look()
+            if self._job.stopping.is_set() or self._is_decided():
+                self._end_all()
+                continue
             for node in self._nodes:
-                if node.reader is not None:
-                    ended = node.ending is not None and node.ending.kind != "taken"
-                    node.reader.finish(node_answers=ended)
-            self._pass_on()
+                if node.ending is None:
+                    self._check_start(node)
         return self._ending()
 
     def remove(self) -> None:
@@ -127,19 +126,46 @@ class PodAttempt:
             with contextlib.suppress(*_AWAY):
                 self._cluster.delete_pod(node.name, grace_seconds=grace)
 
-    def _pass_on(self, wait: float = 0) -> None:
-        """Passes on all lines that have come, and waits for a first one."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                number, line = self._lines.get(block=bool(wait), timeout=wait or None)
-                if number == 0:
-                    self._job.handle_line(line)
-                else:
-                    self._job.log.write(f"[node {number + 1}] {line}")
-                wait = 0
+    def _read_rest(self, node: _Node) -> None:
+        """Reads the end of a log, which says why a stage failed, from a busy server or node too."""
+        assert node.ending is not None
+        answers = node.ending.kind != "taken"
+        deadline = time.monotonic() + (_ANSWER_SECONDS if answers else _GONE_SECONDS)
+        while not self._read(node) and time.monotonic() < deadline:
+            time.sleep(_TICK_SECONDS)
+
+    def _read(self, node: _Node) -> bool:
+        """Passes on what is new in a pod's log; False if the cluster did not answer."""
+        began = time.monotonic()
+        since = None
+        if node.read_at is not None:
+            since = math.ceil(began - node.read_at) + _OVERLAP_SECONDS
+        try:
+            lines = self._cluster.log(node.name, since)
+        except ApiException as error:
+            return error.status in (BAD_REQUEST, FORBIDDEN, NOT_FOUND)
+        except UNREACHABLE:
+            return False
+        node.read_at = began
+        for stamped in lines:
+            stamp, _, line = stamped.partition(" ")
+            seconds, _, fraction = stamp.rstrip("Z").partition(".")
+            # Times compare as texts once their fractions are equally long.
+            when = f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}"
+            if when > node.last_stamp:
+                node.last_stamp = when
+                self._handle_line(node, line)
+        return True
+
+    def _handle_line(self, node: _Node, line: str) -> None:
+        number = self._nodes.index(node)
+        if number == 0:
+            self._job.handle_line(line)
+        else:
+            self._job.log.write(f"[node {number + 1}] {line}")
 
     def _look(self) -> None:
-        seen_at, pods = self._poller.look(POLL_SECONDS)
+        seen_at, pods = self._poller.look(_POLL_SECONDS)
         silent = time.monotonic() - max(seen_at, self._began)
         if silent > _API_SECONDS:
             raise PlaceAwayError(
@@ -148,22 +174,16 @@ class PodAttempt:
             )
         # Pods may be younger than the list.
         if seen_at > self._began:
-            for number, node in enumerate(self._nodes):
+            for node in self._nodes:
                 if node.ending is None:
-                    self._see(number, node, pods.get(node.name))
+                    self._see(node, pods.get(node.name))
 
-    def _see(self, number: int, node: _Node, pod: Pod | None) -> None:
+    def _see(self, node: _Node, pod: Pod | None) -> None:
         if pod is None:
             stopped = Ending("exited", EXIT_STOPPED)
             node.ending = stopped if node.is_ended_by_us else self._taken(node)
             return
         node.pod = pod
-        if node.reader is None and has_started(pod):
-            where = pod["spec"].get("nodeName", "a node")
-            self._job.notice(f"pod {node.name} runs on {where}")
-            node.reader = LogReader(
-                self._cluster, node.name, lambda line: self._lines.put((number, line))
-            )
         ending = ending_of(pod)
         if node.is_ended_by_us:
             has_failed = ending is not None and ending.code != EXIT_OK
@@ -172,6 +192,13 @@ class PodAttempt:
             node.ending = self._taken(node)
         else:
             node.ending = ending
+        if has_started(pod):
+            where = pod["spec"].get("nodeName", "a node")
+            self._job.notice(f"pod {node.name} runs on {where}")
+            if node.ending is not None:
+                self._read_rest(node)
+            elif not is_lost(pod):
+                self._read(node)
 
     def _taken(self, node: _Node) -> Ending:
         return Ending("taken", None, why_taken(node.pod, self._events_of(node.name)))

@@ -7,9 +7,8 @@ time, and refuse what their version of the API did not know.
 import contextlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
-from http.client import BAD_REQUEST, FORBIDDEN, NOT_FOUND
+from http.client import NOT_FOUND
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
-from flows.runners.attempt_log import whole_lines
 from flows.runners.kubernetes.identity import Pod
 from stages.contract.errors import StageFailedError, UserError
 
@@ -31,8 +29,8 @@ _RIGHTS_REMEDY = (
 )
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = 60.0
-# A stage may be silent for long; a connection that is has perhaps been lost.
-_SILENT_SECONDS = 600.0
+# A node that does not answer must not keep the others waiting.
+_LOG_SECONDS = 20.0
 
 
 class Cluster:
@@ -44,7 +42,7 @@ class Cluster:
 
     def __init__(self, settings: KubernetesSettings) -> None:
         made, self.namespace = _configuration(settings)
-        # One connection for each stage's log, which stays open.
+        # One connection for each stage.
         made.connection_pool_maxsize = 64
         made.retries = False
         self.server = str(made.host)
@@ -77,18 +75,18 @@ class Cluster:
         pods: list[dict[str, Any]] = found["items"]
         return pods
 
-    def log(self, name: str, *, follow: bool) -> Iterator[str]:
-        """Lines of a pod's log, each with its time in front; until the pod ends if followed."""
+    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+        """Lines of a pod's log, each with its time in front: all of them, or the last seconds'."""
+        options: dict[str, Any] = {} if since_seconds is None else {"since_seconds": since_seconds}
         answer = self._api.read_namespaced_pod_log(
             name,
             self.namespace,
-            follow=follow,
             timestamps=True,
             _preload_content=False,
-            _request_timeout=(_TIMEOUT_SECONDS, _SILENT_SECONDS if follow else _TIMEOUT_SECONDS),
+            _request_timeout=_LOG_SECONDS,
+            **options,
         )
-        with answer:
-            yield from whole_lines(answer.stream(amt=None, decode_content=False))
+        return answer.data.decode(errors="replace").splitlines(keepends=True)
 
     def events(self, pod: str) -> list[dict[str, Any]]:
         """Events of a pod, oldest first."""
@@ -146,61 +144,3 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
     found: dict[str, Any] = json.loads(request(*arguments, **options).data)
     return found
-
-
-# For the rest of a log: of a node that answers, and of one that may be gone, which does not end its
-# connections.
-_ANSWER_SECONDS = 60.0
-_GONE_SECONDS = 10.0
-_RETRY_SECONDS = 1.0
-_FRACTION_DIGITS = 9
-
-
-class LogReader:
-    """Reads a pod's log in a thread, from its beginning; ``sink`` gets each line there."""
-
-    def __init__(self, cluster: Cluster, pod: str, sink: Callable[[str], None]) -> None:
-        self._cluster = cluster
-        self._pod = pod
-        self._sink = sink
-        self._ended = threading.Event()
-        self._closed = threading.Event()
-        self._last = ""
-        self._thread = threading.Thread(target=self._read, name=f"log-{pod}", daemon=True)
-        self._thread.start()
-
-    def finish(self, *, node_answers: bool) -> None:
-        """Reads the rest, now that the pod has ended, or that its node does not answer any more."""
-        self._ended.set()
-        self._thread.join(_ANSWER_SECONDS if node_answers else _GONE_SECONDS)
-        self._closed.set()
-
-    def _read(self) -> None:
-        while not self._ended.is_set():
-            self._read_once(follow=True)
-            self._ended.wait(_RETRY_SECONDS)
-        # The last lines say why a stage failed: an API server that is busy is asked again.
-        while not self._read_once(follow=False) and not self._closed.wait(_RETRY_SECONDS):
-            pass
-
-    def _read_once(self, *, follow: bool) -> bool:
-        """Passes on what is new; True if the log has ended or there is none, so that all is had."""
-        known = self._last
-        try:
-            for stamped in self._cluster.log(self._pod, follow=follow):
-                when, line = _parse(stamped)
-                if when > known and not self._closed.is_set():
-                    self._last = when
-                    self._sink(line)
-        except ApiException as error:
-            return error.status in (BAD_REQUEST, FORBIDDEN, NOT_FOUND)
-        except UNREACHABLE:
-            return False
-        return True
-
-
-def _parse(stamped: str) -> tuple[str, str]:
-    """Time and text of a line; times compare as texts."""
-    stamp, _, line = stamped.partition(" ")
-    seconds, _, fraction = stamp.rstrip("Z").partition(".")
-    return f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}", line

@@ -219,9 +219,8 @@ def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
     if not has_started(pod):
         return
     # Its node may be gone, and the log with it: then the API server refuses, or does not answer.
-    with contextlib.suppress(ApiException, *UNREACHABLE), log.open("w") as file:
-        for line in cluster.log(name_of(pod), follow=False):
-            file.write(line)
+    with contextlib.suppress(ApiException, *UNREACHABLE):
+        log.write_text("".join(cluster.log(name_of(pod))))
 
 
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:
