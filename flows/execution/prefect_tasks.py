@@ -150,5 +150,5 @@ class StepTasks:
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    # Preemptions have a limit of their own, which is used up then.
+    # The executor limits preemptions, and has used up that limit.
     return not isinstance(error, UserError | PreemptedError)

@@ -77,7 +77,7 @@ class RunRecord:
     @classmethod
     def existing(cls, store: Store, name: str) -> RunRecord:
         """A run that has been started before; UserError if the store has none."""
-        # Before a path is made of it: `../elsewhere` is no name.
+        # Checked before it becomes part of a path: `../elsewhere` must not.
         if not is_name(name) or name.endswith((".yaml", ".yml")):
             known = ", ".join(runs(store)) or "none"
             raise UserError(
@@ -226,7 +226,7 @@ def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None
         host=socket.gethostname(),
         pid=os.getpid(),
     )
-    # The kernel frees it with the process: "running" without it is said of a dead one.
+    # The kernel frees the lock with the process: an attempt "running" without it is dead.
     alive = AliveLock(_lock(record, attempt))
     with exclusive_lock(record.path / _ATTEMPTS / ".begin"):
         begin()

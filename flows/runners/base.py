@@ -13,8 +13,8 @@ from stages.contract.request import Request, Resources
 
 SUPERVISOR_SECONDS = 10
 """A stage is killed after its grace period; the supervisor needs a moment to see that through."""
-# By default GNU OpenMP, which PyTorch has on CPUs, spins for milliseconds: beside other busy
-# programs a training took twice the CPU time, waiting for threads that did not run.
+# By default GNU OpenMP, which PyTorch has on CPUs, spins for milliseconds. When other
+# programs were busy, a training took twice the CPU time, waiting for threads that did not run.
 _SPIN_ROUNDS = "1000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Between two looks at the time and at the wish to stop.
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.2
 def time_limit(
     seconds: float | None, end: Callable[[], None], stopping: threading.Event | None = None
 ) -> Iterator[threading.Event]:
-    """Calls ``end`` in a thread after so many seconds of the block, or once ``stopping`` is set.
+    """Calls ``end`` in a thread when the block has taken ``seconds``, or once ``stopping`` is set.
 
     The event that the block gets is set if the time was up.
     """
@@ -53,8 +53,8 @@ def time_limit(
 def thread_variables(resources: Resources) -> dict[str, str]:
     """Environment variables for the threads of a stage's libraries.
 
-    With a limit of CPUs the libraries are held to that. Threads that wait for each other spin for
-    some microseconds only, unless the orchestrator's own environment says otherwise.
+    A limit of CPUs limits the libraries too. Threads that wait for each other spin for some
+    microseconds only, unless the orchestrator's own environment says otherwise.
     """
     waiting = {name: os.environ[name] for name in _WAITING if name in os.environ}
     variables = waiting or {"GOMP_SPINCOUNT": _SPIN_ROUNDS}
@@ -88,7 +88,7 @@ def program_of(request: Request, path: str) -> list[str]:
 def module_command(python: str, *program: str) -> list[str]:
     """Command line of a module and its arguments.
 
-    -P: a folder `stages` where the user stands is no part of this project.
+    -P: Python must not import a folder `stages` of the user's current folder.
     """
     return [python, "-P", "-m", *program]
 

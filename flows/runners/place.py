@@ -53,7 +53,7 @@ class StageJob:
         log: The attempt's log, for all that the stage prints.
         on_event: Hears the stage's events, in the thread that starts and follows it.
         stopping: Set when the run stops: the stage then gets its grace period and ends.
-        check_owner: Raises if another orchestrator looks after the stage by now.
+        check_owner: Raises if another orchestrator has taken the stage over.
     """
 
     request: Request

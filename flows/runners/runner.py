@@ -22,7 +22,7 @@ from stages.store.opening import open_store
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import compute, sent_input, signs_of_life, with_inputs
 
-# Longest wait for stages that were told to end, and for their state to reach a bucket.
+# Longest wait for the end of all stages, and for their state to reach a bucket.
 _STOP_SECONDS = 600.0
 CheckOwner = Callable[[], None]
 
@@ -30,7 +30,7 @@ CheckOwner = Callable[[], None]
 class Runner:
     """Runs stages at a place and waits for them. Safe to use from several threads.
 
-    With a store in a bucket the state of a running stage (checkpoints, chunks) goes there every
+    A running stage's state (checkpoints, chunks) goes to a store in a bucket every
     ``execution.sync_seconds``. Stages that do not see the store's local folder get requests that
     they fetch from the bucket, as they do with inputs.
     """
@@ -113,7 +113,7 @@ class Runner:
         try:
             ending = work.follow()
         except (LeaseLostError, PlaceAwayError):
-            # The work is another orchestrator's by now, or will be the next attempt's.
+            # Another orchestrator has taken the work over, or the next attempt will.
             raise
         except BaseException:
             # Its events cannot be listened to any more, or it would never start.

@@ -147,7 +147,7 @@ def _is_left(container: Container) -> bool:
 
 
 def remove_left(container: Container) -> str:
-    """Removes the container of a dead orchestrator; returns a line that says so."""
+    """Removes the container of a dead orchestrator; returns a message about it."""
     # Another reaper may be as far as this one.
     with contextlib.suppress(APIError):
         stop(container, _REAP_SECONDS)

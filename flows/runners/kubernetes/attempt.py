@@ -45,7 +45,7 @@ _GONE_SECONDS = 10.0
 _API_SECONDS = 300.0
 # After the end of a pod's grace period: the time for its node to say so.
 _REPORT_SECONDS = 20.0
-# A killed pod is heard of from its node, later than those that lost their connection to it.
+# The node of a killed pod reports the kill after other pods have lost their connections.
 _CAUSE_SECONDS = 5.0
 _AWAY = (ApiException, *UNREACHABLE)
 
@@ -65,7 +65,7 @@ class _Node:
 
     @property
     def rank(self) -> int:
-        """Order of explanations: causes first, then those that lost a connection or were ended."""
+        """Order of explanations: causes come before lost connections and ended pods."""
         assert self.ending is not None
         code = self.ending.code
         if code == EXIT_USER:
@@ -231,7 +231,7 @@ class PodAttempt:
                     node.is_ended_by_us = True
 
     def _ending(self) -> Ending:
-        """The ending of the pod that explains those of the others."""
+        """The ending of the pod whose failure explains the other failures."""
         first = self._nodes[0].ending
         cause = min(self._nodes, key=lambda node: node.rank)
         ending = cause.ending

@@ -37,7 +37,7 @@ class Cluster:
     """Requests to one namespace of a cluster. Safe to use from several threads.
 
     Raises:
-        UserError: There is no configuration of a cluster, or it has no such context.
+        UserError: No cluster is configured, or its configuration lacks the context.
     """
 
     def __init__(self, settings: KubernetesSettings) -> None:

@@ -27,7 +27,7 @@ _CACHE = "/geb-cache"
 
 
 def _mounts_for(attempt: Attempt) -> list[dict[str, Any]]:
-    """Mounts of a stage: claims read-only, but for what is configured and its own store folders."""
+    """Mounts of a stage: claims are read-only, except writable ones and its own store folders."""
     settings = attempt.execution.kubernetes
     mounts = {
         path: _mount(each.claim, path, each.sub_path, read_only=not each.writable)

@@ -31,7 +31,7 @@ _BUCKET = (
 
 
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:
-    """This process's variables without its secrets; ``in_bucket`` also removes those of buckets."""
+    """This process's variables without secrets; ``in_bucket`` also removes secrets of buckets."""
     # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
     # PYTHONSAFEPATH: stages get -P; programs that code of the user starts are as without it.
     own = {"VIRTUAL_ENV", "PYTHONSAFEPATH"}

@@ -98,7 +98,7 @@ def hold_gpus(
 
 
 def _lock_gpus(devices: Sequence[str], number: int) -> dict[str, int]:
-    """Descriptors that hold the locks of free GPUs, at most so many."""
+    """Descriptors that hold the locks of at most ``number`` free GPUs."""
     locks: dict[str, int] = {}
     for device in devices:
         if len(locks) == number:

@@ -127,7 +127,7 @@ class ProcessPlace:
 
 def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
     in_bucket = Store.open(request.store).mirror_of is not None
-    # Without one of its own a stage sees no GPU, rather than those of others.
+    # A stage that holds no GPU must not see the GPUs of other stages.
     devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices)}
     return stage_environment(in_bucket=in_bucket) | devices | thread_variables(request.resources)
 

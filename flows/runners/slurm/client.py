@@ -87,7 +87,7 @@ def details(job: str) -> dict[str, str]:
 
 def cancel(job: str, option: str = "--quiet") -> None:
     """Cancels a job, begun or not: Slurm kills what does not end by itself."""
-    # A job that is over by now makes scancel complain, and there is nothing to be done about it.
+    # scancel complains about a job that has ended, which is no failure.
     _call(["scancel", option, job])
 
 
@@ -101,7 +101,7 @@ def _call(
             capture_output=True,
             text=True,
             errors="replace",
-            # sbatch may be told to hand it on (`sbatch_options`).
+            # `sbatch_options` may make sbatch pass the environment on.
             env=clean_environment(stage_environment(in_bucket=False)),
             timeout=seconds,
             check=False,

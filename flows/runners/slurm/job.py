@@ -18,7 +18,7 @@ _SIGNAL_EARLY_SECONDS = 60
 def submit_options(request: Request, settings: SlurmSettings, grace_seconds: float) -> list[str]:
     """Options of sbatch that say what the job may use; name, folder and output are not among them.
 
-    ``grace_seconds`` and half a minute before its time limit the stage is told to end.
+    ``grace_seconds`` and half a minute before its time limit Slurm sends the stage SIGTERM.
     """
     job = settings.job(request.stage)
     resources = request.resources
@@ -48,8 +48,8 @@ def batch_program(
 ) -> str:
     """Text of the batch program of a job, whose nodes find the request at ``request_path``."""
     job = execution.slurm.job(request.stage)
-    # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of
-    # others; srun takes the variable away from steps without GPUs.
+    # Where Slurm does not confine jobs to their devices, a stage without a GPU would see other
+    # jobs' GPUs; srun takes the variable away from steps without GPUs.
     blind = [] if request.resources.gpus else ["/usr/bin/env", "CUDA_VISIBLE_DEVICES="]
     container = shlex.split(job.container or "")
     commands = node_commands(interpreter, request, execution, request_path)

@@ -40,7 +40,7 @@ class SlurmPlace:
         for folder in folders:
             number = numbers.get(folder.name)
             if number is None:
-                # Should sbatch still make a job of it, that one ends at once.
+                # A job that sbatch still starts for it ends at once.
                 remove_left(folder, job.request)
             elif not is_stopped(folder):
                 work = SlurmJob(number, folder, job, self._execution, self._poller)

@@ -216,7 +216,7 @@ class SlurmJob:
             self._job.handle_line(line)
         log = self._job.log
         for output in self._outputs:
-            # What srun, whose output comes last, says of a step's end tells less than the stage.
+            # The last output is srun's, whose words about a step's end tell less than the stage's.
             quoted = output is not self._outputs[-1] or not log.lines
             for line in output.new_lines(last=last):
                 log.write(line, quoted=quoted)
@@ -259,10 +259,10 @@ def remove_left(folder: Path, request: Request) -> None:
 def ending_of(
     job: str, status: Status | None, fields: Mapping[str, str], request: Request
 ) -> Ending:
-    """The ending of a stage that the end of its job stands for.
+    """The ending of a stage whose job has ended.
 
-    This run did not want the job to end. There is no status if its batch program could not write
-    one; there are no fields if Slurm was not asked, or has forgotten the job.
+    The run did not ask the job to end. ``status`` is None if the batch program could not write it;
+    ``fields`` is empty if Slurm was not asked, or has forgotten the job.
     """
     code = None if status is None else status.code
     state = fields.get("JobState", "")
@@ -286,7 +286,7 @@ def ending_of(
             f"left no status in the store: does the node see the store at {request.store}?",
         )
     if status.silent and code == EXIT_FAILED:
-        # Slurm may tell of a lost node minutes later (SlurmdTimeout), or take it for busy.
+        # Slurm may report a lost node minutes later (SlurmdTimeout), or think that it is busy.
         return Ending("taken", code, f"job {job} lost a node, which did not end its part")
     # The first node has only lost its connection when another node's part ended before.
     if status.reason == "node" or (code == EXIT_FAILED and is_killed(status.others)):
@@ -308,4 +308,4 @@ def _interruption(status: Status | None, state: str, fields: Mapping[str, str]) 
         return None
     if state == "CANCELLED":
         return None
-    return "was sent SIGTERM: by Slurm, near its time limit, by a person, or for want of a run"
+    return "was sent SIGTERM: by Slurm, near its time limit, by a person, or because its run ended"
