@@ -77,17 +77,13 @@ class RunRecord:
     @classmethod
     def existing(cls, store: Store, name: str) -> RunRecord:
         """A run that has been started before; UserError if the store has none."""
-        # Checked before it becomes part of a path: `../elsewhere` must not.
-        if not is_name(name) or name.endswith((".yaml", ".yml")):
-            known = ", ".join(runs(store)) or "none"
+        record = cls(store, name) if is_name(name) else None
+        if record is None or not os.path.lexists(record.path / "config.json"):
+            names = ", ".join(runs(store)) or "none"
             raise UserError(
-                f"{name!r} is not the name of a run",
-                f"name the run, not its file; runs in {store.location}: {known}",
+                f"no run {name!r} in {store.location}",
+                f"name the run, not its file; runs there: {names}",
             )
-        record = cls(store, name)
-        if not os.path.lexists(record.path / "config.json"):
-            known = ", ".join(runs(store)) or "none"
-            raise UserError(f"no run {name!r} in {store.location}", f"runs there: {known}")
         return record
 
     def save_config(self, config: RunConfig) -> None:

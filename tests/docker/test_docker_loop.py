@@ -131,16 +131,3 @@ def test_cancelling_in_prefect_ends_the_container(
     assert process.returncode == 130, output
     assert ended(client, run.id).state_name == "Cancelled"
     assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
-
-
-def test_sigterm_ends_the_container(
-    images: None, engine: docker.DockerClient, prefect_server: str, tmp_path: Path
-) -> None:
-    config = write_config(tmp_path, execution={"runner": "docker"})
-    with started("run", config) as process:
-        wait_for_line(process, "sft:", "steps")
-        process.terminate()
-        output, _ = process.communicate()
-    assert process.returncode == 130, output
-    assert "geb resume" in output
-    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []

@@ -130,7 +130,7 @@ def test_a_place_that_takes_no_folder_is_not_called_full(tmp_path: Path) -> None
 def test_a_run_s_name_never_leads_out_of_the_store(store: Store, tmp_path: Path, name: str) -> None:
     (tmp_path / "store/elsewhere").mkdir()
     (tmp_path / "store/elsewhere/config.json").write_text("{}")
-    with pytest.raises(UserError, match="is not the name of a run"):
+    with pytest.raises(UserError, match="no run "):
         RunRecord.existing(store, name)
 
 

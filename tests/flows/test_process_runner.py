@@ -13,13 +13,11 @@ from flows.runners.choose import make_runner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.request import Request, Resources
-from stages.pair.params import PairParams
 from stages.store.base import Store
 from tests.at_work import at_work
 from tests.flows.probes import alive, gone, wait_until
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
-from tests.stage_calls import request_for, response, write_scored
 
 pytestmark = pytest.mark.usefixtures("probe_stage")
 
@@ -73,36 +71,15 @@ def test_packages_where_the_user_stands_are_not_executed(
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("helper", ["def pick(): return 0, 1", "def pick(): return 1, 0"])
-def test_own_code_that_imports_a_file_beside_it_is_refused(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str
+def test_a_stage_that_ends_well_leaves_its_artifact_its_events_and_its_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "order.py").write_text(helper)
-    code = tmp_path / "strategy.py"
-    code.write_text("from order import pick\ndef select(responses, seed):\n    return pick()\n")
-    responses, scores = write_scored(tmp_path, [(response("q", n, "red"), n) for n in range(2)])
-    inputs = {"responses": responses, "scores": scores, "code": code}
-    request = request_for(PairParams(strategy="python"), inputs, Path(store.location))
-    with pytest.raises(UserError, match="No module named 'order'") as caught:
-        run(store, request)
-    assert "install it as a package" in caught.value.remedy
-
-
-def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
-    request = probe_request(store, message="hello")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    request = probe_request(store, message="hello", prints="noise from a library")
     heard = run(store, request)
     assert store.load("probe", request.key) is not None
     assert any(isinstance(each, Log) and each.message == "hello" for each in heard)
     assert any(isinstance(each, Progress) for each in heard)
-
-
-def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    request = probe_request(store, prints="noise from a library")
-    heard = run(store, request)
     assert not any("noise" in each.model_dump_json() for each in heard)
     [log] = store.log_path("probe", request.key).glob("*.log")
     assert "noise from a library" in log.read_text()
@@ -117,16 +94,13 @@ def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> Non
     assert list(store.artifacts()) == []
 
 
-def test_a_crash_names_the_error_and_keeps_the_last_lines(store: Store) -> None:
+def test_a_crash_and_a_kill_are_named_and_keep_the_last_lines(store: Store) -> None:
+    with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
+        run(store, probe_request(store, behaviour="kill_self"))
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
         run(store, probe_request(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
     assert list(store.artifacts()) == []
-
-
-def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: Store) -> None:
-    with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
-        run(store, probe_request(store, behaviour="kill_self"))
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:

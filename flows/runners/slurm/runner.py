@@ -5,9 +5,9 @@ orchestrator and batch program need of each other; Slurm is asked for the queue,
 """
 
 import shutil
-from pathlib import Path
 
 from flows.pipeline.placement import Execution
+from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import write_request
 from flows.runners.place import Poller, StageJob, work_name
 from flows.runners.slurm import client
@@ -15,7 +15,6 @@ from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import batch_program, default_interpreter
 from flows.runners.slurm.submission import submit
 from flows.runners.slurm.work import SlurmJob, folders_for, is_stopped, jobs_folder, remove_left
-from stages.contract.errors import UserError
 from stages.contract.events import Log
 
 
@@ -52,11 +51,9 @@ class SlurmPlace:
         execution = self._execution
         interpreter = default_interpreter(execution, request)
         in_container = execution.slurm.job(request.stage).container is not None
-        if not in_container and not Path(interpreter).exists():
-            raise UserError(
-                f"no Python interpreter at {interpreter} for stage {request.stage!r}",
-                "correct execution.interpreters: the nodes start it by the same path",
-            )
+        if not in_container:
+            # The nodes start it by the same path.
+            require_interpreter(request.stage, interpreter)
         name = work_name(request)
         folder = jobs_folder(request) / name
         folder.mkdir(parents=True)
