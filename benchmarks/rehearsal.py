@@ -97,10 +97,12 @@ def _small(row: Row, hub: Path) -> Row:
     own: dict[str, Any] = {
         "suites": {
             name: {
-                "max_new_tokens": _TOKENS,
-                "num_samples": min(suite.num_samples or 1, 16),
+                "evaluation": {
+                    "max_new_tokens": _TOKENS,
+                    "num_samples": min(config.for_suite(name).evaluation.num_samples, 16),
+                }
             }
-            for name, suite in config.suites.items()
+            for name in config.suites
         }
     }
     if "alpaca_eval" in own["suites"]:

@@ -7,14 +7,13 @@ the steps of a custom study.
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flows.execution.plan import plan
@@ -47,25 +46,6 @@ def training_log_pi_ref(run: Summary) -> list[float]:
     return [sum(logprobs) for logprobs in (*chosen, *rejected)]
 
 
-def held_out_log_pi_ref(run: Summary) -> list[float]:
-    """Log π_ref under the base of the last iteration's samples on held-out prompts.
-
-    Empty where ``evaluate.log_pi_ref`` is off.
-    """
-    evaluated = run.last("evaluate")
-    if evaluated is None:
-        return []
-    path = evaluated.file("distributions.parquet")
-    table = pq.read_table(path, columns=["model", "log_pi_ref"])
-    policy = table.filter(pc.equal(table["model"], "policy"))
-    values: list[float] = policy["log_pi_ref"].drop_null().to_pylist()
-    return values
-
-
-_LOG_PI_REF: dict[str, Callable[[Summary], list[float]]] = {
-    "training": training_log_pi_ref,
-    "held-out": held_out_log_pi_ref,
-}
 KINDS = ("experiment", "setting", "method", "divergence")
 
 
@@ -147,9 +127,9 @@ class StudyRun:
                 counter.add(batch["response"].to_pylist())
         return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 
-    def log_pi_ref(self, responses: str) -> Sequence[float]:
-        """Log π_ref of the last iteration's ``training`` responses, or ``held-out`` samples."""
-        return [] if self.summary is None else _LOG_PI_REF[responses](self.summary)
+    def log_pi_ref(self) -> Sequence[float]:
+        """Log π_ref of the responses that the last iteration trained on."""
+        return [] if self.summary is None else training_log_pi_ref(self.summary)
 
 
 def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:

@@ -1,4 +1,4 @@
-"""The flow `compare`: runs side by side, with intervals, tests, curves and distributions."""
+"""The flow `compare`: runs side by side, with intervals, tests and curves."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_name, paper_tables
 from flows.report.files import json_text, render, write_file
-from flows.report.plots import Line, course_figure, histogram_figure, png
+from flows.report.plots import course_figure, histogram_figure, png
 from flows.report.statistics import over_seeds
 from stages.store.base import Store
 
@@ -89,33 +89,21 @@ def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
     return WrittenReport(document, written[markdown], [written[file] for file in images])
 
 
-_RESPONSES = {
-    "log-pi-ref": ("training responses", "training"),
-    "log-pi-ref-held-out": ("held-out samples", "held-out"),
-}
-"""Responses whose log π_ref a histogram shows, by the beginning of its file's name."""
-
-
 def _log_pi_ref(found: Findings) -> dict[str, Figure]:
-    """Responses of the last iteration under KL: each design of GEB, and f-DPO."""
+    """Training responses of the last iteration under KL: each design of GEB, and f-DPO."""
 
     @cache
-    def samples(part: str, experiment: str, setting: str, method: str) -> list[float]:
+    def samples(experiment: str, setting: str, method: str) -> list[float]:
         runs = found.results((experiment, setting, method, "KL"))
-        _, responses = _RESPONSES[part]
-        return [value for run in runs for value in run.log_pi_ref(responses)]
+        return [value for run in runs for value in run.log_pi_ref()]
 
     drawn: dict[str, Figure] = {}
     for experiment, setting, method, divergence in (row.names() for row in found.rows):
         if experiment in ("main", "hard") and divergence == "KL" and method.startswith(_GEB):
-            for part, (whose, _) in _RESPONSES.items():
-                shown = {
-                    each: samples(part, experiment, setting, each) for each in (BASELINE, method)
-                }
-                if all(shown.values()):
-                    title = f"{setting}, KL: {whose}"
-                    name = file_name(part, setting, method)
-                    drawn[name] = histogram_figure(title, shown, "log π_ref")
+            shown = {each: samples(experiment, setting, each) for each in (BASELINE, method)}
+            if all(shown.values()):
+                name = file_name("log-pi-ref", setting, method)
+                drawn[name] = histogram_figure(f"{setting}, KL", shown, "log π_ref")
     return drawn
 
 
@@ -133,12 +121,11 @@ def kappa_figures(found: Findings) -> dict[str, Figure]:
             line.setdefault(math.log10(kappa), []).append(reward)
     drawn: dict[str, Figure] = {}
     for (setting, divergence), by_method in rewards.items():
-        lines: dict[str, Line] = {}
-        for method, by_kappa in by_method.items():
-            means = {kappa: over_seeds(by_kappa[kappa]) for kappa in sorted(by_kappa)}
-            ends = [each.interval for each in means.values()]
-            lines[method] = Line([*means], [each.value for each in means.values()], ends)
-        if any(len(line.x) > 1 for line in lines.values()):
+        lines = {
+            method: {kappa: over_seeds(by_kappa[kappa]) for kappa in sorted(by_kappa)}
+            for method, by_kappa in by_method.items()
+        }
+        if any(len(line) > 1 for line in lines.values()):
             figure = course_figure(f"{setting}, {divergence}", lines, "log₁₀ κ", "mean reward")
             drawn[file_name("kappa", setting, divergence)] = figure
     return drawn

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
-from rich.table import Column, Table
 from rich.text import Text
 
 from flows.commands.common import (
@@ -39,6 +38,7 @@ from flows.pipeline.config import RunConfig
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.show import cost_lines
+from flows.report.table import FittedTable
 from stages.contract.errors import EXIT_FAILED, StoreError
 from stages.store.opening import open_store
 
@@ -191,12 +191,10 @@ def _show_plan(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -
     expected = estimate(resolved.config, resolved.steps, lines)
     for warning in expected.warnings:
         _warn(warning)
-    columns = (Column(name, overflow="fold") for name in ("step", "action", "why", "key"))
-    table = Table(*columns, box=None, pad_edge=False)
-    for line in lines:
-        style = "cyan" if line.action == "reuse" else "yellow"
-        key = line.key[:12] if line.key else "-"
-        table.add_row(line.step, f"[{style}]{line.action}[/]", escape(line.because), key)
+    rows = [
+        [line.step, line.action, line.because, line.key[:12] if line.key else "-"] for line in lines
+    ]
+    table = FittedTable("", ("step", "action", "why", "key"), rows, kept=4, left=4)
     pairs = zip(lines, expected.steps, strict=True)
     document = [vars(line) | cost.to_json() for line, cost in pairs]
     answer(as_json, document, table, *cost_lines(expected))

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Column, Table
-from rich.text import Text
 
-from flows.commands.common import AsJson, RunName, StorePath, console, print_json
+from flows.commands.common import AsJson, RunName, StorePath, answer, console
 from flows.commands.terminal import neutral
 from flows.execution.run_record import RunRecord, runs
 from flows.planning.show import duration
@@ -23,21 +21,11 @@ from flows.report.status import (
     run_status,
     step_logs,
 )
+from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.opening import open_store
 
-_COLOURS = {
-    "done": "green",
-    "completed": "green",
-    "reused": "cyan",
-    "running": "yellow",
-    "preempted": "magenta",
-    "stopped": "yellow",
-    "cancelled": "yellow",
-    "failed": "red",
-    "crashed": "red",
-}
 # States of a step that goes on, at once or after a while.
 _AT_WORK = ("running", "preempted")
 _FOLLOW_SECONDS = 0.3
@@ -54,10 +42,14 @@ def status(
     """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
     found = _statuses(opened, name)
-    if as_json:
-        print_json({run.name: run.to_json() for run in found})
-        return
-    console.print(_shown(opened, found, name))
+    # A document has times that only artifacts tell: for a store in a bucket each is a request.
+    document = {run.name: run.to_json() for run in found} if as_json else {}
+    if name is not None:
+        answer(as_json, document, *_one(opened, found[0]))
+    elif found:
+        answer(as_json, document, _shown(found))
+    else:
+        answer(as_json, document, f"no runs in {opened.location}")
 
 
 def logs(
@@ -146,60 +138,45 @@ def _statuses(store: Store, name: str | None) -> list[RunStatus]:
     return [run_status(RunRecord(store, run, refresh=False)) for run in runs(store)]
 
 
-def _shown(store: Store, found: Sequence[RunStatus], name: str | None) -> RenderableType:
-    """The runs, or the steps of one."""
-    if name is not None:
-        return _one(store, found[0])
-    if not found:
-        return Text(f"no runs in {store.location}")
-    steps = Column("steps", justify="right")
-    tries = Column("attempts", justify="right")
-    columns = ("run", "state", steps, "started", "took", tries)
-    table = Table(*columns, box=None, pad_edge=False)
-    for run in found:
-        table.add_row(run.name, *_row(run))
-    return table
-
-
-def _row(run: RunStatus) -> list[str]:
-    return [
-        _coloured(run.state),
-        f"{run.num_done}/{run.num_steps}",
-        clock(run.started),
-        duration(run.elapsed),
-        str(len(run.attempts) or "-"),
+def _shown(found: Sequence[RunStatus]) -> FittedTable:
+    rows = [
+        [
+            run.name,
+            run.state,
+            f"{run.num_done}/{run.num_steps}",
+            clock(run.started),
+            duration(run.elapsed),
+            str(len(run.attempts) or "-"),
+        ]
+        for run in found
     ]
+    header = ("run", "state", "steps", "started", "took", "attempts")
+    return FittedTable("", header, rows, kept=len(header), left=2)
 
 
-def _one(store: Store, found: RunStatus) -> RenderableType:
+def _one(store: Store, found: RunStatus) -> list[RenderableType]:
+    """Head, steps and messages of one run."""
     number = f", attempt {len(found.attempts)}" if len(found.attempts) > 1 else ""
     head = (
-        f"run [bold]{found.name}[/] {_coloured(found.state)}: "
-        f"{found.num_done} of {found.num_steps} steps\n"
+        f"run {found.name} {found.state}: {found.num_done} of {found.num_steps} steps\n"
         f"started {clock(found.started)}, {duration(found.elapsed)}{number}\n"
-        f"store   {escape(store.location)}\n"
+        f"store   {store.location}\n"
     )
-    took = Column("took", justify="right")
-    tries = Column("attempts", justify="right")
-    table = Table("step", "state", took, tries, "key", box=None, pad_edge=False)
-    for each in found.steps:
-        table.add_row(
+    rows = [
+        [
             each.record.step,
-            _coloured(each.state),
+            each.state,
             duration(each.seconds),
             str(each.attempts or "-"),
             each.record.key[:12],
-        )
-    for name in found.waiting:
-        table.add_row(f"[dim]{name}[/]", "[dim]waiting[/]", "", "", "")
-    said = [
-        f"[{_COLOURS[each.state]}]{each.record.step}[/]: "
-        f"{escape(each.record.message.splitlines()[0])}"
+        ]
+        for each in found.steps
+    ]
+    rows += [[name, "waiting", "", "", ""] for name in found.waiting]
+    header = ("step", "state", "took", "attempts", "key")
+    messages = [
+        f"{each.record.step}: {each.record.message.splitlines()[0]}"
         for each in found.steps
         if each.state in (*_AT_WORK, "failed", "crashed") and each.record.message
     ]
-    return Group(head, table, *said)
-
-
-def _coloured(state: str) -> str:
-    return f"[{_COLOURS[state]}]{state}[/]"
+    return [head, FittedTable("", header, rows, kept=len(header), left=2), *messages]

@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Completed
 from flows.execution.cancellation import stops_when_cancelled
 from flows.execution.observer import Session
 from flows.execution.prefect_progress import PrefectProgress
-from flows.execution.step_executor import StepExecutor
+from flows.execution.step_executor import RETRY_SECONDS, StepExecutor
 from flows.pipeline.step import Output, Step
 from stages.contract.errors import (
     PreemptedError,
@@ -121,7 +121,7 @@ class StepTasks:
             name=step.name,
             task_run_name=step.name,
             retries=execution.retries,
-            retry_delay_seconds=execution.retry_delay_seconds,
+            retry_delay_seconds=RETRY_SECONDS,
             retry_condition_fn=_can_be_retried,
             cache_policy=NO_CACHE,
             persist_result=False,

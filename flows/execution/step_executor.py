@@ -28,7 +28,9 @@ from stages.store.opening import open_store
 
 # Most preemptions in a row without a new checkpoint.
 _MOST_PREEMPTIONS = 20
-# The usual pause of 5 seconds grows to 5 minutes.
+RETRY_SECONDS = 5.0
+"""Pause before another attempt."""
+# The pause of 5 seconds grows to 5 minutes.
 _MOST_DOUBLINGS = 6
 
 
@@ -149,7 +151,6 @@ class StepExecutor:
 
     def _compute(self, request: Request, status: StepStatus) -> None:
         """Runs the stage; again after preemptions, unless too many saved nothing."""
-        execution = self.config.execution
         seen = {self.store.work_files(request.stage, request.key)}
         in_a_row = 0
         while True:
@@ -172,7 +173,7 @@ class StepExecutor:
                     seen.add(saved)
                     status.preempted(str(error))
             # A node that comes and goes would use them up within a minute.
-            pause = execution.retry_delay_seconds * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
+            pause = RETRY_SECONDS * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
             if self._stopping.wait(pause):
                 raise StoppedError(f"{request.place}: preempted, and the run stops")
 

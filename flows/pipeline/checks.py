@@ -1,13 +1,11 @@
 """Checks of settings against each other, and of names, before anything is read or started."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from flows.pipeline.config import SET_BY_THE_RUN, Evaluation, RunConfig
 from flows.pipeline.placement import EVAL, ON_THIS_MACHINE
 from stages.contract.errors import UserError
-from stages.evaluate.params import EvaluateParams
 from stages.score.params import ScoreParams
 from stages.store.opening import local_folder
 
@@ -37,9 +35,7 @@ def check(config: RunConfig) -> None:
     _check_whole(config)
     _check_samples(config)
     _check_suites(config)
-    for asked in evaluations(config):
-        _check_length_control(asked)
-        _check_judge(asked)
+    _check_judges(config)
     _check_engine(config)
     _check_nodes(config)
     _check_store(config)
@@ -125,54 +121,19 @@ def _check_tries(evaluation: Evaluation) -> None:
             )
 
 
-class _Asked(NamedTuple):
-    """Oracle and metrics of an evaluation, each with its place in the configuration."""
-
-    score_place: str
-    score: ScoreParams
-    evaluate_place: str
-    evaluate: EvaluateParams
+def oracles(config: RunConfig) -> dict[str, ScoreParams]:
+    """The run's oracle and those of its suites, by their places in the configuration."""
+    own = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
+    return {"score": config.score} | {place: score for place, score in own.items() if score}
 
 
-def evaluations(config: RunConfig) -> Iterator[_Asked]:
-    """Oracle and metrics of the run's own evaluation, then of each suite."""
-    own = _Asked("score", config.score, "evaluate", config.evaluate)
-    yield own
-    for name, suite in config.suites.items():
-        asked = own
-        if suite.score:
-            asked = asked._replace(score_place=f"suites.{name}.score", score=suite.score)
-        if suite.evaluate:
-            place = f"suites.{name}.evaluate"
-            asked = asked._replace(evaluate_place=place, evaluate=suite.evaluate)
-        yield asked
-
-
-def images(config: RunConfig) -> set[str]:
-    """Images that scores and metrics need; those of hub inputs aside, which change none of them."""
-    params = (part for each in evaluations(config) for part in (each.score, each.evaluate))
-    return {each.image_for(from_hub=False) for each in params}
-
-
-def _check_judge(asked: _Asked) -> None:
-    if "judge" in asked.score.parts and asked.score.judge.model == UNNAMED:
-        raise ValueError(
-            f"{asked.score_place}.judge.model is {UNNAMED}, which stands for the judge that you "
-            f"choose: set it, and {asked.score_place}.judge.url, to those of an OpenAI-compatible "
-            "server"
-        )
-
-
-def _check_length_control(asked: _Asked) -> None:
-    judge = asked.score.judge
-    compares = asked.score.oracle == "judge" and judge.mode == "pairwise"
-    if asked.evaluate.length_controlled and not (compares and judge.against == "reference"):
-        raise ValueError(
-            f"{asked.evaluate_place}.length_controlled is set, and the oracle does not compare "
-            f"with reference answers: set {asked.score_place}.oracle to judge, "
-            f"{asked.score_place}.judge.mode to pairwise and {asked.score_place}.judge.against to "
-            "reference"
-        )
+def _check_judges(config: RunConfig) -> None:
+    for place, score in oracles(config).items():
+        if "judge" in score.parts and score.judge.model == UNNAMED:
+            raise ValueError(
+                f"{place}.judge.model is {UNNAMED}: choose a judge, and set {place}.judge.model "
+                f"and {place}.judge.url to its name and its OpenAI-compatible server"
+            )
 
 
 def _check_engine(config: RunConfig) -> None:
@@ -184,15 +145,15 @@ def _check_engine(config: RunConfig) -> None:
     has = getattr(resources, unit)
     if has == wanted:
         return
-    said = f"an engine of generate takes {wanted}"
-    if wanted > 1:
-        said += " GPUs (generate.vllm.tensor_parallel_size times pipeline_parallel_size)"
-    said += f", and resources.generate.{unit} is {has}"
     if has < wanted:
-        raise ValueError(f"{said}: set gpus to {wanted}, or lower tensor_parallel_size")
+        raise ValueError(
+            f"an engine of generate takes {wanted} GPUs (generate.vllm.tensor_parallel_size times "
+            f"pipeline_parallel_size), and resources.generate.{unit} is {has}: set gpus to "
+            f"{wanted}, or lower tensor_parallel_size"
+        )
     raise ValueError(
-        f"{said}: set {unit} to {wanted}, and generate.num_shards and execution.parallel to the "
-        "number of engines that shall sample at once"
+        f"an engine of generate takes {wanted}, and resources.generate.{unit} is {has}: set {unit} "
+        f"to {wanted}, and generate.num_shards and execution.parallel to the number of engines"
     )
 
 

@@ -90,6 +90,10 @@ SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens")
 """Settings that an evaluation has of `generate`, and replaces."""
 
 
+SCREEN_TEMPERATURE = 0.6
+"""Temperature at which the starting policy shows which prompts it solves, as in the paper."""
+
+
 class Evaluation(Settings):
     """Sampling on the held-out prompts; the defaults are the paper's in-domain evaluation."""
 
@@ -116,23 +120,13 @@ class Suite(Settings):
     `promote.suites_hold`.
     """
 
-    num_samples: int | None = Field(None, ge=1)
-    """Samples per prompt; unset takes those of `evaluation`, as do the next three settings."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature; 0 is greedy."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    """Nucleus sampling mass."""
-    max_new_tokens: int | None = Field(None, ge=1)
-    """Longest response in tokens."""
-    correct_from: float | None = None
-    """Smallest score of a correct response; see `evaluation`."""
-    pass_at_k: tuple[int, ...] = ()
-    """Numbers of tries k for which reports have pass@k; see `evaluation`."""
     prompts: str | None = None
     """Prompts: a file, or a hub data set ``owner/name@revision``. Unset, the suite's oracle is a
     second opinion: it scores the run's samples of the held-out prompts once more."""
     after: Literal["each", "last"] = "last"
     """Iterations after which it is run: each, or the last one only."""
+    evaluation: Evaluation | None = None
+    """Sampling; unset takes the run's `evaluation`."""
     prepare: PrepareParams | None = None
     """Reading of its prompts: columns, `test_split`, `subset`, `system_prompt`, `invalid_rows`."""
     score: ScoreParams | None = None
@@ -174,11 +168,11 @@ class Suite(Settings):
                 "neither prompts nor score is set: name prompts, or a second oracle for the run's "
                 "held-out prompts"
             )
-        sampling = [name for name in SAMPLING if getattr(self, name) is not None]
+        sampling = self.evaluation.model_fields_set & set(SAMPLING) if self.evaluation else None
         if self.prompts is None and sampling:
             raise ValueError(
-                f"{sampling[0]} is set, and the suite has no prompts: it scores the run's own "
-                "samples of the held-out prompts; leave it out"
+                f"evaluation.{min(sampling)} is set, and the suite has no prompts: it scores the "
+                "run's own samples of the held-out prompts; leave it out"
             )
         return self
 
@@ -298,7 +292,7 @@ class RunConfig(StageSettings):
 
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""
-        sampling = self.screen.model_dump(include={"num_samples", "temperature"})
+        sampling = {"num_samples": self.screen.num_samples, "temperature": SCREEN_TEMPERATURE}
         return self.generate.model_copy(update=sampling)
 
     def for_suite(self, name: str) -> RunConfig:
@@ -309,9 +303,10 @@ class RunConfig(StageSettings):
                 f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
             )
         suite = self.suites[name]
-        changes = suite.model_dump(include=set(SAMPLING), exclude_none=True)
-        changes |= {"correct_from": suite.correct_from, "pass_at_k": suite.pass_at_k}
-        evaluation = self.evaluation.model_copy(update=changes)
+        evaluation = suite.evaluation or self.evaluation
+        if suite.prompts is None:
+            sampling = self.evaluation.model_dump(include=set(SAMPLING))
+            evaluation = evaluation.model_copy(update=sampling)
         return self.model_copy(
             update={
                 # Runs of all seeds share the base's samples of a suite's own prompts.

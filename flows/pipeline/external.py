@@ -43,11 +43,6 @@ def resolve(place: str, repo_type: RepoType) -> External:
 def resolved(place: str, repo_type: RepoType, state: str) -> External:
     """The input at a place whose files are in a state; see :func:`resolve`."""
     path = Path(place).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
-        raise UserError(
-            f"{place} is a GGUF file, and stages read safetensors",
-            "make a checkpoint as data/chat/smollm2.py does, and name its folder",
-        )
     if path.exists():
         # Before it is read: a change meanwhile then shows.
         state = state_of(path)

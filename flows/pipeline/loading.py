@@ -136,8 +136,6 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
-    if seen and path.exists() and not path.is_file():
-        raise UserError(f"{seen[-1]}: extends {path}, which is no file", "name a YAML file")
     # What a file of another kind holds, such as passwords, is never quoted as unknown settings.
     if path.suffix not in _SUFFIXES:
         raise UserError(f"{path} is no configuration", f"name a file that ends in {_SUFFIXES[0]}")

@@ -48,9 +48,8 @@ class DockerSettings(Settings):
     network: dict[str, str] = Field(default_factory=dict)
     """Docker network of a stage that needs one (hub, judge), by stage name; others have none."""
     mounts: dict[str, Literal["ro", "rw"]] = Field(default_factory=dict)
-    """Further folders of this machine that stages see, at the same path: read-only or writable."""
-    model_cache: str | None = None
-    """Folder for what comes from the Hugging Face hub (HF_HOME); unset, it lasts for one stage."""
+    """Further folders of this machine that stages see, at the same path: read-only or writable. A
+    cache of the hub is one whose path `environment` has as HF_HOME."""
     environment: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Environment variables by stage name, for all to see: nothing secret."""
     secrets: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -235,10 +234,9 @@ class Execution(Settings):
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
-    """Further attempts at a stage that failed; a wrong request or wrong data is never retried."""
-    retry_delay_seconds: float = Field(5, ge=0)
-    """Pause before another attempt. A stage that has lost its machine uses up no retry; the pause
-    doubles each time that it does so again without a new checkpoint, up to 64-fold."""
+    """Further attempts at a stage that failed, 5 seconds later; a wrong request or wrong data is
+    never retried. A stage that has lost its machine uses up no retry; the pause doubles each time
+    that it does so again without a new checkpoint, up to 64-fold."""
     grace_seconds: float = Field(30, gt=0)
     """Time for a stage to end after it was asked to, before it is killed."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"

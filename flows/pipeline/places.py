@@ -9,10 +9,10 @@ from typing import Any
 from stages.contract.errors import UserError
 
 _OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
-# A runner's section, its field that is a path if it has one, its table whose names are paths.
+# A runner's section, and its table whose names are paths.
 _PATHS_OF_RUNNERS = (
-    ("docker", "model_cache", "mounts"),
-    ("kubernetes", None, "volumes"),
+    ("docker", "mounts"),
+    ("kubernetes", "volumes"),
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
@@ -50,12 +50,10 @@ def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
             # A name without a folder is a command on the path.
             if _is_path(place) and os.sep in place:
                 interpreters[stage] = _absolute(place, folder, f"execution.interpreters.{stage}")
-    for runner, field, table in _PATHS_OF_RUNNERS:
+    for runner, table in _PATHS_OF_RUNNERS:
         section = execution.get(runner)
         if not isinstance(section, dict):
             continue
-        if _is_path(section.get(field)):
-            section[field] = _absolute(section[field], folder, f"execution.{runner}.{field}")
         if isinstance(section.get(table), dict):
             name = f"execution.{runner}.{table}"
             section[table] = {

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flows.pipeline.checks import evaluations, images
+from flows.pipeline.checks import oracles
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
@@ -58,7 +58,8 @@ def check_environment(config: RunConfig) -> None:
     execution = config.execution
     if execution.runner != "process":
         return
-    if EVAL in images(config) and EVAL not in execution.interpreters:
+    metrics = [suite.evaluate for suite in config.suites.values() if suite.evaluate]
+    if any(each.length_controlled for each in metrics) and EVAL not in execution.interpreters:
         raise UserError(
             "a length-controlled win rate needs AlpacaEval's code, and no interpreter that has it "
             "is named",
@@ -67,14 +68,13 @@ def check_environment(config: RunConfig) -> None:
         )
     for stage, interpreter in execution.interpreters.items():
         require_interpreter(stage, interpreter)
-    for asked in evaluations(config):
-        for part in asked.score.parts:
-            name = getattr(getattr(asked.score, ORACLES[part].section, None), "key_env", None)
+    for place, score in oracles(config).items():
+        for part in score.parts:
+            name = getattr(getattr(score, ORACLES[part].section, None), "key_env", None)
             if name is not None and not os.environ.get(name):
-                place = f"{asked.score_place}.{part}.key_env"
                 raise UserError(
-                    f"{place} is {name!r}, and that environment variable is not set",
-                    f"export it with the key, or correct {place}",
+                    f"{place}.{part}.key_env is {name!r}, and that environment variable is not set",
+                    "export it with the key, or correct the name",
                 )
 
 

@@ -9,14 +9,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
 
 from stages.contract.errors import UserError
 
 # Far above any configuration of a person.
 _MAX_CHARACTERS = 1_000_000
-# An alias may name a value with aliases: a small file could expand to an endless one.
-_MAX_ALIASES = 20
 
 
 class _Constructor(SafeConstructor):
@@ -53,8 +50,6 @@ def parse_yaml(text: str, place: str) -> Any:
             raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
         reader = YAML(typ="safe", pure=True)
         reader.Constructor = _Constructor
-        if sum(isinstance(event, AliasEvent) for event in reader.parse(text)) > _MAX_ALIASES:
-            raise ValueError(f"more than {_MAX_ALIASES} aliases")
         return json.loads(json.dumps(reader.load(text)))
     except (YAMLError, ValueError, TypeError) as error:
         # Python's own errors are about values that JSON lacks, and very long integers.

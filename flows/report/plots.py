@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from flows.report.table import figure_of
+from stages.evaluate.statistics import Estimate
 
 POLICY = "#3b6fb6"
 BASE = "#9a9a9a"
@@ -44,44 +44,27 @@ RESULTS: tuple[tuple[str, str, str, Bounds], ...] = (
 RESULTS_AXIS = "iteration (0 = base)"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a plot, with the ends of an interval around each value that has one."""
-
-    x: Sequence[float]
-    y: Sequence[float]
-    intervals: Sequence[tuple[float, float] | None] = ()
-
-
-def results_line(rows: Sequence[Mapping[str, Any]], figure: str) -> Line:
-    """A figure by iteration, from rows as :attr:`flows.report.summary.Summary.rows` has them."""
-    found = [(row["iteration"], figure_of(row, figure)) for row in rows]
-    known = {iteration: each for iteration, each in found if each is not None}
-    values = known.values()
-    return Line([*known], [each.value for each in values], [each.interval for each in values])
-
-
 def course_figure(
     title: str,
-    lines: Mapping[str, Line],
+    lines: Mapping[str, Mapping[float, Estimate]],
     xlabel: str,
     ylabel: str,
     *,
     bounds: Bounds = None,
 ) -> Figure:
-    """One line per entry of ``lines``.
+    """One line per entry of ``lines``, which has the values by their places on the x axis.
 
     Intervals are bars. ``bounds`` are the ends of the y axis, by the values if None.
     """
     figure, axes = _new(title, xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
-        ends = [interval or (y, y) for interval, y in zip(line.intervals, line.y, strict=False)]
-        lengths = [[y - low, high - y] for (low, high), y in zip(ends, line.y, strict=False)]
+        values = np.array([each.value for each in line.values()])
+        ends = np.array([each.interval or (each.value, each.value) for each in line.values()])
         axes.errorbar(
-            line.x,
-            line.y,
-            yerr=np.clip(np.transpose(lengths), 0.0, None) if lengths else None,
+            list(line),
+            values,
+            yerr=np.clip([values - ends[:, 0], ends[:, 1] - values], 0.0, None),
             color=colour,
             label=label,
             marker="o",
@@ -160,8 +143,12 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
     """
     figures: dict[str, Figure] = {}
     for name, title, ylabel, bounds in RESULTS:
-        lines = {run: results_line(own, name) for run, own in rows.items()}
-        lines = {run: line for run, line in lines.items() if line.x}
-        if any(len(line.x) > 1 for line in lines.values()):
+        lines: dict[str, dict[float, Estimate]] = {}
+        for run, own in rows.items():
+            for row in own:
+                estimate = figure_of(row, name)
+                if estimate is not None:
+                    lines.setdefault(run, {})[row["iteration"]] = estimate
+        if any(len(line) > 1 for line in lines.values()):
             figures[title] = course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
     return figures

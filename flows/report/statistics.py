@@ -25,12 +25,7 @@ def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
         values: The figure in each run.
         whole: The largest share in its unit, 1 or 100, at which and at 0 the interval ends; None
             if the figure has no upper bound.
-
-    Raises:
-        ValueError: There are no values.
     """
-    if not values:
-        raise ValueError("there are no seeds to average over")
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Estimate(mean)
@@ -42,8 +37,7 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
     """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
 
     Interval and p-value are by Welch's t test (Welch 1947). Runs whose values do not vary, except
-    by rounding, have neither. ``whole`` is as in :func:`over_seeds`. ValueError if one of them
-    is empty.
+    by rounding, have neither. ``whole`` is as in :func:`over_seeds`.
     """
     difference = over_seeds(second).value - over_seeds(first).value
     if min(len(first), len(second)) < 2 or (_constant(first) and _constant(second)):
@@ -95,12 +89,7 @@ def paired_difference(first: Floats, second: Floats) -> Estimate:
     Args:
         first: A figure of each prompt in the first run, [P].
         second: The same prompts' in the second run, [P].
-
-    Raises:
-        ValueError: There are no prompts, or other prompts in each run.
     """
-    if first.shape != second.shape:
-        raise ValueError(f"the runs have {len(first)} and {len(second)} prompts, and must share")
     differences = second - first
     estimate = ratio_of_sums(differences, np.ones_like(differences))
     if len(differences) < 2:

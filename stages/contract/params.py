@@ -23,7 +23,6 @@ Kind = Literal[
     "responses",
     "scores",
     "pairs",
-    "distributions",
     "figures",
     "prompt_figures",
 ]

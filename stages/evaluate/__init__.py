@@ -1,1 +1,1 @@
-"""Evaluate stage: from scored samples of policy and base to metrics, samples and plot data."""
+"""Evaluate stage: from scored samples of policy and base to metrics and samples."""

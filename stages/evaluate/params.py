@@ -19,7 +19,7 @@ class EvaluateParams(StageParams):
     """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "5"
+    version: ClassVar[str] = "6"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),
@@ -33,7 +33,6 @@ class EvaluateParams(StageParams):
         "metrics.json": OutputSpec("metrics"),
         "figures.parquet": OutputSpec("figures"),
         "prompts.parquet": OutputSpec("prompt_figures"),
-        "distributions.parquet": OutputSpec("distributions"),
         "samples.jsonl": OutputSpec("file"),
     }
     image = "torch"
@@ -46,8 +45,8 @@ class EvaluateParams(StageParams):
     """Numbers of samples k of which pass@k is computed."""
 
     log_pi_ref: Literal["off", "policy", "both"] = "both"
-    """Whose samples get the reference's log-probability: nobody's, the policy's, or also the base's
-    (for the plot of both distributions). Costs one forward pass over the samples."""
+    """Samples that get the reference's log-probability: none, the policy's, or also the base's.
+    Costs one forward pass over the samples."""
 
     length_controlled: bool = False
     """Length-controlled win rate by AlpacaEval's regression, over the answers that a pairwise judge

@@ -1,4 +1,4 @@
-"""Evaluate: scored samples of policy and base in, metrics, kept samples and plot data out."""
+"""Evaluate: scored samples of policy and base in, metrics and kept samples out."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import (
-    DISTRIBUTIONS,
     FIGURES,
     PROMPT_FIGURES,
     RESPONSES,
-    TableWriter,
     num_rows,
     read_batches,
     write_table,
@@ -76,7 +74,7 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         reference = Reference(ctx)
     with closing(reference) if reference else nullcontext():
         sides = _sides(ctx, reference)
-        _write_distributions(ctx, sides)
+        _read_samples(ctx, sides)
     policy, base = sides
     comparison, won = win_rate(policy.summary.prompts, base.summary.prompts)
     metrics: Metrics = {
@@ -100,19 +98,18 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         )
 
 
-def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
+def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
     """Reads the samples of both sides once; their summaries are complete afterwards."""
     total = sum(num_rows(side.responses) for side in sides)
     wanted = _kept_prompts(sides, _SAMPLE_PROMPTS)
     done = 0
-    with TableWriter(ctx.out / "distributions.parquet", DISTRIBUTIONS) as writer:
-        for side in sides:
-            for batch in read_scored(
-                side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
-            ):
-                writer.write_batch(_consume(side, batch, wanted, _SAMPLES_PER_PROMPT))
-                done += batch.responses.num_rows
-                ctx.events.progress(done, total, "responses")
+    for side in sides:
+        for batch in read_scored(
+            side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
+        ):
+            _consume(side, batch, wanted, _SAMPLES_PER_PROMPT)
+            done += batch.responses.num_rows
+            ctx.events.progress(done, total, "responses")
 
 
 def write_figures(
@@ -166,8 +163,8 @@ def _kept_prompts(sides: list[_Side], count: int) -> set[str]:
     return set(heapq.nsmallest(count, answered[0] & answered[1]))
 
 
-def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int) -> pa.Table:
-    """Adds a batch to a side's summary and kept samples; returns its rows of plot data."""
+def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int) -> None:
+    """Adds a batch to a side's summary and kept samples."""
     rows = batch.responses
     num_tokens = pc.list_value_length(rows["response_token_ids"]).to_numpy().astype(np.int64)
     log_pi = _row_sums(rows["response_logprobs"])
@@ -178,20 +175,6 @@ def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int)
         log_pi_ref = side.reference.log_probabilities(*tokens)
     side.summary.add(batch, num_tokens, log_pi, log_pi_ref)
     _keep_samples(side, batch, log_pi_ref, wanted, per_prompt)
-    return pa.table(
-        {
-            "model": pa.array([side.name] * rows.num_rows),
-            "prompt_id": rows["prompt_id"],
-            "sample_index": rows["sample_index"],
-            "reward": batch.scores,
-            "log_pi": log_pi,
-            "log_pi_ref": pa.nulls(rows.num_rows, pa.float64())
-            if log_pi_ref is None
-            else log_pi_ref,
-            "num_tokens": num_tokens.astype(np.int32),
-        },
-        schema=DISTRIBUTIONS,
-    )
 
 
 def _row_sums(column: pa.ListArray) -> npt.NDArray[np.float64]:

@@ -57,13 +57,8 @@ def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
     Args:
         numerators: A sum over each prompt's samples, [P].
         denominators: The number that it is divided by, such as the count of samples, [P].
-
-    Raises:
-        ValueError: There are no prompts.
     """
     prompts = len(numerators)
-    if prompts == 0:
-        raise ValueError("there are no prompts to average over")
     value = float(numerators.sum() / denominators.sum())
     if prompts == 1:
         return Estimate(value)

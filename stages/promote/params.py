@@ -14,7 +14,7 @@ class PromoteParams(StageParams):
     """The gates that a checkpoint must pass, and the aliases that move when it does."""
 
     stage: ClassVar[str] = "promote"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     inputs = {
         "checkpoint": InputSpec("model"),
         "metrics": InputSpec("metrics"),
@@ -22,7 +22,6 @@ class PromoteParams(StageParams):
     }
     outputs = {
         "decision.json": OutputSpec("file"),
-        "registry.json": OutputSpec("file"),
     }
     writes_registry = True
 

@@ -2,8 +2,7 @@
 
 The decision follows from the request and from the version that each alias held before this one.
 Run again, the stage finds its version registered; it decides as before and moves no alias that has
-meant this version already. So neither a newer promotion nor one by hand is undone. Numbers of
-versions and places of aliases go to ``registry.json``, which is telemetry.
+meant this version already. So neither a newer promotion nor one by hand is undone.
 """
 
 import re
@@ -43,17 +42,14 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         held = [_held_before(registry, own, alias) for alias in aliases.values() if alias]
         before = {f"{name}:{version.version}": version.metrics for version in held if version}
         gates = decide(ctx.params, metrics, before, suites)
-        places = _move_aliases(ctx, registry, own, gates, aliases)
+        _move_aliases(ctx, registry, own, gates, aliases)
     report = {
         "model": name,
         "aliases": list(ctx.params.aliases),
-        "checkpoint_digest": checkpoint.digest,
         "promoted": all(gate.passed for gate in gates),
         "gates": [asdict(gate) for gate in gates],
     }
     (ctx.out / "decision.json").write_text(dump_json(report))
-    outcome = {"version": own.version, "aliases": places}
-    ctx.telemetry_path("registry.json").write_text(dump_json(outcome))
 
 
 def _checkpoint(ctx: StageContext[PromoteParams]) -> ArtifactInput:
@@ -84,21 +80,17 @@ def _move_aliases(
     own: ModelVersion,
     gates: Sequence[GateResult],
     aliases: Mapping[str, Alias | None],
-) -> dict[str, int | None]:
+) -> None:
     """Moves the aliases if the gates allow it.
 
     An alias stays if it has meant this version before, or means a newer iteration of the same run.
-
-    Returns:
-        The version that each alias holds afterwards.
     """
-    asked = ctx.request
+    request = ctx.request
     failed = [gate for gate in gates if not gate.passed]
     for gate in failed:
         ctx.events.warning(f"{own.name}:{own.version} is not promoted: {gate.reason}")
-    places = {each: now.version if now else None for each, now in aliases.items()}
     if failed:
-        return places
+        return
     for alias, now in aliases.items():
         if now and own.version in [move.version for move in now.history]:
             ctx.events.info(
@@ -107,17 +99,16 @@ def _move_aliases(
             )
             continue
         holder = registry.version(own.name, now.version) if now else None
-        if holder and holder.run == asked.run and _iteration(holder.step) > _iteration(asked.step):
+        newer = holder is not None and _iteration(holder.step) > _iteration(request.step)
+        if holder and newer and holder.run == request.run:
             ctx.events.info(
                 f"{own.name}@{alias} stays version {holder.version}: {holder.step} of the same run "
-                f"is newer than {asked.step}"
+                f"is newer than {request.step}"
             )
             continue
-        reason = f"passed all gates ({asked.run}, {asked.step})"
+        reason = f"passed all gates ({request.run}, {request.step})"
         registry.set_alias(own.name, alias, own.version, reason=reason)
         ctx.events.info(f"{own.name}@{alias} is version {own.version} now")
-        places[alias] = own.version
-    return places
 
 
 def _iteration(step: str) -> int:

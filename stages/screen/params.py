@@ -25,7 +25,5 @@ class ScreenParams(StageParams):
     num_samples: int = Field(0, ge=0)
     """Samples of the starting policy for each prompt; 0 screens nothing. The paper's mathematics
     experiment takes 2."""
-    temperature: float = Field(0.6, ge=0)
-    """Sampling temperature."""
     solved_score: float = 1.0
     """A prompt is solved if a sample scores at least this, in the oracle's units."""

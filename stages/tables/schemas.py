@@ -108,19 +108,6 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
         },
         "tie": Column(pa.bool_(), "Both responses score the same (`pair.ties: keep`)."),
     },
-    "distributions": {
-        "model": _MODEL,
-        "prompt_id": _ID,
-        "sample_index": _INDEX,
-        "reward": Column(
-            pa.float64(), "Score of the response; null where there is none.", optional=True
-        ),
-        "log_pi": Column(
-            pa.float64(), "log-probability under the model that sampled it, summed over tokens."
-        ),
-        "log_pi_ref": Column(pa.float64(), "The same under the base policy.", optional=True),
-        "num_tokens": Column(pa.int32(), "Tokens of the response."),
-    },
     "figures": {
         "model": _MODEL,
         "figure": _FIGURE,
@@ -144,7 +131,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     )
     for table, columns in TABLES.items()
 }
-PROMPTS, RESPONSES, SCORES, PAIRS, DISTRIBUTIONS, FIGURES, PROMPT_FIGURES = SCHEMAS.values()
+PROMPTS, RESPONSES, SCORES, PAIRS, FIGURES, PROMPT_FIGURES = SCHEMAS.values()
 
 
 class TableWriter:

@@ -71,7 +71,6 @@ MATH_SETTINGS = SHARED | {
     "inputs.oracle_model": None,
     # Prompts that the reference solves within two samples are left out.
     "screen.num_samples": 2,
-    "screen.temperature": 0.6,
     "score.oracle": "math_verify",
     "train.divergence": "reverse_kl",
     "train.warmup_ratio": 0.1,
@@ -148,15 +147,16 @@ def test_a_mathematics_experiment_has_the_paper_s_settings(path: Path) -> None:
 @pytest.mark.parametrize("path", MATH, ids=lambda path: path.stem)
 def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
     config = load_config(path)
-    samples = {name: suite.num_samples for name, suite in config.suites.items()}
+    evaluations = {name: config.for_suite(name).evaluation for name in config.suites}
+    samples = {name: each.num_samples for name, each in evaluations.items()}
     # On AIME the paper's figures are no multiples of 1/30: there were more samples than 16.
     assert samples == {"math500": 16, "aime2025": 64, "olympiadbench": 16}
     for name, suite in config.suites.items():
         _, _, commit = suite.prompts.partition("@")
         assert name == "olympiadbench" or re.fullmatch("[0-9a-f]{40}", commit), "a branch moves"
         assert suite.score is None, "the verifier that the run trains with"
-        assert (suite.temperature, suite.top_p) == (0.6, 0.9)
-        assert (suite.correct_from, suite.pass_at_k) == (1.0, (1, 16))
+        assert (evaluations[name].temperature, evaluations[name].top_p) == (0.6, 0.9)
+        assert (evaluations[name].correct_from, evaluations[name].pass_at_k) == (1.0, (1, 16))
 
 
 @pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
@@ -168,5 +168,7 @@ def test_out_of_domain_mathematics_is_a_suite_of_the_model_that_the_paper_report
     for suite in suites.values():
         assert suite.score is not None
         assert suite.score.oracle == "math_verify", "the reward model knows no right answers"
-        assert (suite.num_samples, suite.temperature, suite.top_p) == (1, 0.6, 0.9)
-        assert suite.correct_from == 1
+        sampling = suite.evaluation
+        assert sampling is not None
+        assert (sampling.num_samples, sampling.temperature, sampling.top_p) == (1, 0.6, 0.9)
+        assert sampling.correct_from == 1

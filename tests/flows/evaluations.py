@@ -9,7 +9,6 @@ from stages.contract.manifest import Manifest
 from stages.evaluate.run import write_figures
 from stages.evaluate.summary import PromptFigure, SampleSummary
 from stages.store.base import Artifact
-from stages.tables.schemas import DISTRIBUTIONS, write_table
 
 Rewards = Mapping[str, Sequence[float | None]]
 
@@ -32,21 +31,6 @@ def write_evaluation(
     With ``tries``, a reward of 1 is correct. ``components`` has figures by prompt, by the model.
     """
     folder.mkdir(parents=True)
-    rows = [
-        {
-            "model": model,
-            "prompt_id": prompt,
-            "sample_index": index,
-            "reward": reward,
-            "log_pi": -1.0,
-            "log_pi_ref": None if reward is None else -10 * reward,
-            "num_tokens": 5,
-        }
-        for model, rewards in (("policy", policy), ("base", base))
-        for prompt, given in rewards.items()
-        for index, reward in enumerate(given)
-    ]
-    write_table(folder / "distributions.parquet", DISTRIBUTIONS, rows)
     (folder / "metrics.json").write_text(json.dumps(dict(metrics or {})))
     by_prompt = {
         "policy": _by_prompt(policy, tries) | {"win_rate": _won(policy, base)},

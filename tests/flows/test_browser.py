@@ -99,7 +99,7 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
 
 def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "read")
-    suites = {"extra": {"prompts": "extra.jsonl", "num_samples": 1}}
+    suites = {"extra": {"prompts": "extra.jsonl"}}
     config = RunConfig(name="read", iterations=1, suites=suites)
     record.save_config(config)
     artifacts = {}

@@ -106,7 +106,7 @@ def test_something_of_the_hub_needs_a_network_or_a_cache(store: Store) -> None:
     request = request_of(store, TrainParams(), inputs={"policy": [HUB]})
     assert needs_network(request, DockerSettings())
     assert not needs_network(request, DockerSettings(network={"train": "bridge"}))
-    assert not needs_network(request, DockerSettings(model_cache="/models"))
+    assert not needs_network(request, DockerSettings(environment={"train": {"HF_HOME": "/models"}}))
     assert not needs_network(request_of(store), DockerSettings())
 
 
@@ -146,15 +146,13 @@ def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
 def test_the_settings_add_mounts_and_variables(store: Store) -> None:
     settings = DockerSettings(
         mounts={"/data": "ro", "/scratch": "rw"},
-        model_cache="/cache",
         environment={"pair": {"TZ": "UTC"}, "train": {"OTHER": "1"}},
     )
     request = request_of(store, resources=Resources(cpus=2.5))
     found = modes(request, settings)
-    assert (found["/data"], found["/scratch"], found["/models"]) == ("ro", "rw", "rw")
+    assert (found["/data"], found["/scratch"]) == ("ro", "rw")
     environment = environment_for(request, settings)
     assert environment["TZ"] == "UTC"
-    assert environment["HF_HOME"] == "/models"
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "OTHER" not in environment
 

@@ -35,10 +35,9 @@ def test_a_judge_s_suite_through_a_run(
         {"prompt": text, "reference_answer": "Certainly. " * (n + 1)}
         for n, text in enumerate(asked)
     ]
-    sampling = {"num_samples": 2, "max_new_tokens": 16}
     suites = {
         "compared": {
-            **sampling,
+            "evaluation": {"num_samples": 2, "max_new_tokens": 16},
             "prompts": str(write_jsonl(tmp_path / "compared.jsonl", compared)),
             "score": {
                 "oracle": "judge",

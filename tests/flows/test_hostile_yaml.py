@@ -1,6 +1,5 @@
 """Configuration files as nobody should write them: refused with one short message."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,6 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config, load_overridden, load_settings
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
-
-_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
-)
-
-# Each level merges the one below fifteen times, with keys of its own.
-_MERGED = "m0: &m0 {k: 1}\n" + "".join(
-    f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 15)}], k{level}: 1}}\n"
-    for level in range(1, 9)
-)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +20,10 @@ _MERGED = "m0: &m0 {k: 1}\n" + "".join(
         (b"name: caf\xe9\n", ["is not UTF-8 text", "0xe9"]),
         ("a: " + "[" * 60 + "]" * 60, ["a: no such setting"]),
         ("a: " + "[" * 5000 + "]" * 5000, ["is nested too deep"]),
-        (_BOMB, ["more than 20 aliases"]),
         ("x: &a [*a]\n", ["is not valid YAML"]),
         ("x: !!set {a, b}\n", ["is not valid YAML"]),
         (f"# {'x' * 1_000_000}\nseed: 1\n", ["more than 1000000"]),
         ("extends: 5\n", ["extends names no files: 5"]),
-        ("extends: [1, 2]\n", ["extends names no files: [1, 2]"]),
         ("inputs: {policy: ~nouser/model}\n", ["inputs.policy", "~nouser/model"]),
         ("suites: {math: {prompts: ~nouser/a.jsonl}}\n", ["suites.math.prompts"]),
         ("execution: {docker: {mounts: {~nouser/a: ro}}}\n", ["execution.docker.mounts"]),
@@ -44,16 +31,10 @@ _MERGED = "m0: &m0 {k: 1}\n" + "".join(
         ("iterations: 1000000000\n", ["iterations", "1000"]),
         ("seed: 2026-99-99\n", ["seed: ", 'not "2026-99-99"']),
         (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
-        (f"{'x' * 900}: 1\n", ["no such setting"]),
         ("? [a, b]\n: 1\n", ["is not valid YAML"]),
-        ("!!python/object/apply:os.system [id]\n", ["is not valid YAML"]),
         ("5\n", ["holds no settings"]),
-        (_MERGED, ["more than 20 aliases"]),
         ("iterations: true\n", ["iterations: a number is wanted"]),
         ("inputs: {prompts: ''}\n", ["inputs.prompts"]),
-        ("inputs: {prompts: ['']}\n", ["inputs.prompts.0"]),
-        ("generate: {num_shards: 1000000}\n", ["generate.num_shards", "1000"]),
-        ("generate: {stop_token_ids: [-1]}\n", ["generate.stop_token_ids.0"]),
         ("store: ' '\n", ["' ' is no place of a store"]),
         ('store: "a\\0b"\n', ["has a NUL"]),
         ("".join(f"x{each}: 1\n" for each in range(3000)), ["x0: no such", "and 2980 more"]),
@@ -116,13 +97,6 @@ def test_off_is_the_setting_of_that_name() -> None:
     found = load_settings(None, settings, RunConfig)
     assert found.train.deepspeed.zero_stage == "off"
     assert found.evaluate.log_pi_ref == "off"
-
-
-def test_what_is_extended_is_a_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
-    (tmp_path / "config.yaml").write_text("extends: pipe.yaml\n")
-    with pytest.raises(UserError, match=r"config\.yaml: extends .*pipe\.yaml, which is no file"):
-        load_config(tmp_path / "config.yaml")
 
 
 def test_plain_values_are_those_of_yaml_1_2() -> None:

@@ -28,7 +28,7 @@ def test_every_path_of_a_file_starts_in_its_folder(
 ) -> None:
     monkeypatch.chdir("/")
     interpreters = {"generate": "../env/bin/python", "score": "python3", "train": "/opt/python"}
-    docker = {"model_cache": "hub", "mounts": {"data": "ro"}}
+    docker = {"mounts": {"data": "ro"}}
     values = {
         "store": "../store",
         "inputs": {"prompts": "none.jsonl", "policy": "owner/model", "oracle_code": "oracle.py"},
@@ -43,7 +43,6 @@ def test_every_path_of_a_file_starts_in_its_folder(
         "score": "python3",
         "train": "/opt/python",
     }
-    assert config.execution.docker.model_cache == str(tmp_path / "deep/hub")
     assert list(config.execution.docker.mounts) == [str(tmp_path / "deep/data")]
 
 

@@ -69,17 +69,17 @@ class Heard(Observer):
 
 
 @pytest.fixture
-def config(tmp_path: Path, probe_stage: None) -> ProbeConfig:
+def config(tmp_path: Path, probe_stage: None, monkeypatch: pytest.MonkeyPatch) -> ProbeConfig:
+    monkeypatch.setattr(step_executor, "RETRY_SECONDS", 0.0)
     return ProbeConfig(
         store=str(tmp_path / "store"),
         probes=(ProbeParams(),),
-        execution=Execution(retries=0, retry_delay_seconds=0),
+        execution=Execution(retries=0),
     )
 
 
-def executor_with(config: ProbeConfig, runner: Runner, **execution: float) -> StepExecutor:
-    changed = config.execution.model_copy(update=execution)
-    executor = StepExecutor(config.model_copy(update={"execution": changed}))
+def executor_with(config: ProbeConfig, runner: Runner) -> StepExecutor:
+    executor = StepExecutor(config)
     executor.runner = runner
     return executor
 
@@ -102,19 +102,23 @@ def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(
     assert runner.attempts == len(saved), "a new checkpoint begins the count again"
 
 
-def test_the_pause_doubles_while_no_checkpoint_comes(config: ProbeConfig) -> None:
+def test_the_pause_doubles_while_no_checkpoint_comes(
+    config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_executor, "RETRY_SECONDS", 0.05)
     runner, heard = Preempting(*["checkpoint-1"] * 3), Heard()
-    executor_with(config, runner, retry_delay_seconds=0.05).execute(STEP, {}, heard)
+    executor_with(config, runner).execute(STEP, {}, heard)
     taken, started = heard.times[1:-1:2], heard.times[2:-1:2]
     pauses = [back - away for away, back in zip(taken, started, strict=True)]
     assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=True))
 
 
 def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it_again(
-    config: ProbeConfig,
+    config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(step_executor, "RETRY_SECONDS", 3600.0)
     runner = Preempting("checkpoint-1")
-    executor = executor_with(config, runner, retry_delay_seconds=3600)
+    executor = executor_with(config, runner)
     record = RunRecord(executor.store, config.name)
 
     def stop_once_preempted() -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import resolve_inputs
 from flows.pipeline.loading import load_config
-from stages.contract.errors import UserError
 from tests.flows.loop import geb_ok
 
 ROOT = Path(__file__).parents[2]
@@ -74,14 +72,3 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     geb_ok("export", "rules-short:1", str(exported), GEB_STORE=sizes["store"])
     assert "licence" in (exported / "README.md").read_text()
     assert answer_of(exported) == answer_of(trained)
-
-
-@pytest.mark.parametrize("name", ["policy", "oracle_model"])
-def test_a_gguf_file_as_an_input_is_refused_with_the_way_to_convert_it(
-    name: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(UserError, match=r"model\.gguf is a GGUF file") as caught:
-        resolve_inputs(config_with(**{"policy": str(tmp_path), name: str(file)}))
-    assert "data/chat/smollm2.py" in caught.value.remedy

@@ -86,7 +86,7 @@ def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
 def test_each_stage_is_killed_and_tried_again_within_the_run(
     finished: Path, tmp_path: Path
 ) -> None:
-    execution = STARTED | {"retries": 1, "retry_delay_seconds": 0}
+    execution = STARTED | {"retries": 1}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution)
     with started("run", config) as process:
         for step, sign in STRIKES:

@@ -124,7 +124,6 @@ def test_arena_hard_compares_with_the_base(tmp_path: Path, interpreter: str) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"score": {"oracle": "math_verify"}}, "suites.own.score.oracle to judge"),
         ({"evaluate": {"length_controlled": True}}, "set log_pi_ref to off"),
         ({"length_control": None}, "set length_control to the folder"),
     ],

@@ -24,7 +24,7 @@ BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
 SAMPLINGS = {
     "generate": (4, 0.11, 0.12, 13),
     "evaluation": (5, 0.21, 0.22, 23),
-    "screen": (6, 0.31, 0.12, 13),
+    "screen": (6, 0.6, 0.12, 13),
     "suites.other": (7, 0.41, 0.42, 43),
 }
 
@@ -43,11 +43,12 @@ SAMPLINGS = {
 )
 def test_a_sampling_has_the_settings_of_its_own_section(place, section, tmp_path):
     names = ("num_samples", "temperature", "top_p", "max_new_tokens")
+    sections = {"suites.other": "suites.other.evaluation"}
     overrides = [
-        f"{owner}.{name}={value}"
+        f"{sections.get(owner, owner)}.{name}={value}"
         for owner, values in SAMPLINGS.items()
         for name, value in zip(names, values, strict=True)
-        if (owner, name) not in {("screen", "max_new_tokens"), ("screen", "top_p")}
+        if (owner, name) not in {("screen", each) for each in names[1:]}
     ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one?"}\n')

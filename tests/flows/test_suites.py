@@ -30,7 +30,7 @@ from tests.tiny_models import make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
-EACH: dict[str, Any] = {"prompts": PROMPTS, "num_samples": 4, "after": "each"}
+EACH: dict[str, Any] = {"prompts": PROMPTS, "evaluation": {"num_samples": 4}, "after": "each"}
 LAST: dict[str, Any] = {"prompts": PROMPTS, "score": {"oracle": "math_verify"}}
 
 
@@ -91,7 +91,7 @@ def test_a_comparing_judge_of_a_suite_sets_the_policy_against_the_base() -> None
 
 
 def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
-    short = {**EACH, "max_new_tokens": 16}
+    short = {**EACH, "evaluation": {"num_samples": 4, "max_new_tokens": 16}}
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
     run = resolve_run(config)
@@ -105,7 +105,8 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
 
 def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
     evaluation = {"num_samples": 6, "temperature": 0.3, "top_p": 0.8, "max_new_tokens": 9}
-    made = steps_of(suites={"front": EACH, "math": LAST}, evaluation=evaluation)
+    front_door = {**EACH, "evaluation": evaluation | {"num_samples": 4}}
+    made = steps_of(suites={"front": front_door, "math": LAST}, evaluation=evaluation)
     front, math = (
         made[f"base/suite-{name}/generate/0"].params.model_dump(include={*evaluation})
         for name in ("front", "math")
@@ -149,8 +150,8 @@ def test_a_suite_without_prompts_scores_the_run_s_samples_once_more() -> None:
 @pytest.mark.parametrize("field", ["num_samples", "temperature", "top_p"])
 def test_a_suite_without_prompts_has_no_sampling_of_its_own(field: str) -> None:
     value = 0.7 if field in ("temperature", "top_p") else 7
-    with pytest.raises(UserError, match=rf"suites\.gold: {field} is set, .* leave it out"):
-        steps_of(suites={"gold": {**SECOND, field: value}})
+    with pytest.raises(UserError, match=rf"gold: evaluation\.{field} is set, .* leave it out"):
+        steps_of(suites={"gold": {**SECOND, "evaluation": {field: value}}})
 
 
 def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
@@ -187,7 +188,7 @@ def test_runs_of_every_seed_share_the_base_s_samples() -> None:
 @pytest.mark.parametrize(
     ("suite", "said"),
     [
-        ({"num_samples": 4}, "neither prompts nor score"),
+        ({"evaluation": {"num_samples": 4}}, "neither prompts nor score"),
         ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
         ({**EACH, "oracle_code": "mine.py"}, "needs its section `score`"),
         ({**EACH, "after": "never"}, "suites.front.after"),
@@ -210,9 +211,9 @@ def test_a_suite_is_stored_and_read_back_and_its_files_start_where_it_is_named(
     (tmp_path / "own.jsonl").write_text('{"prompt": "What is 2 + 2?"}\n')
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {QUICKSTART}\nsuites: {{own: {{prompts: own.jsonl}}}}\n")
-    config = load_config(path, ["suites.own.num_samples=3"])
+    config = load_config(path, ["suites.own.evaluation.num_samples=3"])
     assert config.suites["own"].prompts == str(tmp_path / "own.jsonl")
-    assert config.suites["own"].num_samples == 3
+    assert config.for_suite("own").evaluation.num_samples == 3
     assert check_config(json.loads(config.to_json()), "stored") == config
 
 
@@ -249,15 +250,20 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     lines = Path(PROMPTS).read_text().splitlines()[:4]
     own = tmp_path / "own.jsonl"
     own.write_text("\n".join(lines) + "\n")
-    suite = {"prompts": str(own), "num_samples": 2, "max_new_tokens": 16, "correct_from": 0.5}
-    math = {**suite, "score": {"oracle": "math_verify", "max_null_share": 1.0}}
+    sampling = {"num_samples": 2, "max_new_tokens": 16, "correct_from": 0.5}
+    suite = {"prompts": str(own), "evaluation": sampling | {"pass_at_k": [1, 2]}}
+    math = {
+        "prompts": str(own),
+        "evaluation": sampling,
+        "score": {"oracle": "math_verify", "max_null_share": 1.0},
+    }
     store = finished.parent / "store"
     config = write_config(
         tmp_path,
         store=str(store),
         name="with-suites",
         inputs=warm_started(finished),
-        suites={"own": {**suite, "pass_at_k": [1, 2]}, "math": {**math, "prompts": str(own)}},
+        suites={"own": suite, "math": math},
     )
     [base, row] = geb_json("run", config)["suites"]["own"]
     assert base["iteration"] == 0

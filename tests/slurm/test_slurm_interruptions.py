@@ -63,7 +63,7 @@ def set_down(store: Store) -> None:
 def test_a_stage_that_is_preempted_or_loses_its_node_goes_on_in_another_job_without_a_retry(
     store: Store, disturb: Callable[[Store], None], said: str
 ) -> None:
-    chosen = execution().model_copy(update={"retries": 0, "retry_delay_seconds": 0})
+    chosen = execution().model_copy(update={"retries": 0})
     executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
     observer = Preemptions(lambda: disturb(store))
     try:

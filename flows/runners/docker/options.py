@@ -15,8 +15,6 @@ from stages.contract.request import FileInput, HubInput, Request
 from stages.store.base import Store
 
 _GIB = 1 << 30
-# Where a stage's image keeps the hub's files when a folder of the host is given for them.
-_MODEL_CACHE = "/models"
 _NO_NETWORK = "none"
 # Processes and threads: a stage that forks without end must not take the host with it.
 _MOST_PROCESSES = 4096
@@ -36,15 +34,7 @@ def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
         if isinstance(each, FileInput) and not Path(each.location).is_relative_to(root):
             mounts |= {str(path): "ro" for path in _with_link_targets(Path(each.location))}
     mounts |= settings.mounts
-    made = [_bind(path, path, mode) for path, mode in mounts.items()]
-    if settings.model_cache is not None:
-        cache = Path(settings.model_cache).expanduser().absolute()
-        made.append(_bind(str(cache), _MODEL_CACHE, "rw"))
-    return made
-
-
-def _bind(source: str, target: str, mode: str) -> Mount:
-    return Mount(target, source, type="bind", read_only=mode == "ro")
+    return [Mount(path, path, type="bind", read_only=mode == "ro") for path, mode in mounts.items()]
 
 
 def _with_link_targets(path: Path) -> Iterator[Path]:
@@ -67,8 +57,6 @@ def environment_for(request: Request, settings: DockerSettings) -> dict[str, str
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",
         }
-    if settings.model_cache is not None:
-        environment["HF_HOME"] = _MODEL_CACHE
     return (
         environment
         | thread_variables(request.resources)
@@ -126,7 +114,8 @@ def container_options(
 def needs_network(request: Request, settings: DockerSettings) -> bool:
     """True if an input comes from the hub and neither a network nor a cache can bring it."""
     from_hub = any(isinstance(each, HubInput) for each in request.sources())
-    return from_hub and settings.model_cache is None and request.stage not in settings.network
+    has_cache = "HF_HOME" in settings.environment.get(request.stage, {})
+    return from_hub and not has_cache and request.stage not in settings.network
 
 
 def user_for(settings: DockerSettings, image_user: str) -> str:

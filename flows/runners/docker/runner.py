@@ -88,7 +88,7 @@ class DockerPlace:
             raise UserError(
                 f"stage {request.stage!r} reads something of the hub and has no network",
                 f"set execution.docker.network.{request.stage} to a Docker network (`bridge`), or "
-                "execution.docker.model_cache to a folder that holds it",
+                f"HF_HOME in execution.docker.environment.{request.stage} to a cache that holds it",
             )
         image, image_name = find_image(client, settings, request)
         user = user_for(settings, image.attrs["Config"]["User"])

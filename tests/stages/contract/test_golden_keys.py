@@ -47,7 +47,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},
-        "3ec687faaeb9b5ff450771417d390f9b359a6eddb95f605b489d34a6c3527d93",
+        "9f41503d55ecb63939fb60ff99ea9f107f09eed27d41037536161c6d9356ebaf",
     ),
     (
         GenerateParams(),
@@ -114,12 +114,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "72917164eb90e7fe1d6426913db151d3d2c24e9040a86ba400d5f2774e36a140",
+        "10cc234fdf59df693c560e9e5577bd5fdab1483025ffdef1aded357064d2067d",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "42e1e0493a98b0392a977ca1542badf2375f43a00fb106f02512bd6a4f383c65",
+        "4bf2b41f2bfe50b55332aaee2359530f2342116be3bf53010987b1ecf9c5191b",
     ),
 ]
 

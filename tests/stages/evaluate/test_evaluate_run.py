@@ -14,7 +14,7 @@ from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import DISTRIBUTIONS, SCORES, read_rows, write_table
+from stages.tables.schemas import SCORES, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 from tests.tiny_models import make_tiny_llama
 
@@ -130,7 +130,7 @@ def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
     other = evaluate(store, policy_halves, base_halves)
     assert metrics(one) == metrics(other)
     assert one.file("samples.jsonl").read_text() == other.file("samples.jsonl").read_text()
-    drawn, again = (pq.read_table(each.file("distributions.parquet")) for each in (one, other))
+    drawn, again = (pq.read_table(each.file("prompts.parquet")) for each in (one, other))
     assert drawn.equals(again)
 
 
@@ -184,18 +184,6 @@ def test_samples_show_the_same_prompts_of_both_models(store, tables, monkeypatch
             ]
 
 
-def test_distributions_hold_every_response(store, tables):
-    artifact = evaluate(store, [tables[0]], [tables[1]])
-    rows = list(read_rows(artifact.path / "distributions.parquet", DISTRIBUTIONS))
-    for name, source in (("policy", POLICY), ("base", BASE)):
-        mine = [row for row in rows if row["model"] == name]
-        assert [row["reward"] for row in mine] == [score for _, score in source]
-        assert [row["num_tokens"] for row in mine] == [
-            len(row["response_token_ids"]) for row, _ in source
-        ]
-        assert [row["log_pi"] for row in mine] == [-0.5 * row["num_tokens"] for row in mine]
-
-
 def test_bad_inputs_are_refused(store, tmp_path, tables):
     policy, base = tables
     empty = write_scored(tmp_path, [], "empty-")
@@ -238,9 +226,13 @@ def test_log_pi_ref_is_that_of_the_response_alone(
 ):
     monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", batch_tokens)
     artifact = evaluate(store, [tables[0]], [tables[1]], reference=reference)
-    rows = list(read_rows(artifact.path / "distributions.parquet", DISTRIBUTIONS))
     expected = [by_definition(reference, row) for row, _ in [*POLICY, *BASE]]
-    assert [row["log_pi_ref"] for row in rows] == pytest.approx(expected, abs=1e-5)
+    samples = map(json.loads, artifact.file("samples.jsonl").read_text().splitlines())
+    rows = {row["prompt_id"]: row for row in samples}
+    for model, source, start in (("policy", POLICY, 0), ("base", BASE, 6)):
+        for place, (row, _) in enumerate(source, start):
+            sample = rows[row["prompt_id"]][model][row["sample_index"]]
+            assert sample["log_pi_ref"] == pytest.approx(expected[place], abs=1e-5)
     found = metrics(artifact)
     assert found["mean_log_pi_ref"] == pytest.approx(sum(expected[:6]) / 6, abs=1e-5)
     assert found["base_mean_log_pi_ref"] == pytest.approx(sum(expected[6:]) / 6, abs=1e-5)
@@ -275,5 +267,5 @@ def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference, monkey
         settings = {"reference": reference, "resources": resources}
         artifact = evaluate(store, [tables[0]], [tables[1]], **settings)
         assert metrics(artifact)["mean_log_pi_ref"] < 0
-        made.append((artifact.path / "distributions.parquet").read_bytes())
+        made.append((artifact.path / "prompts.parquet").read_bytes())
     assert made[0] == made[1]

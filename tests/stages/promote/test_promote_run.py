@@ -50,8 +50,6 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     events = EventLog()
     artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5, events=events)
     registry = ModelRegistry(store)
-    outcome = json.loads((artifact.path / "registry.json").read_text())
-    assert outcome == {"version": 1, "aliases": {"production": 1}}
     assert registry.alias("tiny", "production").history[-1].reason == (
         "passed all gates (nightly, iteration-1/promote)"
     )
@@ -65,7 +63,6 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     assert decision == {
         "model": "tiny",
         "aliases": ["production"],
-        "checkpoint_digest": trained.manifest.digest("checkpoint"),
         "promoted": True,
         "gates": [
             {
@@ -95,8 +92,6 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
     assert warnings == [
         "tiny:2 is not promoted: min_win_rate: win_rate is 0.2; the gate wants at least 0.5"
     ]
-    outcome = json.loads((artifact.path / "registry.json").read_text())
-    assert outcome == {"version": 2, "aliases": {"production": 1}}
 
 
 def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_path):
@@ -104,9 +99,8 @@ def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_
     promote(store, checkpoint_artifact(store, "two"), metrics, step="iteration-2/promote")
     events = EventLog()
     older = checkpoint_artifact(store, "one")
-    made = promote(store, older, metrics, events=events)
+    promote(store, older, metrics, events=events)
     assert ModelRegistry(store).find("tiny@production").version == 1
-    assert json.loads((made.path / "registry.json").read_text())["aliases"] == {"production": 1}
     assert "tiny@production stays version 1: iteration-2/promote of the same run" in "".join(
         event.message for event in events.events if event.type == "log"
     )
@@ -164,8 +158,6 @@ def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
     events = EventLog()
     again = promote(store, trained, metrics, events=events)
     assert registry.alias("tiny", "production") == before
-    outcome = json.loads((again.path / "registry.json").read_text())
-    assert outcome == {"version": 2, "aliases": {"production": before.version}}
     assert again.manifest.digest() == artifact.manifest.digest()
     messages = [event.message for event in events.events if event.type == "log"]
     assert any(f"stays version {before.version}" in message for message in messages)
