@@ -1,13 +1,13 @@
 """Signature of a stage: its parameters, inputs and outputs, and the checks of a request by them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import UserError
 from stages.contract.number_types import Processor
 
 _MARK = "affects_result"
@@ -93,23 +93,6 @@ def find_output(stage: str, specs: Mapping[str, OutputSpec], path: str) -> Outpu
     raise UserError(
         f"stage {stage!r} has no output {path!r}", f"outputs of {stage}: {', '.join(specs)}"
     )
-
-
-def check_outputs(stage: str, specs: Mapping[str, OutputSpec], files: Iterable[str]) -> None:
-    """Checks that a stage has written every declared output; GebError if one is missing."""
-    # `checkpoint/config.json` stands for `checkpoint`, too.
-    written = {part for file in files for part in _with_folders(file)}
-    for pattern, spec in specs.items():
-        if not spec.optional and not any(fnmatchcase(path, pattern) for path in written):
-            raise GebError(
-                f"stage {stage!r} ended without its output {pattern!r}; it wrote "
-                f"{', '.join(sorted(written)) or 'nothing'}"
-            )
-
-
-def _with_folders(file: str) -> Iterable[str]:
-    parts = file.split("/")
-    return ("/".join(parts[: end + 1]) for end in range(len(parts)))
 
 
 def speed_only(default: Any, **options: Any) -> Any:

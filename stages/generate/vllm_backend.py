@@ -7,7 +7,7 @@ from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
-from stages.generate.vllm_engine import memory_remedy, require_vllm, start_engine
+from stages.generate.vllm_engine import MEMORY_REMEDY, require_vllm, start_engine
 from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.engine_errors import engine_error
 
@@ -44,7 +44,7 @@ class VllmBackend:
             try:
                 outputs = self._engine.step()
             except Exception as error:
-                raise engine_error("vLLM", error, memory_remedy(self._params.vllm)) from error
+                raise engine_error("vLLM", error, MEMORY_REMEDY) from error
             for output in outputs:
                 if output.finished:
                     number, sample = map(int, output.request_id.split("/"))

@@ -69,23 +69,14 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
                 f"vLLM refuses the model {policy.source.name_or_path} or a setting: {_said(error)}",
                 "correct generate.vllm, generate.dtype or the checkpoint",
             ) from error
-        raise engine_error("vLLM", error, memory_remedy(params.vllm)) from error
+        raise engine_error("vLLM", error, MEMORY_REMEDY) from error
 
 
-def memory_remedy(settings: VllmSettings) -> str:
-    """Settings to change if memory is short, with their values."""
-    gib = _cache_gib(settings)
-    cache = (
-        f"gpu_memory_utilization={settings.gpu_memory_utilization:g}"
-        if gib is None
-        else f"kv_cache_gib={gib:g}"
-    )
-    return (
-        f"of generate.vllm lower {cache} if other programs need the memory, or "
-        f"max_num_seqs={settings.max_num_seqs}; lower generate.max_length_tokens if one sequence "
-        "does not fit; or spread the model over more GPUs than "
-        f"tensor_parallel_size={settings.tensor_parallel_size}"
-    )
+MEMORY_REMEDY = (
+    "of generate.vllm lower gpu_memory_utilization or kv_cache_gib if other programs need the "
+    "memory, or max_num_seqs; lower generate.max_length_tokens if one sequence does not fit; or "
+    "raise tensor_parallel_size"
+)
 
 
 def _cache_gib(settings: VllmSettings) -> float | None:

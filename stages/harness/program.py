@@ -28,13 +28,14 @@ from stages.contract.errors import (
     EXIT_STOPPED,
     EXIT_USER,
     DamagedArtifactError,
+    GebError,
     StoppedError,
     UserError,
 )
 from stages.contract.events import Done, Emitter, Failure
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.number_types import this_processor
-from stages.contract.params import StageParams, check_outputs
+from stages.contract.params import StageParams
 from stages.contract.request import FileInput, HubInput, Input, Request, check_sources, key_fields
 from stages.harness.context import ResolvedInput, StageContext
 from stages.store.base import Artifact, Store
@@ -99,7 +100,9 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             stage.run(context)
             lease.check()
             files = describe_files(context.out, context.telemetry)
-            check_outputs(stage.name, stage.params.outputs, files)
+            for pattern, spec in stage.params.outputs.items():
+                if not spec.optional and not any(context.out.glob(pattern)):
+                    raise GebError(f"stage {stage.name!r} ended without its output {pattern!r}")
             manifest = make_manifest(request, files=files, started=started, ended=_now())
             return store.publish(context.out, manifest)
         finally:

@@ -198,28 +198,13 @@ def _messages(responses: Any) -> pa.Array:
 def _check_not_empty(tally: Tally) -> None:
     if tally.pairs:
         return
-    if tally.prompts == 0:
-        raise UserError(
-            "there are no responses to pair",
-            "see the warnings of the generation: prompts that are too long for the context are "
-            "dropped. Lower `generate.max_new_tokens`, or check the prompts",
-        )
-    if tally.ties:
-        raise UserError(
-            f"all {tally.ties} pairs are ties, and ties are dropped: nothing is left to train on",
-            "set `pair.ties: keep`, sample at a higher temperature or more responses a prompt, or "
-            "use an oracle that tells the responses apart",
-        )
-    if tally.prompts_cut_off:
-        raise UserError(
-            f"{tally.prompts_cut_off} of {tally.prompts} prompts have fewer than two responses "
-            "that the length limit did not cut off, and no other makes a pair",
-            "raise `generate.max_new_tokens`, or set `pair.truncated: keep`",
-        )
     raise UserError(
-        f"no prompt has a score for every response ({tally.null_scores} of {tally.responses} "
-        "responses have none)",
-        "see the `error` column of scores.parquet for what the oracle said",
+        f"no pair is left to train on: of {tally.prompts} prompts {tally.ties} make a tie, "
+        f"{tally.prompts_with_null_score} have a response without a score, and "
+        f"{tally.prompts_cut_off} fewer than two responses that may be in a pair",
+        "ties: set `pair.ties: keep`, sample more responses a prompt, or use an oracle that tells "
+        "the responses apart; no score: see the `error` column of scores.parquet; cut off, or no "
+        "prompts: change `generate.max_new_tokens`",
     )
 
 

@@ -3,6 +3,7 @@
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,13 @@ class PythonOracle:
         return Verdict(checked.pop("score"), components=checked)
 
     def _number(self, row: Mapping[str, Any], name: str, value: Any) -> float:
-        number = _to_float(value)
-        if not math.isfinite(number):
-            raise UserError(
-                f"{self.name} returned {name} {reprlib.repr(value)} for {_place(row)}",
-                "return a finite number, or None for a response that cannot be scored",
-            )
-        return number
+        with suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, str) and math.isfinite(float(value)):
+                return float(value)
+        raise UserError(
+            f"{self.name} returned {name} {reprlib.repr(value)} for {_place(row)}",
+            "return a finite number, or None for a response that cannot be scored",
+        )
 
 
 def _place(row: Mapping[str, Any]) -> str:
@@ -88,18 +89,6 @@ def _place(row: Mapping[str, Any]) -> str:
         f"prompt {row['prompt_id']}, sample {row['sample_index']} "
         f"(response: {row['response'][:80]!r})"
     )
-
-
-def _to_float(value: Any) -> float:
-    """A number of any library as a float; NaN if ``value`` is none."""
-    if isinstance(value, str):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-    except OverflowError:
-        return math.inf
 
 
 def load(ctx: StageContext[ScoreParams]) -> PythonOracle:

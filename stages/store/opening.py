@@ -18,19 +18,10 @@ def cache_home() -> Path:
 
 
 def location_of(location: str) -> str:
-    """Location that opens the same store from any folder; nothing is opened.
-
-    Raises:
-        UserError: It is blank, or a path that no system has.
-    """
-    if "://" in location:
-        return location
-    if not location.strip() or "\0" in location:
+    """Location that opens the same store from any folder; UserError if it is blank."""
+    if not location.strip():
         raise UserError(f"{location!r} is no place of a store", "name a folder, or a bucket")
-    try:
-        return str(Path(location).expanduser().absolute())
-    except RuntimeError as error:
-        raise UserError(f"the store {location!r}: {error}", "write the folder in full") from error
+    return location if "://" in location else str(Path(location).expanduser().absolute())
 
 
 def local_folder(location: str) -> Path:

@@ -97,8 +97,7 @@ def _read_shard(
         rows, scored = (none if each is None else pa.Table.from_batches([each]) for each in pair)
         if any(not rows[key].equals(scored[key]) for key in _KEYS):
             raise UserError(
-                f"{scores_path} does not hold the scores of {responses_path}: "
-                f"{_first_difference(rows, scored)}",
+                f"{scores_path} does not hold the scores of {responses_path}",
                 "score these responses again, and give both in the same order of shards",
             )
         if held is not None:
@@ -135,14 +134,3 @@ def _batch(rows: pa.Table, scored: pa.Table, starts: list[int], path: Path) -> S
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
-
-
-def _first_difference(left: pa.Table, right: pa.Table) -> str:
-    names = [
-        list(zip(*(table[key].to_pylist() for key in _KEYS), strict=True))
-        for table in (left, right)
-    ]
-    for mine, other in zip(*names, strict=False):
-        if mine != other:
-            return f"prompt {mine[0]}, sample {mine[1]} meets prompt {other[0]}, sample {other[1]}"
-    return "one of them has more rows"

@@ -90,6 +90,6 @@ def test_an_artifact_without_a_declared_output_is_not_published(store: Store, wr
         (ctx.out / written).mkdir(parents=True)
         (ctx.out / "log.txt").write_text("busy")
 
-    with pytest.raises(GebError, match=r"'lazy' ended without its output 'checkpoint'.*log\.txt"):
+    with pytest.raises(GebError, match=r"'lazy' ended without its output 'checkpoint'"):
         execute(Stage(LazyParams, run), request, Emitter(io.StringIO()))
     assert store.load("lazy", request.key) is None

@@ -54,37 +54,35 @@ class _Service(NamedTuple):
 
     kind: str
     """Its client in ``obstore.store``."""
-    endpoint_variables: tuple[str, ...]
-    """Settings that lead to another endpoint, the strongest first."""
+    endpoint_variable: str
+    """Environment variable of another endpoint."""
     default_endpoint: str
     credentials: str
     """Remedy if credentials are missing or refused."""
 
     def endpoint(self) -> str:
         """Address for messages, and for telling equal bucket names apart."""
-        for name in self.endpoint_variables:
-            if endpoint := os.environ.get(name):
-                return endpoint
-        return os.path.expandvars(self.default_endpoint)
+        default = os.path.expandvars(self.default_endpoint)
+        return os.environ.get(self.endpoint_variable, default)
 
 
 _SERVICES: Mapping[str, _Service] = {
     "s3": _Service(
         "S3Store",
-        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-        "AWS S3 or the endpoint of the AWS profile",
+        "AWS_ENDPOINT_URL",
+        "AWS S3",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     "gs": _Service(
         "GCSStore",
-        ("GOOGLE_BASE_URL",),
+        "GOOGLE_BASE_URL",
         "https://storage.googleapis.com",
         "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run "
         "`gcloud auth application-default login`",
     ),
     "az": _Service(
         "AzureStore",
-        ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+        "AZURE_STORAGE_ENDPOINT",
         "https://${AZURE_STORAGE_ACCOUNT_NAME}.blob.core.windows.net",
         "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential",
     ),
@@ -268,7 +266,7 @@ class Bucket:
 
         text = str(error).partition("\n\nDebug source")[0]
         place = f"bucket {self.name!r} at {self.endpoint}"
-        variable = self._service.endpoint_variables[-1]
+        variable = self._service.endpoint_variable
         credentials = self._service.credentials
         if _NO_BUCKET.search(text):
             return UserError(
@@ -305,13 +303,12 @@ def _client(scheme: str, bucket: str, prefix: str, _: tuple[tuple[str, str], ...
         ) from error
     service = _SERVICES[scheme]
     try:
-        settings = _aws_settings(service) if scheme == "s3" else {}
-        endpoint = settings.get("config", {}).get("endpoint") or service.endpoint()
+        settings = _aws_settings() if scheme == "s3" else {}
         client: ObjectStore = getattr(store, service.kind)(
             bucket,
             prefix=prefix or None,
             client_options={
-                "allow_http": endpoint.startswith("http://"),
+                "allow_http": service.endpoint().startswith("http://"),
                 "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
                 "timeout": timedelta(seconds=_REQUEST_SECONDS),
             },
@@ -328,8 +325,8 @@ def _client(scheme: str, bucket: str, prefix: str, _: tuple[tuple[str, str], ...
     return client
 
 
-def _aws_settings(service: _Service) -> dict[str, Any]:
-    """Settings that obstore, which reads the environment only, leaves to botocore to find.
+def _aws_settings() -> dict[str, Any]:
+    """Region and credentials by botocore: obstore itself reads the environment only.
 
     Raises:
         ValueError: No credentials, in the environment, a profile, SSO or the machine's role.
@@ -340,14 +337,8 @@ def _aws_settings(service: _Service) -> dict[str, Any]:
 
     session = Session()
     try:
-        profile = session.get_scoped_config()
         provider = Boto3CredentialProvider(session, ttl=timedelta(seconds=_CREDENTIAL_SECONDS))
+        region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
     except BotoCoreError as error:
         raise ValueError(str(error)) from error
-    region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
-    named = [os.environ.get(name) for name in service.endpoint_variables]
-    endpoint = next((each for each in (*named, profile.get("endpoint_url")) if each), None)
-    return {
-        "config": {"region": region} | ({"endpoint": endpoint} if endpoint else {}),
-        "credential_provider": provider,
-    }
+    return {"region": region or "us-east-1", "credential_provider": provider}
