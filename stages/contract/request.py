@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from stages.contract.digests import sha256_of
 from stages.contract.params import ImageName, Kind, StageParams, check_inputs
-
-# A name or an IPv4 address, and a port.
-_ADDRESS = re.compile(r"(?=.{1,253}:)[\w-]{1,63}(?:\.[\w-]{1,63})*:(\d{1,5})", re.ASCII)
-_LAST_PORT = 65535
 
 
 class _Frozen(BaseModel):
@@ -70,7 +65,7 @@ class Resources(_Frozen):
     """Worker processes of each node if there is no GPU; with GPUs, one process each."""
     nodes: int = Field(1, ge=1)
     """Machines that train together; the others run `python -m stages.training.node WORK`."""
-    rendezvous: str = ""
+    rendezvous: str = Field("", pattern=r"^([\w.-]+:\d{1,5})?$")
     """`host:port` at which the other nodes reach the first; empty for its name and a free port."""
     cpus: float | None = Field(None, gt=0)
     """CPU cores (threads, in the process runner); unset leaves the choice to the runner."""
@@ -88,14 +83,6 @@ class Resources(_Frozen):
     def world_size(self) -> int:
         """Processes that train together, on all nodes."""
         return self.nodes * self.devices
-
-    @field_validator("rendezvous")
-    @classmethod
-    def _check_rendezvous(cls, address: str) -> str:
-        found = _ADDRESS.fullmatch(address)
-        if address and (found is None or int(found[1]) > _LAST_PORT):
-            raise ValueError("write the first node's host:port (10.0.0.5:29500), or leave it empty")
-        return address
 
 
 class Request(_Frozen):

@@ -156,10 +156,6 @@ class ModelRegistry:
         """Names of the registered models, in order."""
         return sorted({path.parts[-3] for path in self._root.glob("*/versions/*.json")})
 
-    def has(self, model: str) -> bool:
-        """True if the model of ``name``, ``name@alias`` or ``name:version`` is registered."""
-        return re.split("[:@]", model)[0] in self.names()
-
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
         found = self._records(name, "versions", ModelVersion)
