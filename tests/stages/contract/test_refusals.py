@@ -5,21 +5,18 @@ import io
 import json
 import os
 import re
-import shutil
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from stages.contract.digests import digest_of, state_of
-from stages.contract.errors import StoreError, UserError
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, StageParams
 from stages.contract.request import make_request
 from stages.harness import program
 from stages.harness.program import Stage, execute
 from stages.store.base import Store
-from stages.store.locks import FileLease
 from stages.tables.schemas import PROMPTS, write_table
 from tests.stage_calls import file_input
 from tests.writer_stage import WRITER, WriterParams, compute, request
@@ -68,20 +65,6 @@ def test_a_full_disk_is_one_clear_message(store, run):
     assert list((store.root / "artifacts/writer").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["acquire", "release"])
-def test_a_lease_on_a_read_only_disk_is_one_clear_message(store, monkeypatch, name):
-    change = getattr(FileLease, name)
-
-    def refuse(*arguments, **settings) -> None:
-        change(*arguments, **settings)
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x.guard")
-
-    monkeypatch.setattr(FileLease, name, refuse)
-    with pytest.raises(UserError, match="cannot be written: Read-only") as caught:
-        compute(store, Stage(WriterParams, fills_disk_with_bytes))
-    assert str(store.root) in caught.value.message
-
-
 def test_a_file_elsewhere_that_is_denied_is_named(store):
     def read(ctx) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/models/reward")
@@ -112,21 +95,6 @@ def test_no_store_is_made_where_a_file_is(tmp_path):
     with pytest.raises(UserError, match=f"{path} is no folder") as caught:
         Store.open(str(path), create=True)
     assert "set `store` to" in (caught.value.remedy or "")
-
-
-def test_a_store_whose_making_was_killed_is_made_by_the_next(tmp_path, monkeypatch):
-    root = tmp_path / "store"
-
-    def killed(scratch: Path, target: Path) -> None:
-        shutil.copy(scratch, root / ".store.json.0a1b2c3d")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", killed)
-        Store.open(str(root), create=True)
-    with pytest.raises(StoreError, match="no store at"):
-        Store.open(str(root))
-    assert list(Store.open(str(root), create=True).artifacts()) == []
 
 
 class ReaderParams(StageParams):

@@ -76,15 +76,6 @@ def test_a_file_that_no_manifest_lists_is_found_by_verify(store):
         store.verify(artifact)
 
 
-def test_a_file_or_folder_is_loaded_whatever_became_of_the_rest(store):
-    artifact = compute(store)
-    truncate(artifact.path / "metrics.json")
-    for path in ("checkpoint", "rows.jsonl"):
-        assert store.load("writer", artifact.manifest.key, path) is not None
-    with pytest.raises(DamagedArtifactError, match=r"metrics\.json"):
-        store.load("writer", artifact.manifest.key, "metrics.json")
-
-
 def test_a_hit_computes_nothing(store):
     stage, calls = counting()
     first, second = compute(store, stage), compute(store, stage)

@@ -66,16 +66,6 @@ def test_several_tables_are_read_in_order_and_in_bounded_batches(tmp_path):
     assert names == [{"prompt_id": row["prompt_id"]} for row in rows]
 
 
-def test_rows_and_batches_can_be_mixed(tmp_path):
-    rows = rows_of(PROMPTS, 9)
-    with TableWriter(tmp_path / "t.parquet", PROMPTS) as writer:
-        writer.write(rows[0])
-        writer.write_batch(pa.Table.from_pylist(rows[1:8], schema=PROMPTS))
-        writer.write(rows[8])
-        assert writer.num_rows == 9
-    assert list(read_rows(tmp_path / "t.parquet", PROMPTS)) == rows
-
-
 def test_wrong_files_are_refused_by_name(tmp_path):
     other, text = tmp_path / "other.parquet", tmp_path / "text.parquet"
     pq.write_table(pa.table({"question": ["a"]}), other)

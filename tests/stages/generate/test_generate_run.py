@@ -111,17 +111,6 @@ def save_model(config, path):
     return path
 
 
-def test_temperature_zero_agrees_with_transformers_generate(generate, policy):
-    rows, _, _ = generate(temperature=0.0, num_samples=1)
-    model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
-    for row in rows:
-        prompt = row["prompt_token_ids"]
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
-        )
-        assert row["response_token_ids"] == output[0, len(prompt) :].tolist()
-
-
 def test_logits_that_are_not_finite_are_refused(generate, tmp_path):
     """Drawn from them, every token was the vocabulary's last one."""
     model = make_tiny_llama(tmp_path / "model")

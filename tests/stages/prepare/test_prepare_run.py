@@ -100,16 +100,6 @@ def test_reference_answers_keep_their_form(store, tmp_path):
     }
 
 
-def test_trailing_assistant_turns_are_cut_off(store, tmp_path):
-    turns = [("user", "first"), ("assistant", "reply"), ("user", "second"), ("assistant", "end")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    source = write_jsonl(tmp_path / "p.jsonl", [{"messages": messages}, *questions(3)])
-    artifact = prepare(store, source, iterations=1, test_prompts=1)
-    rows = table(artifact, "iteration-1") + table(artifact, "test")
-    longest = max(rows, key=lambda row: len(row["messages"]))
-    assert longest["messages"] == messages[:3]
-
-
 def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):
     own = [{"role": "system", "content": "own"}, {"role": "user", "content": "chat"}]
     source = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "plain"}, {"messages": own}])

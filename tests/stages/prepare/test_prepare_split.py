@@ -88,17 +88,6 @@ def test_the_overlap_may_be_taken_from_the_test_set():
         divide([[1, 2, 3, 4]], [1, 2], **changes)
 
 
-def test_as_many_sources_as_iterations_keep_their_own():
-    found, numbers = divide([[1, 2, 3], [3, 4], [5, 5, 6]], [6])
-    assert [members(found, numbers, part) for part in (1, 2, 3)] == [{1, 2, 3}, {4}, {5}]
-    assert (found.duplicates, found.overlap) == (2, 1)
-
-
-def test_a_repeated_row_counts_where_it_came_first():
-    found, _ = divide([[9, 1, 2, 9]], [7], iterations=1)
-    assert found.part.tolist() == [1, 1, 1, DROPPED, TEST]
-
-
 @given(seed=st.integers(0, 20))
 def test_a_cap_chooses_by_seed_and_counts_the_rest(seed):
     whole, numbers = divide([list(range(30))], seed=seed)

@@ -128,11 +128,6 @@ def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, s
     assert not any("<reference>" in str(each["messages"]) for each in server.requests)
 
 
-def test_one_response_alone_has_no_score(serve, score):
-    [row] = score(serve(prefer_longer).url, samples("q", "a"), max_null_share=1)
-    assert "no second response" in row["error"]
-
-
 def test_alpaca_eval_s_annotator_compares_by_the_probabilities_of_its_token(serve, score):
     shares = {("aye", "no"): (0.6, 0.2), ("no", "aye"): (0.1, 0.3)}
 

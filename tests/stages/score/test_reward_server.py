@@ -7,8 +7,7 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.score.remote import RemoteError
-from stages.tables.schemas import RESPONSES, write_table
-from tests.stage_calls import request_for, response, score_params
+from tests.stage_calls import response, score_params
 
 IDENTITY = "length@1"
 ROWS = [response(f"question {index}", 0, "word " * index) for index in range(10)]
@@ -174,37 +173,6 @@ def test_responses_without_a_score_are_asked_again(serve, score):
     well.set()
     assert len(score(server.url, rows)) == 2
     assert [len(each["responses"]) for each in server.requests] == [2, 1]
-
-
-def test_sigterm_ends_the_stage_while_it_waits(serve, tmp_path):
-    asked = threading.Event()
-
-    def behave(number, request):
-        asked.set()
-        server.released.wait()
-        return lengths(request)
-
-    server = serve(behave)
-    write_table(tmp_path / "responses.parquet", RESPONSES, ROWS)
-    settings = score_params("http", url=server.url, identity=IDENTITY)
-    inputs = {"responses": tmp_path / "responses.parquet"}
-    request = request_for(settings, inputs, tmp_path / "store")
-    (tmp_path / "request.json").write_text(request.model_dump_json())
-    program = subprocess.Popen([sys.executable, "-m", "stages.score", tmp_path / "request.json"])
-    with program:
-        assert asked.wait(timeout=300)
-        program.terminate()
-    assert program.returncode == 143
-
-
-def test_address_and_patience_are_no_part_of_the_key():
-    def key(**settings) -> object:
-        return score_params(
-            "http", **{"url": "http://u", "identity": "i", **settings}
-        ).result_fields()
-
-    assert key(url="http://a", concurrency=1) == key(url="http://b", concurrency=2)
-    assert key(identity="a@1") != key(identity="a@2")
 
 
 def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import textwrap
 import pytest
 from pydantic import ValidationError
 
-from stages.score.params import ScoreParams
 from stages.score.remote import RemoteError
 from stages.score.run import STAGE
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
@@ -149,19 +148,3 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
 def test_sums_that_cannot_be_computed_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         score_params("weighted", **{"weights": {}, **settings})
-
-
-def test_the_key_holds_the_sections_of_what_is_summed_in_whatever_order(tmp_path):
-    write_table(tmp_path / "responses.parquet", RESPONSES, ROWS)
-
-    def key(**settings):
-        params = ScoreParams.model_validate({"oracle": "weighted", **settings})
-        inputs = {"responses": tmp_path / "responses.parquet"}
-        return request_for(params, inputs, tmp_path / "store").key
-
-    weights = {"python": 1.0, "math_verify": 2.0}
-    plain = key(weighted={"weights": weights})
-    assert plain == key(weighted={"weights": dict(reversed(weights.items()))})
-    assert plain == key(weighted={"weights": weights}, http={"identity": "other"})
-    assert plain != key(weighted={"weights": {**weights, "python": 2.0}})
-    assert plain != key(weighted={"weights": weights}, python={"function": "other"})

@@ -1,7 +1,5 @@
 """Registry, run views and garbage collection of hosts that share a bucket."""
 
-from typing import Any
-
 import pytest
 
 from flows.commands.store import collect, remove
@@ -11,10 +9,9 @@ from stages.contract.errors import ConflictError, UserError
 from stages.contract.request import ArtifactInput
 from stages.store.registry import ModelRegistry
 from stages.store.remote import store as store_module
-from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
 from tests.flows.records import recorded
-from tests.object_storage import host, objects
+from tests.object_storage import objects
 
 
 def checkpoint(name: str) -> ArtifactInput:
@@ -51,20 +48,6 @@ def test_a_record_that_another_host_changed_meanwhile_is_not_overwritten(here, t
     assert not (here.root / alias).exists(), "no other host has it"
 
 
-def test_a_look_at_the_registry_does_not_undo_a_move_that_is_under_way(here, there, tmp_path):
-    registry = ModelRegistry(here)
-    for key in ("one", "two"):
-        registry.register("tiny", checkpoint(key), metrics={})
-    registry.set_alias("tiny", "production", 1)
-    alias = "models/tiny/aliases/production.json"
-    with here.exclusive("models"):
-        moved = (here.root / alias).read_text().replace('"version": 1', '"version": 2')
-        (here.root / alias).write_text(moved)
-        # Another run on this host draws its table, say.
-        ModelRegistry(host(here.location, tmp_path / "here"))
-    assert ModelRegistry(there).alias("tiny", "production").version == 2
-
-
 def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
     view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly", seed=1))
@@ -80,24 +63,6 @@ def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
     assert runs(there) == ["nightly"]
     with pytest.raises(UserError, match="no run 'other' in s3://"):
         RunRecord.existing(there, "other")
-
-
-def test_a_record_that_changes_while_it_travels_is_shared_the_next_time(here, there, monkeypatch):
-    path = here.run_path("one") / "steps" / "train.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("running")
-    put = Bucket.put
-
-    def changed_meanwhile(bucket: Bucket, name: str, data: bytes, **rest: Any) -> None:
-        path.write_text("done")
-        put(bucket, name, data, **rest)
-
-    monkeypatch.setattr(Bucket, "put", changed_meanwhile)
-    here.share(path)
-    monkeypatch.setattr(Bucket, "put", put)
-    here.share(path)
-    there.refresh("runs/one")
-    assert (there.run_path("one") / "steps" / "train.json").read_text() == "done"
 
 
 def test_logs_and_reports_are_shared(here: RemoteStore):
