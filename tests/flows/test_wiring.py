@@ -82,12 +82,11 @@ class LazyParams(StageParams):
     outputs = {"checkpoint": OutputSpec("model"), "ema": OutputSpec("model", optional=True)}
 
 
-@pytest.mark.parametrize("written", ["checkpoints/model", "checkpoint"])
-def test_an_artifact_without_a_declared_output_is_not_published(store: Store, written: str) -> None:
+def test_an_artifact_without_a_declared_output_is_not_published(store: Store) -> None:
     request = make_request(LazyParams(), inputs={}, seed=0, store=str(store.root))
 
     def run(ctx: Any) -> None:
-        (ctx.out / written).mkdir(parents=True)
+        (ctx.out / "checkpoints/model").mkdir(parents=True)
         (ctx.out / "log.txt").write_text("busy")
 
     with pytest.raises(GebError, match=r"'lazy' ended without its output 'checkpoint'"):
