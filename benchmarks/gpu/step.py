@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,7 @@ from stages.train.objective import PairObjective
 from stages.train.params import TrainParams
 from stages.train.reference import _logprobs
 from stages.training.adapters import add_adapters, leave_casts_to_autocast
-from stages.training.batches import MicroBatches, Plan
+from stages.training.batches import Plan, micro_batches
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.loop import TrainingLoop
@@ -207,10 +208,10 @@ def _train(
         clock = _Clock()
         kappa = KappaController(params, has_bonus=False)
         objective = PairObjective(engine, process, params, kappa, None)
-        batches = MicroBatches(plan, 0, make)
+        batches = partial(micro_batches, plan, 0, make)
         # The log's first two methods are all that the loop calls.
         log: Any = clock
-        loop = TrainingLoop(engine, objective, batches, process, log, lambda step: None, 0)
+        loop = TrainingLoop(engine, objective, plan, batches, process, log, lambda step: None, 0)
         wait(device)
         begun = time.perf_counter()
         loop.run()
@@ -268,7 +269,7 @@ def _profile(figures: Figures, variation: Variation, loop: TrainingLoop[Any], ba
     """The kernels that take the most of a micro-batch's passes."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        loop.micro_step(batches[0], last=True)
+        loop.micro_step(batches(0)[0], last=True)
         torch.cuda.synchronize()
     events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)

@@ -269,7 +269,6 @@ CONTESTANTS: dict[str, Callable[[TrainingJob], Training]] = {
     ),
     "ours, checkpointing": lambda job: train_ours(job, gradient_checkpointing=True),
     "ours, padded rows": lambda job: train_ours(job, row_layout="padded"),
-    "ours, sampler's log π_ref": lambda job: train_ours(job, reference_logprobs="sampler"),
     "ours, bfloat16": lambda job: train_ours(job, precision="bfloat16"),
     "TRL, bfloat16": lambda job: train_trl(job, precompute=False, bf16=True),
 }

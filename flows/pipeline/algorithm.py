@@ -110,8 +110,6 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
         match config.train.reference:
             case "previous":
                 reference = policy
-            case "ema":
-                reference = Model(trained.at("ema"))
             case int(period) if iteration % period == 0:
                 reference = policy
         evaluate = f"{place}/evaluate"

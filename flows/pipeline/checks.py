@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from flows.pipeline.config import SET_BY_THE_RUN, Evaluation, RunConfig
-from flows.pipeline.placement import EVAL, ON_THIS_MACHINE
+from flows.pipeline.placement import EVAL
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
 from stages.store.opening import local_folder
@@ -68,17 +68,6 @@ def _check_samples(config: RunConfig) -> None:
             f"generate.num_samples is {config.generate.num_samples}, and pair.pairs_per_prompt "
             f"{config.pair.pairs_per_prompt}: no response is in two pairs, so that it takes "
             f"{wanted} samples; raise num_samples, or lower pairs_per_prompt"
-        )
-    if config.train.reference_logprobs == "sampler" and config.pair_data == "accumulate":
-        raise ValueError(
-            "train.reference_logprobs is 'sampler' and pair_data is 'accumulate': the pairs of "
-            "earlier iterations were sampled by earlier policies, which are not the reference; "
-            "set train.reference_logprobs to 'model', or pair_data to 'current'"
-        )
-    if config.inputs.preferences and config.train.reference_logprobs == "sampler":
-        raise ValueError(
-            "train.reference_logprobs is 'sampler', and inputs.preferences names pairs that no "
-            "policy of the run sampled: set train.reference_logprobs to 'model'"
         )
     lora = config.train.lora
     if lora.save == "adapter" and config.generate.backend == "vllm" and lora.rank > _VLLM_RANK:
@@ -174,16 +163,7 @@ def _check_nodes(config: RunConfig) -> None:
                 "bucket: the nodes meet in the work folder, so put the store on a file system "
                 "that all see"
             )
-        runner = config.execution.runner
-        by_hand = bool(getattr(config.resources, stage).rendezvous)
-        if runner in ON_THIS_MACHINE and not by_hand:
-            raise ValueError(
-                f"resources.{stage}.nodes is {nodes}, and the runner {runner!r} starts one: "
-                "set execution.runner to 'slurm' or 'kubernetes', or resources."
-                f"{stage}.rendezvous to the first node's host:port and start `python -m "
-                "stages.training.node` on the others yourself (docs/training.md)"
-            )
-        if runner == "docker" and stage not in config.execution.docker.network:
+        if config.execution.runner == "docker" and stage not in config.execution.docker.network:
             raise ValueError(
                 f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
                 f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"

@@ -37,7 +37,6 @@ SET_BY_THE_RUN = {
     "generate": ("shard_index",),
     "score": ("allow_control_tokens",),
     "preferences": ("prompt_system", *ChatSettings.model_fields),
-    "train": ("iteration",),
     "evaluate": ("correct_from", "pass_at_k"),
     "promote": ("model_name",),
 }

@@ -157,7 +157,7 @@ class Steps:
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
     ) -> Step:
         """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
-        params = self._config.train.model_copy(update={"iteration": iteration})
+        params = self._config.train
         return Step(
             f"iteration-{iteration}/train",
             params,

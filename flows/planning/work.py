@@ -90,7 +90,7 @@ class _Counter:
                 tokens *= self._prompt_tokens + responses
                 return self._work(
                     trained=params.epochs * tokens,
-                    forward=tokens if params.reference_logprobs == "model" else 0,
+                    forward=tokens,
                     memory=self._training_bytes(step, params),
                 )
             case GenerateParams() as params:

@@ -100,13 +100,12 @@ def last_iteration(run: Summary) -> int | None:
 
 
 def kappa_label(train: TrainParams) -> str:
-    """κ as it was asked for: `κ 1`, `κ 1, 0.5` by iteration, or `ratio 0.001`; empty for f-DPO."""
+    """κ as it was set: `κ 1` or `ratio 0.001`; empty for f-DPO."""
     if not train.has_bonus:
         return ""
     if train.target_ratio is not None:
         return f"ratio {train.target_ratio:g}"
-    given = train.kappa_values or (train.kappa_or_default(),)
-    return "κ " + ", ".join(f"{each:g}" for each in given)
+    return f"κ {train.kappa_or_default():g}"
 
 
 def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:

@@ -65,8 +65,6 @@ class Resources(_Frozen):
     """Worker processes of each node if there is no GPU; with GPUs, one process each."""
     nodes: int = Field(1, ge=1)
     """Machines that train together; the others run `python -m stages.training.node WORK`."""
-    rendezvous: str = Field("", pattern=r"^([\w.-]+:\d{1,5})?$")
-    """`host:port` at which the other nodes reach the first; empty for its name and a free port."""
     cpus: float | None = Field(None, gt=0)
     """CPU cores (threads, in the process runner); unset leaves the choice to the runner."""
     memory_gib: float | None = Field(None, gt=0)

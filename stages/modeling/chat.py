@@ -2,7 +2,6 @@
 
 import datetime
 import inspect
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -62,26 +61,11 @@ def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) ->
     return _render_checked(tokenizer, messages, settings, add_generation_prompt=True)
 
 
-def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
-    """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none.
-
-    The conversation has more of them than the same turns with a neutral text.
-    """
+def spelled_control_tokens(tokenizer: Any, messages: Messages) -> str | None:
+    """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none."""
     text = "\n".join(turn["content"] for turn in messages)
-    added = tokenizer.added_tokens_decoder.items()
-    # Unknown words become a special token, too, which no text spells.
-    spelled = {number: token for number, token in added if token.content in text}
-    if not spelled:
-        return None
-    neutral = render_conversation(
-        tokenizer, [{**turn, "content": "a"} for turn in messages], **template_args
-    )
-    more = Counter(render_conversation(tokenizer, messages, **template_args)) - Counter(neutral)
-    names = [
-        repr(token.content)
-        for number, token in spelled.items()
-        if number in more and (token.special or number in neutral)
-    ]
+    tokens = tokenizer.added_tokens_decoder.values()
+    names = [repr(token.content) for token in tokens if token.special and token.content in text]
     return f"the text spells control tokens: {', '.join(names)}" if names else None
 
 
@@ -130,12 +114,11 @@ def _until_end(tokenizer: Any, token_ids: list[int]) -> list[int]:
 def _render_checked(
     tokenizer: Any, messages: Messages, settings: ChatSettings, **template_args: Any
 ) -> list[int]:
-    template_args |= settings.chat_template_args
-    spelled = spelled_control_tokens(tokenizer, messages, **template_args)
+    spelled = spelled_control_tokens(tokenizer, messages)
     if spelled and not settings.allow_control_tokens:
         remedy = "remove them from the text, or set generate.allow_control_tokens to true"
         raise UserError(spelled, remedy)
-    return render_conversation(tokenizer, messages, **template_args)
+    return render_conversation(tokenizer, messages, **template_args | settings.chat_template_args)
 
 
 def render_conversation(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:

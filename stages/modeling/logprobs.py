@@ -1,7 +1,8 @@
 """Log-probabilities of response tokens, without a `[B, T, V]` tensor.
 
 Only the positions that predict a response token are projected onto the vocabulary, a chunk at a
-time; the backward pass computes the chunks again unless they are small.
+time; the backward pass computes the chunks again unless they are small. On a GPU the softmax of a
+chunk is computed by the kernels of `fused_logprobs`.
 
 Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` width, `V` vocabulary.
 """
@@ -65,7 +66,7 @@ class LogitMap:
 class ResponseLogprobs(nn.Module):
     """A causal language model whose forward pass gives the log-probabilities of given tokens.
 
-    A module of its own, so that wrappers (DDP, DeepSpeed) see one forward pass and ZeRO-3 gathers
+    A separate module, so that wrappers (DDP, DeepSpeed) see one forward pass and ZeRO-3 gathers
     the head's weight once for all chunks. A peft model may be around the policy.
     """
 
@@ -123,7 +124,6 @@ def token_logprobs(
     mapped: LogitMap = LogitMap(),
     *,
     chunk_bytes: int = LOGIT_CHUNK_BYTES,
-    chunk_rows: int | None = None,
     keep_bytes: int = LOGIT_KEEP_BYTES,
 ) -> Tensor:
     """Computes log softmax(mapped(hidden · weightᵀ + bias))[targets] in float32.
@@ -135,22 +135,30 @@ def token_logprobs(
         targets: Token ids, [N].
         mapped: What the model makes of the head's logits.
         chunk_bytes: Memory that one chunk of float32 logits may take.
-        chunk_rows: Fewest rows of a chunk, whatever memory they take; see `FEWEST_ROWS`.
         keep_bytes: See `LOGIT_KEEP_BYTES`.
 
     Returns:
         Log-probabilities, [N].
     """
+    rows = len(hidden)
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    is_trained = torch.is_grad_enabled() and weight.requires_grad
     if is_fused(weight, bias, mapped):
         # Triton comes with torch's builds for GPUs alone.
-        from stages.modeling.fused_logprobs import fused_logprobs
+        from stages.modeling.fused_logprobs import FusedSoftmax, chunk_rows, keeps
 
-        return fused_logprobs(hidden, weight, targets, mapped.scale)
-    row_bytes = 4 * weight.shape[0]
-    fewest = FEWEST_ROWS[weight.is_cuda] if chunk_rows is None else chunk_rows
-    chunk = max(fewest, chunk_bytes // row_bytes)
-    keep = hidden.shape[0] * row_bytes <= keep_bytes
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, mapped, chunk, keep)
+        softmax: Any = FusedSoftmax(mapped.scale)
+        row_bytes = len(weight) * dtype.itemsize
+        keep = is_trained and keeps(rows * row_bytes, weight.device)
+        chunk = rows if keep else chunk_rows(row_bytes, weight.device)
+    else:
+        softmax = _Softmax(mapped)
+        row_bytes = 4 * len(weight)
+        keep = is_trained and rows * row_bytes <= keep_bytes
+        chunk = max(FEWEST_ROWS[weight.is_cuda], chunk_bytes // row_bytes)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, softmax, dtype, chunk, keep)
 
 
 def is_fused(weight: Tensor, bias: Tensor | None, mapped: LogitMap) -> bool:
@@ -171,12 +179,41 @@ class _ChunkedHead(nn.Module):
         return token_logprobs(hidden, self.weight, self.bias, targets, self._mapped)
 
 
-class _TokenLogprobs(torch.autograd.Function):
-    """log softmax at the targets; ∂/∂logits = (onehot(target) − softmax(logits)) · the map's slope.
+@dataclass(frozen=True)
+class _Softmax:
+    """Softmax of a chunk's logits by torch, in float32."""
 
-    What the backward pass needs of the logits is kept if it is small, and computed again if
-    it is not. Where the head is frozen it is not needed: the forward pass then computes ∂/∂hidden
-    of each log-probability, one product in place of two.
+    mapped: LogitMap
+
+    def logprobs(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
+        """Log-probabilities of the targets, and what :meth:`gradient` needs."""
+        scores = self.mapped.apply_(logits.float())
+        curve = self.mapped.curve(scores)
+        chosen = scores.gather(1, targets[:, None]).squeeze(1)
+        largest = scores.amax(dim=1)
+        # In place: a second tensor of this size costs more than the exponentials.
+        scores.sub_(largest[:, None]).exp_()
+        normalizers = largest + scores.sum(dim=1).log_()
+        scores.mul_((largest - normalizers).exp_()[:, None])
+        return chosen - normalizers, (scores, curve)
+
+    def gradient(self, state: Any, targets: Tensor, gradient: Tensor) -> Tensor:
+        """∂/∂logits = gradient · (onehot(target) − softmax(logits)) · the map's slope."""
+        scores, curve = state
+        scores.mul_(-gradient[:, None])
+        scores.scatter_add_(1, targets[:, None], gradient[:, None])
+        if curve is not None:
+            scores.mul_(curve)
+        if self.mapped.scale != 1:
+            scores.mul_(self.mapped.scale)
+        return scores
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Log softmax at the targets, a chunk of logits at a time.
+
+    What the backward pass needs of the logits is kept, or computed again. Where the head is frozen
+    the backward pass needs none: the forward pass computes ∂/∂hidden of each log-probability.
     """
 
     @staticmethod
@@ -186,105 +223,76 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        mapped: LogitMap,
+        softmax: Any,
+        dtype: torch.dtype,
         chunk: int,
         keep: bool,
     ) -> Tensor:
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        frozen = wants_hidden and not (wants_weight or wants_bias)
-        # The slope of a cap needs the logits themselves.
-        keep = keep and (wants_weight or wants_bias) and mapped.cap is None
-        kind = hidden.device.type
-        dtype = hidden.dtype
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        log_normalizers = torch.empty_like(logprobs)
-        d_hidden = torch.empty_like(hidden) if frozen else None
-        kept = []
-        with torch.autocast(hidden.device.type, enabled=False):
-            cast_weight = weight.to(dtype)
-            cast_bias = None if bias is None else bias.to(dtype)
-            for rows in _chunks(hidden.shape[0], chunk):
-                scores = functional.linear(hidden[rows].to(dtype), cast_weight, cast_bias).float()
-                mapped.apply_(scores)
-                curve = None if d_hidden is None else mapped.curve(scores)
-                chosen = scores.gather(1, targets[rows, None]).squeeze(1)
-                largest = scores.amax(dim=1)
-                # In place: a second tensor of this size costs more than the exponentials.
-                scores.sub_(largest[:, None]).exp_()
-                log_normalizers[rows] = largest + scores.sum(dim=1).log_()
-                logprobs[rows] = chosen - log_normalizers[rows]
-                if d_hidden is not None or keep:
-                    scores.mul_((largest - log_normalizers[rows]).exp_()[:, None])
-                if d_hidden is not None:
-                    own = cast_weight[targets[rows]]
-                    if curve is not None:
-                        own = own * curve.gather(1, targets[rows, None]).to(dtype)
-                        scores.mul_(curve)
-                    found = own - scores.to(dtype) @ cast_weight
-                    d_hidden[rows] = (found if mapped.scale == 1 else found * mapped.scale).to(
-                        hidden.dtype
-                    )
-                if keep:
-                    kept.append(scores)
-        ctx.save_for_backward(hidden, weight, bias, targets, log_normalizers, d_hidden)
-        ctx.mapped = mapped
-        ctx.chunk = chunk
+        needs_hidden, *needs_head = ctx.needs_input_grad[:3]
+        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        d_hidden = torch.empty_like(hidden) if needs_hidden and not any(needs_head) else None
+        ctx.softmax = softmax
         ctx.dtype = dtype
-        ctx.kept = kept
+        ctx.chunk = chunk
+        ctx.kept = []
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = weight.to(dtype)
+            offset = None if bias is None else bias.to(dtype)
+            for rows in _chunks(len(hidden), chunk):
+                logits = functional.linear(hidden[rows].to(dtype), head, offset)
+                logprobs[rows], state = softmax.logprobs(logits, targets[rows])
+                if d_hidden is not None:
+                    ones = torch.ones_like(logprobs[rows])
+                    d_logits = softmax.gradient(state, targets[rows], ones).to(dtype)
+                    d_hidden[rows] = (d_logits @ head).to(hidden.dtype)
+                if keep:
+                    ctx.kept.append(state)
+        ctx.save_for_backward(hidden, weight, bias, targets, d_hidden)
         return logprobs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_normalizers, d_hidden = ctx.saved_tensors
+        hidden, weight, bias, targets, d_hidden = ctx.saved_tensors
         if d_hidden is not None:
             scaled = d_hidden.float().mul_(gradient[:, None]).to(hidden.dtype)
-            return scaled, None, None, None, None, None, None
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        dtype = ctx.dtype
+            return scaled, *[None] * 7
+        gradient = gradient.contiguous()
         # Used up here; a second backward pass would compute them again.
         kept = ctx.kept
         ctx.kept = []
+        chunks = _chunks(len(hidden), ctx.chunk)
+        # Sums over several chunks are float32, whatever the weight's dtype.
+        sum_dtype = weight.dtype if len(chunks) == 1 else torch.float32
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros((), device=weight.device)
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
-            cast_weight = weight.to(dtype)
-            cast_bias = None if bias is None else bias.to(dtype)
-            d_hidden = torch.empty_like(hidden) if wants_hidden else None
-            # Summed over chunks in float32, whatever the dtype of the products.
-            d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-            d_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
-            for place, rows in enumerate(_chunks(hidden.shape[0], ctx.chunk)):
-                inputs = hidden[rows].to(dtype)
-                curve = None
+            head = weight.to(ctx.dtype)
+            offset = None if bias is None else bias.to(ctx.dtype)
+            for rows in chunks:
+                inputs = hidden[rows].to(ctx.dtype)
                 if kept:
-                    d_logits = kept[place]
-                    kept[place] = None
+                    state = kept.pop(0)
                 else:
-                    d_logits = functional.linear(inputs, cast_weight, cast_bias).float()
-                    curve = ctx.mapped.curve(ctx.mapped.apply_(d_logits))
-                    d_logits.sub_(log_normalizers[rows, None]).exp_()
-                d_logits.mul_(-gradient[rows, None])
-                d_logits.scatter_add_(1, targets[rows, None], gradient[rows, None])
-                if curve is not None:
-                    d_logits.mul_(curve)
-                if ctx.mapped.scale != 1:
-                    d_logits.mul_(ctx.mapped.scale)
+                    logits = functional.linear(inputs, head, offset)
+                    _, state = ctx.softmax.logprobs(logits, targets[rows])
+                d_logits = ctx.softmax.gradient(state, targets[rows], gradient[rows])
                 if d_bias is not None:
                     d_bias += d_logits.sum(dim=0)
-                d_logits = d_logits.to(dtype)
-                if d_hidden is not None:
-                    d_hidden[rows] = (d_logits @ cast_weight).to(hidden.dtype)
-                if d_weight is not None and dtype == d_weight.dtype:
-                    d_weight.addmm_(d_logits.T, inputs)
-                elif d_weight is not None:
-                    d_weight += d_logits.T @ inputs
-        return (
-            d_hidden,
-            None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(bias.dtype),
-            *[None] * 4,
-        )
+                d_logits = d_logits.to(ctx.dtype)
+                d_hidden[rows] = (d_logits @ head).to(hidden.dtype)
+                part = _product(d_logits.T, inputs, sum_dtype)
+                d_weight = part if rows.start == 0 else d_weight.add_(part)
+        d_weight = d_weight.to(weight.dtype)
+        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), *[None] * 5
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """A product in a dtype; on a GPU it is summed in float32 inside."""
+    if left.dtype == dtype or not left.is_cuda:
+        return (left @ right).to(dtype)
+    return torch.mm(left, right, out_dtype=dtype)
 
 
 def _chunks(length: int, chunk: int) -> list[slice]:

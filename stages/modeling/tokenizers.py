@@ -21,7 +21,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
         raise UserError(
             f"the tokenizer of {source.name_or_path} is empty: it has no tokens but special ones",
-            "save the tokenizer that belongs to the weights beside them",
+            "save the tokenizer that belongs to the weights with them",
         )
     return tokenizer
 
@@ -41,26 +41,24 @@ def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None
         raise UserError(
             f"the tokenizer of {source.name_or_path} has {len(beyond)} tokens beyond the model's "
             f"vocabulary of {size}: {some_of(beyond)}",
-            "save the tokenizer that belongs to the weights beside them",
+            "save the tokenizer that belongs to the weights with them",
         )
 
 
 def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
     """Checks that two models read token ids alike."""
-    ours = load_tokenizer(policy)
-    theirs = load_tokenizer(reference)
-    remedy = "use a reference with the policy's tokenizer: both read the same token ids"
-    if ours.get_vocab() != theirs.get_vocab():
-        differ = dict(ours.get_vocab().items() ^ theirs.get_vocab().items())
+    ours = _ids(load_tokenizer(policy))
+    theirs = _ids(load_tokenizer(reference))
+    if ours != theirs:
+        differ = dict(ours.items() ^ theirs.items())
         raise UserError(
-            f"the tokenizer of the policy {policy.name_or_path} and that of the reference "
+            f"the tokenizer of the policy {policy.name_or_path} and the tokenizer of the reference "
             f"{reference.name_or_path} differ in {len(differ)} tokens: {some_of(differ)}",
-            remedy,
+            "use a reference with the policy's tokenizer: both read the same token ids",
         )
-    for name in ("bos_token_id", "eos_token_id"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise UserError(
-                f"{name} is {getattr(ours, name)} for the policy {policy.name_or_path} and "
-                f"{getattr(theirs, name)} for the reference {reference.name_or_path}",
-                remedy,
-            )
+
+
+def _ids(tokenizer: Any) -> dict[str, int | None]:
+    """Ids of all tokens, and of two roles."""
+    roles = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
+    return tokenizer.get_vocab() | roles

@@ -1,4 +1,4 @@
-"""κ, the weight of the bonus, and its calibration to a target ratio |κ · bonus| / |L|.
+"""κ, the weight of the bonus: a number, or calibrated to a target ratio |κ · bonus| / |L|.
 
 The paper reports κ by that ratio, because the bonus's scale differs by orders of magnitude between
 designs (section 5, "The choice of κ").
@@ -8,12 +8,15 @@ import math
 
 from stages.objectives.params import KappaParams
 
+CALIBRATION_BATCHES = 8
+"""Global batches that set κ if a target ratio is set."""
+
 
 class KappaController:
-    """κ of each step: the iteration's κ times a factor, calibrated on the first batches.
+    """κ of each step: a number, or calibrated on the first batches.
 
-    With a target ratio ρ the factor is ρ · Σ|L| / Σ|bonus| over the batches seen so far, until
-    `calibration_batches` of them were seen; then it stays. Without one it is 1.
+    A target ratio ρ gives ρ · Σ|L| / Σ|bonus| over the batches seen so far, until
+    `CALIBRATION_BATCHES` of them were seen; then it stays.
 
     In data-parallel training every rank must pass the same, all-reduced sums to `observe`.
     """
@@ -36,8 +39,7 @@ class KappaController:
     @property
     def calibrating(self) -> bool:
         """True while `observe` changes κ."""
-        batches = self._params.calibration_batches
-        return self.target_ratio is not None and self._num_observed < batches
+        return self.target_ratio is not None and self._num_observed < CALIBRATION_BATCHES
 
     @property
     def vanished(self) -> bool:
@@ -62,27 +64,24 @@ class KappaController:
                 f"to {loss_sum} and |bonus| to {bonus_sum}. Set kappa itself, or choose "
                 "probability='token' if the bonus underflows"
             )
-        batches = self._params.calibration_batches
-        if self._num_observed + 1 == batches and loss_sum == 0.0:
+        if self._num_observed + 1 == CALIBRATION_BATCHES and loss_sum == 0.0:
             raise ValueError(
                 f"target_ratio {self.target_ratio} cannot be met: over the first "
-                f"{batches} batches |L| sums to 0, since all their pairs are "
+                f"{CALIBRATION_BATCHES} batches |L| sums to 0, since all their pairs are "
                 "ties, and a bonus of any weight is more. Set kappa itself"
             )
         self._loss_sum = loss_sum
         self._bonus_sum = bonus_sum
         self._num_observed += 1
 
-    def kappa(self, iteration: int = 1) -> float:
-        """κ of the next step, in an iteration counted from 1."""
-        values = self._params.kappa_values or (self._params.kappa_or_default(),)
-        given = values[min(iteration, len(values)) - 1]
+    def kappa(self) -> float:
+        """κ of the coming step."""
         if self.target_ratio is None:
-            return given
+            return self._params.kappa_or_default()
         assert self._num_observed, "a batch is observed before the first κ"
         if self._bonus_sum == 0.0:
             return 0.0
-        return self.target_ratio * self._loss_sum / self._bonus_sum * given
+        return self.target_ratio * self._loss_sum / self._bonus_sum
 
     def state_dict(self) -> dict[str, float]:
         """State for a checkpoint: three numbers."""

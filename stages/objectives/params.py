@@ -41,7 +41,7 @@ class ObjectiveParams(Settings):
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
     bonus_weight: Literal["none", "count"] = "none"
     """`count` multiplies a response's bonus by its novelty among the pairs' responses, about
-    1/√(N + 0.01) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""
+    1/√(N + λ) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen response's negative log-likelihood per token."""
     length_normalised: bool = False
@@ -65,17 +65,13 @@ class KappaParams(Settings):
     """κ, the weight of the bonus."""
 
     kappa: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """κ of all iterations. Unset it is 1, or what `target_ratio` calibrates."""
-    kappa_values: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = ()
-    """κ of iterations 1, 2, …, in place of `kappa`; the last one stays."""
+    """κ. Unset it is 1, or the value that `target_ratio` calibrates."""
     target_ratio: float | None = Field(None, gt=0)
-    """Wanted |κ · bonus| / |L|: κ is set from the first batches, in place of `kappa`. Without a
+    """|κ · bonus| / |L|: the first eight batches set κ, in place of `kappa`. Without a
     bonus (`design: none`) nothing is calibrated."""
-    calibration_batches: int = Field(8, ge=1)
-    """Global batches that set κ if a target ratio is wanted."""
 
     def kappa_or_default(self) -> float:
-        """κ of all iterations, before a calibration multiplies it."""
+        """κ where it is not calibrated."""
         return 1.0 if self.kappa is None else self.kappa
 
     def result_fields(self) -> dict[str, Any]:
@@ -84,13 +80,10 @@ class KappaParams(Settings):
 
     @model_validator(mode="after")
     def _kappa_has_one_source(self) -> Self:
-        given = [
-            name for name in ("kappa", "kappa_values") if getattr(self, name) not in (None, ())
-        ]
-        if self.target_ratio is not None and given:
+        if self.target_ratio is not None and self.kappa is not None:
             raise ValueError(
-                f"{given[0]} = {getattr(self, given[0])} and target_ratio = {self.target_ratio} "
-                "exclude each other: κ is given, or calibrated to the ratio; unset one of them "
-                "(`train.kappa: null` or `train.target_ratio: null`)"
+                f"kappa = {self.kappa} and target_ratio = {self.target_ratio} exclude each other: "
+                "κ is given, or calibrated to the ratio; unset one of them (`train.kappa: null` or "
+                "`train.target_ratio: null`)"
             )
         return self

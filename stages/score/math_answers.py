@@ -1,24 +1,28 @@
 """The ``math_verify`` oracle: 1 for the right final answer, 0 for any other or none.
 
 The library bounds its work by SIGALRM, which only the main thread can take and which cannot
-interrupt a single long operation (``9^{9^{9}}`` is one). So its time limits are off, and answers
-are checked in processes that are killed when they take too long.
+interrupt a single long operation (``9^{9^{9}}`` is one). So its time limits are off, and each
+answer is checked in a fork that is killed when it takes too long.
 """
 
 import importlib.metadata
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.modeling.process_pool import CRASH, TIMEOUT, ProcessPool
+from stages.harness.supervisor import die_with_parent
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
-Check = Callable[[tuple[str | None, str]], Verdict]
-"""Verdict on a reference answer, if the prompt has one, and a response."""
+Pair = tuple[str | None, str]
+"""A reference answer, if the prompt has one, and a response."""
 TIMEOUT_SECONDS = 10.0
 """Wall time for one answer; one that takes longer gets no score."""
 # At most one for each core.
@@ -36,25 +40,50 @@ class MathVerify:
                 "the oracle math_verify needs the library math-verify, which is not installed",
                 "install the extra `torch` of this package in the score stage's environment",
             ) from None
-        places: list[dict[str, str]] = [{}] * min(_MOST_PROCESSES, os.cpu_count() or 1)
-        self._pool: ProcessPool[Any, Any] = ProcessPool(load_grader, places, TIMEOUT_SECONDS)
-        self.close = self._pool.close
+        # Not forked: this process may hold threads.
+        self._pool = ProcessPoolExecutor(
+            min(_MOST_PROCESSES, os.cpu_count() or 1),
+            multiprocessing.get_context("spawn"),
+            initializer=die_with_parent,
+        )
+        self.close = partial(self._pool.shutdown, wait=False, cancel_futures=True)
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        pairs = ((row["reference_answer"], row["response"]) for row in rows)
-        for place, verdict in self._pool.stream(pairs):
-            if verdict == TIMEOUT:
-                why = f"the answer took more than {TIMEOUT_SECONDS:g} s"
-                yield place, Verdict(None, why)
-            elif verdict == CRASH:
-                yield place, Verdict(None, "the process that checked the answer died")
-            else:
-                yield place, verdict
+        pairs = [(row["reference_answer"], row["response"]) for row in rows]
+        return enumerate(self._pool.map(partial(_grade_in_time, TIMEOUT_SECONDS), pairs))
 
 
-def load_grader() -> Check:
-    """Loads the library in a process of the pool: the first answer's time does not pay for it."""
+def _grade_in_time(seconds: float, pair: Pair) -> Verdict:
+    """Grades in a fork of this process of the pool, which has no other threads."""
+    # Before the fork: the first answer's time does not pay for it.
+    load_grader()
+    context = multiprocessing.get_context("fork")
+    connection, other = context.Pipe(duplex=False)
+    process = context.Process(target=_send_grade, args=(other, pair))
+    process.start()
+    other.close()
+    try:
+        if connection.poll(seconds):
+            verdict: Verdict = connection.recv()
+            return verdict
+        return Verdict(None, f"the answer took more than {seconds:g} s")
+    except EOFError:
+        return Verdict(None, "the process that checked the answer died")
+    finally:
+        process.kill()
+        process.join()
+        connection.close()
+
+
+def _send_grade(connection: Connection, pair: Pair) -> None:
+    die_with_parent()
+    connection.send(load_grader()(pair))
+
+
+@cache
+def load_grader() -> Callable[[Pair], Verdict]:
+    """Loads the library; returns the verdict on a pair."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     # It warns once in each process that its own time limits are off.
@@ -65,13 +94,13 @@ def load_grader() -> Check:
     def read(text: str) -> list[Any]:
         return list(parse(text, targets, parsing_timeout=None))
 
-    def grade(pair: tuple[str | None, str]) -> Verdict:
+    def grade(pair: Pair) -> Verdict:
         reference, response = pair
         if reference is None:
             return Verdict(None, "the prompt has no reference answer")
         # Bare LaTeX is read only inside delimiters; what they spoil ("\\$10") as it stands.
         boxed = f"\\boxed{{{reference}}}"
-        delimited = any(each in reference for each in ("$", "\\boxed", "\\(", "\\["))
+        delimited = any(mark in reference for mark in ("$", "\\boxed", "\\(", "\\["))
         texts = (reference, boxed) if delimited else (boxed, reference)
         gold = read(texts[0]) or read(texts[1])
         if not gold:

@@ -123,7 +123,6 @@ class ConversationFit(Fit[SftParams]):
             "parameters": self._num_parameters,
             "steps": self.plan.num_steps,
             "final_loss": log.records[-1]["loss"],
-            "update_kept": self.update_kept,
         }
         (self.ctx.out / "summary.json").write_text(dump_json(summary))
 

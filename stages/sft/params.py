@@ -41,7 +41,7 @@ class SftParams(TrainingParams, ChatSettings):
 
     Inputs: `data` (1..n data files or folders), `policy` (checkpoint to start from; without it
     `architecture` is started from scratch). Outputs: `checkpoint/`, `summary.json`,
-    `metrics.jsonl`, and with `lora.save = "both"` also `adapter/`.
+    `metrics.jsonl`.
     """
 
     stage: ClassVar[str] = "sft"
@@ -52,7 +52,6 @@ class SftParams(TrainingParams, ChatSettings):
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
-        "adapter": OutputSpec("model", optional=True),
         "summary.json": OutputSpec("file"),
         "metrics.jsonl": OutputSpec("file"),
     }
@@ -77,6 +76,6 @@ class SftParams(TrainingParams, ChatSettings):
         if self.lora.save == "adapter":
             raise ValueError(
                 "lora.save = 'adapter': a warm start makes the base that later adapters go over; "
-                "set sft.lora.save to 'merged' or 'both'"
+                "set sft.lora.save to 'merged'"
             )
         return self

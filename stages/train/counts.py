@@ -20,7 +20,7 @@ LONGEST_NGRAM = 3
 RIDGE = 0.01
 """λ."""
 _CHUNK = 4096
-# Odd constants that spread the bits of a product: those of SplitMix64.
+# Odd constants that spread the bits of a product: as in SplitMix64.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FINAL = np.uint64(0xBF58476D1CE4E5B9)
 
@@ -30,8 +30,8 @@ def novelty(responses: Sequence[IntArray]) -> NDArray[np.float64]:
     chunks = [responses[start : start + _CHUNK] for start in range(0, len(responses), _CHUNK)]
     covariance = RIDGE * np.eye(NUM_FEATURES)
     for chunk in chunks:
-        found = features(chunk)
-        covariance += found.T @ found
+        rows = features(chunk)
+        covariance += rows.T @ rows
     root = np.linalg.inv(np.linalg.cholesky(covariance))
     return np.concatenate([np.linalg.norm(features(chunk) @ root.T, axis=1) for chunk in chunks])
 

@@ -88,7 +88,7 @@ class PairCounts:
 def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], PairCounts]:
     """Reads the pairs that can be trained on.
 
-    Pairs with an empty prompt or response are dropped: there is no token to learn from.
+    Pairs with an empty prompt or response are dropped: nothing can be learnt from them.
 
     Raises:
         UserError: A table is malformed, or nothing is left that would change the policy.
@@ -113,18 +113,16 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
 
 def _with_factors(pairs: list[Pair], params: TrainParams) -> list[Pair]:
     """The pairs, each response with the factor of its bonus."""
-    responses = [each for pair in pairs for each in pair.sides]
-    factors = np.ones(len(responses))
-    if params.bonus_weight == "count":
-        factors *= novelty([each.token_ids for each in responses])
-    found = iter(factors.tolist())
+    if params.bonus_weight == "none":
+        return pairs
+    factors = novelty([ids for pair in pairs for ids in pair.responses]).reshape(-1, 2).tolist()
     return [
         replace(
             pair,
-            chosen=replace(pair.chosen, bonus_factor=next(found)),
-            rejected=replace(pair.rejected, bonus_factor=next(found)),
+            chosen=replace(pair.chosen, bonus_factor=chosen),
+            rejected=replace(pair.rejected, bonus_factor=rejected),
         )
-        for pair in pairs
+        for pair, (chosen, rejected) in zip(pairs, factors, strict=True)
     ]
 
 
@@ -236,8 +234,8 @@ def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> 
     return PairBatch(
         ref_logprobs=padded_logprobs(pairs, reference),
         tie=torch.tensor([pair.tie for pair in pairs]),
-        scores=torch.tensor([each.score for each in responses]),
-        bonus_factor=torch.tensor([each.bonus_factor for each in responses]),
+        scores=torch.tensor([response.score for response in responses]),
+        bonus_factor=torch.tensor([response.bonus_factor for response in responses]),
         **fields,
     )
 

@@ -16,7 +16,7 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.objectives.kappa import KappaController
 from stages.train import reference
-from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batch
+from stages.train.data import Pair, PairBatch, load_pairs, pair_batch
 from stages.train.objective import PairObjective, check_objective
 from stages.train.own_objective import load_file
 from stages.train.params import TrainParams
@@ -31,8 +31,6 @@ LARGE_GAP = 0.1
 doubt. Bfloat16 explains 0.04 on SmolLM2-135M."""
 GREATEST_GAP = 1.0
 """Nats a token above which the two are of other weights or other tokens."""
-# Pairs for the comparison where log π_ref is the sampler's own.
-_COMPARED_PAIRS = 64
 
 
 class PairFit(Fit[TrainParams]):
@@ -41,9 +39,10 @@ class PairFit(Fit[TrainParams]):
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
         check_objective(ctx.params)
-        own = ctx.params.python
-        is_own = ctx.params.objective == "python"
-        self._own = load_file(ctx.path("code"), own.function, own.settings) if is_own else None
+        self._own = None
+        if ctx.params.objective == "python":
+            custom = ctx.params.python
+            self._own = load_file(ctx.path("code"), custom.function, custom.settings)
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]
@@ -53,10 +52,8 @@ class PairFit(Fit[TrainParams]):
         )
         self.tokenizer = load_tokenizer(self._models["policy"])
         self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
-        models = self._models
-        is_read = ctx.params.reference_logprobs == "model"
-        if is_read and models["policy"] != models["reference"]:
-            require_same_tokenizer(models["policy"], models["reference"])
+        if self._models["policy"] != self._models["reference"]:
+            require_same_tokenizer(self._models["policy"], self._models["reference"])
         self.plan = self.plan_of(self._pairs, global_batch=ctx.params.global_batch_pairs)
         self.check_lengths(self._models.values())
         self._loaded: ResponseLogprobs | None = None
@@ -64,7 +61,14 @@ class PairFit(Fit[TrainParams]):
 
     def prepare(self) -> None:
         """Computes log π_ref, or reads what an earlier attempt computed."""
-        self._ref_logprobs = self._reference_logprobs()
+        self._ref_logprobs = reference.compute_reference(
+            self._pairs,
+            self._reference_model,
+            self.ctx.work / "reference",
+            numerics=self.numerics,
+            params=self.ctx.params,
+            process=self.process,
+        )
         self._gap = self._compare_with_sampler()
         # Hooks of DeepSpeed's and the reference that they are of hold each other.
         gc.collect()
@@ -81,8 +85,7 @@ class PairFit(Fit[TrainParams]):
 
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
-        params = self.ctx.params
-        return PairObjective(engine, self.process, params, self._kappa, self._own)
+        return PairObjective(engine, self.process, self.ctx.params, self._kappa, self._own)
 
     def state(self) -> dict[str, Any]:
         """κ's calibration."""
@@ -93,18 +96,9 @@ class PairFit(Fit[TrainParams]):
         self._kappa.load_state_dict(state["kappa"])
 
     def write_records(self, log: StepLog) -> None:
-        """Writes log π_ref, the summary, and the moved average if the reference is one."""
+        """Writes log π_ref and the summary."""
         params = self.ctx.params
         out = self.ctx.out
-        if params.reference == "ema":
-            self.process.events.info("writing the moved average of reference and policy")
-            reference.save_average(
-                self._models["reference"],
-                out / "checkpoint",
-                self.tokenizer,
-                decay=params.ema_decay,
-                folder=out / "ema",
-            )
         reference.write_reference(out / reference.FILE, self._pairs, self._ref_logprobs)
         counts = self._counts
         summary = {
@@ -115,7 +109,6 @@ class PairFit(Fit[TrainParams]):
             "pair_counts": asdict(counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": self._gap,
-            "update_kept": self.update_kept,
             "cautions": self.cautions,
             "metrics": summarize(log.records, epoch=params.epochs),
         }
@@ -139,7 +132,7 @@ class PairFit(Fit[TrainParams]):
     def _reference_model(self) -> Iterator[nn.Module]:
         params = self.ctx.params
         models = self._models
-        if params.in_shards:
+        if params.deepspeed.zero_stage == 3:
             from stages.training.zero import sharded_logprob_model
 
             with sharded_logprob_model(models["reference"], params, self.numerics) as engine:
@@ -153,38 +146,16 @@ class PairFit(Fit[TrainParams]):
             # The same weights: training starts from this very model.
             self._loaded = whole
 
-    def _reference_logprobs(self) -> RefLogprobs:
-        if self.ctx.params.reference_logprobs == "sampler":
-            return reference.sampler_logprobs(self._pairs)
-        return self._compute_logprobs(self._pairs, self.ctx.work / "reference")
-
-    def _compute_logprobs(self, pairs: Sequence[Pair], folder: Path) -> RefLogprobs:
-        """Log π_ref by the reference model; parts in ``folder`` are not computed again."""
-        reference.ReferencePass(
-            load_model=self._reference_model,
-            folder=folder,
-            numerics=self.numerics,
-            params=self.ctx.params,
-            process=self.process,
-        ).run(pairs)
-        self.process.barrier()
-        return reference.read_reference(sorted(folder.glob("part-*.parquet")))
-
     def _compare_with_sampler(self) -> reference.Gap:
         """Difference of log π_ref to the sampler's log-probabilities, small for the same weights.
 
         Raises:
             UserError: The weights were the same, and the difference shows that something is wrong.
         """
-        params = self.ctx.params
-        pairs: Sequence[Pair] = self._pairs
-        computed = self._ref_logprobs
-        if params.reference_logprobs == "sampler":
-            pairs = pairs[:_COMPARED_PAIRS]
-            computed = self._compute_logprobs(pairs, self.ctx.work / "compared")
-        gap = reference.difference_to_sampler(pairs, computed)
+        gap = reference.difference_to_sampler(self._pairs, self._ref_logprobs)
         mean = gap["mean"]
-        is_sampler = params.reference == "previous" and len(self.ctx.paths("pairs")) == 1
+        is_previous = self.ctx.params.reference == "previous"
+        is_sampler = is_previous and len(self.ctx.paths("pairs")) == 1
         if mean is None or not is_sampler:
             return gap
         finding = (

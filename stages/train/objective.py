@@ -44,11 +44,11 @@ class PairObjective(Objective[PairBatch]):
     own: OwnTerms | None
     step_kappa: float = 0.0
 
-    def before_step(self, step: int, batches: list[PairBatch]) -> None:
+    def before_step(self, batches: list[PairBatch]) -> None:
         """Settles the step's κ."""
         if self.kappa.calibrating:
             self._calibrate(batches)
-        self.step_kappa = self.kappa.kappa(self.params.iteration)
+        self.step_kappa = self.kappa.kappa()
 
     def micro_loss(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """The sum of the pairs' losses, and the sums of their metrics."""
@@ -63,12 +63,12 @@ class PairObjective(Objective[PairBatch]):
         return {**step_metrics(sums), "kappa": self.step_kappa, "num_pairs": num_pairs}
 
     def _calibrate(self, batches: list[PairBatch]) -> None:
-        """Shows κ's controller |L| and |bonus| of the coming step, from a pass of its own."""
+        """Shows κ's controller |L| and |bonus| of the coming step, from an extra pass."""
         device = self.engine.device
         absolute = torch.zeros(2, dtype=torch.float64, device=device)
         with torch.no_grad():
-            for each in batches:
-                batch = each.to(device)
+            for micro_batch in batches:
+                batch = micro_batch.to(device)
                 # Even if no pair is left for this process: the forward pass is collective.
                 chosen, rejected = self._responses(batch)
                 output = geb_objective(chosen, rejected, self.params, batch.tie, self.own)

@@ -35,25 +35,23 @@ class OwnObjective:
     def __call__(self, chosen: ResponseLogps, rejected: ResponseLogps) -> Mapping[str, Tensor]:
         """The terms of each pair: `loss` and `bonus`, or one of them, both [B]."""
         with user_code(self.name, "fix the function, or train.python.settings"):
-            found = self.function(chosen, rejected, **self.settings)
-        if not isinstance(found, Mapping) or not found or not set(found) <= set(TERMS):
-            what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-            raise UserError(f"{self.name} returned {what}, not terms of the objective", _REMEDY)
-        return {term: self._checked(term, value, chosen.logp) for term, value in found.items()}
-
-    def _checked(self, term: str, value: Any, logp: Tensor) -> Tensor:
-        if not isinstance(value, Tensor) or value.shape != logp.shape:
-            kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(
-                f"{self.name} returned {term} {kind}, not one value for each of {len(logp)} pairs",
-                _REMEDY,
-            )
-        if torch.is_grad_enabled() and not value.requires_grad:
-            raise UserError(
-                f"{self.name} returned {term} without a gradient: nothing would be learnt from it",
-                "compute it from the policy's log-probabilities (`logp`, `token_logp`), undetached",
-            )
-        return working_precision(value)
+            terms = self.function(chosen, rejected, **self.settings)
+        if not isinstance(terms, Mapping) or not terms or not set(terms) <= set(TERMS):
+            raise UserError(f"{self.name} returned {terms!r:.200}: not terms", _REMEDY)
+        for term, value in terms.items():
+            if not isinstance(value, Tensor) or value.shape != chosen.logp.shape:
+                raise UserError(
+                    f"{self.name} returned {term} = {value!r:.200}: not one value for each of "
+                    f"{len(chosen.logp)} pairs",
+                    _REMEDY,
+                )
+            if torch.is_grad_enabled() and not value.requires_grad:
+                raise UserError(
+                    f"{self.name} returned {term} without a gradient: nothing would be learnt",
+                    "compute it from the policy's log-probabilities (`logp`, `token_logp`), "
+                    "undetached",
+                )
+        return {term: working_precision(value) for term, value in terms.items()}
 
 
 def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnObjective:
@@ -75,11 +73,12 @@ def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
     """Checks that the function ``name`` of a file gives finite terms with finite gradients."""
     objective = load_file(path, name, settings)
     sides = made_up(0), made_up(1)
+    leaves = [side.token_logp for side in sides]
     for term, values in objective(*sides).items():
-        leaves = [side.token_logp for side in sides]
-        gradients = torch.autograd.grad(values.sum(), leaves, retain_graph=True, allow_unused=True)
-        known = [values, *(each for each in gradients if each is not None)]
-        if not all(each.isfinite().all() for each in known):
+        gradients = torch.autograd.grad(
+            values.sum(), leaves, retain_graph=True, materialize_grads=True
+        )
+        if not all(tensor.isfinite().all() for tensor in (values, *gradients)):
             raise UserError(
                 f"{objective.name} returned {term} {values.tolist()}, or a gradient, that is not "
                 "finite for log-probabilities between -12 and 0",

@@ -1,4 +1,4 @@
-"""Parameters of the train stage. Defaults are those of the paper's published code."""
+"""Parameters of the train stage. Defaults are from the paper's published code."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -10,7 +10,7 @@ from stages.training.params import TrainingParams
 
 
 class LengthParams(Settings):
-    """Limits of length. Rows beyond them are counted in `summary.json`, and a warning says so."""
+    """Limits of length. Rows beyond them are counted in `summary.json`, with a warning."""
 
     max_length_tokens: int = Field(2048, ge=2)
     """Most tokens of a prompt with one response."""
@@ -46,9 +46,8 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables),
     `adapter` and `reference_adapter`, LoRA adapters on the two, and `code`, the file of an
     objective of the user's. Outputs: `checkpoint/`,
-    `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`, and with `reference = "ema"` also
-    `ema/`, the next iteration's reference; with `lora.save = "both"` also `adapter/`. With
-    `lora.save = "adapter"` the checkpoint is an adapter over `policy`.
+    `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`. With `lora.save = "adapter"` the
+    checkpoint is an adapter over `policy`.
     """
 
     stage: ClassVar[str] = "train"
@@ -63,8 +62,6 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
-        "adapter": OutputSpec("model", optional=True),
-        "ema": OutputSpec("model", optional=True),
         "reference_logprobs.parquet": OutputSpec("file"),
         "summary.json": OutputSpec("file"),
         "metrics.jsonl": OutputSpec("file"),
@@ -77,17 +74,11 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     bonus or both (input ``code``, section `python`; docs/research.md)."""
     python: OwnObjective = OwnObjective()
     """Settings of the objective `python`."""
-    iteration: int = Field(1, ge=1)
-    """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""
     global_batch_pairs: int = Field(256, ge=1)
     """Pairs per optimizer step, over all processes. An epoch's last batch may be smaller."""
-    reference: Literal["previous", "initial", "ema"] | Annotated[int, Field(ge=2)] = "previous"
-    """Whose model the `reference` input is: the policy of every so many iterations for a number
-    (TR-DPO's hard update, arXiv 2404.09656); `ema` also writes the moved average."""
-    ema_decay: float = Field(0.9, ge=0, le=1)
-    """Share of the old reference that stays in the average per iteration."""
-    reference_logprobs: Literal["model", "sampler"] = "model"
-    """`model` computes log π_ref in the policy's numerics; `sampler` takes the sampler's own."""
+    reference: Literal["previous", "initial"] | Annotated[int, Field(ge=2)] = "previous"
+    """Model of the `reference` input: the previous iteration's, the initial one, or for a number N
+    one that is renewed every N iterations (TR-DPO's hard update, arXiv 2404.09656)."""
 
     @property
     def has_bonus(self) -> bool:
@@ -105,7 +96,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         return design if self.loss == "sigmoid" else f"{design} + {self.loss}"
 
     def unused_fields(self) -> frozenset[str]:
-        """The section of a function that is not asked."""
+        """The section of a function that is not called."""
         return frozenset() if self.objective == "python" else frozenset({"python"})
 
     @model_validator(mode="after")
@@ -114,16 +105,5 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
             raise ValueError(
                 f"bonus_weight = {self.bonus_weight!r} with design = 'none': there is no bonus to "
                 "weigh; set design, which is 'feb' for COPO, or bonus_weight to 'none'"
-            )
-        if self.lora.save == "adapter" and self.reference == "ema":
-            raise ValueError(
-                "reference = 'ema' with lora.save = 'adapter': the average of two policies is no "
-                "adapter of their rank; set lora.save to 'merged', or reference to 'previous'"
-            )
-        if self.reference_logprobs == "sampler" and self.reference != "previous":
-            raise ValueError(
-                f"reference_logprobs = 'sampler' with reference = {self.reference!r}: the sampler "
-                "is the previous iteration's policy, so that the reference would be ignored; set "
-                "reference_logprobs to 'model', or reference to 'previous'"
             )
         return self

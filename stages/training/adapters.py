@@ -10,14 +10,12 @@ from transformers.pytorch_utils import Conv1D
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.checkpoint_files import check_finite_files, explained, some_of
+from stages.modeling.checkpoint_files import check_finite_files, explained
 from stages.modeling.logprobs import causal_lm
 from stages.modeling.probe import UnfitModelError, check_training_mode
 from stages.training.params import LoraParams
 
 _ADAPTER = "default"
-# Settings of peft that say what the saved weights add up to; targets show in the weights' names.
-_OF_THE_RESULT = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias")
 
 
 def add_adapters(model: Any, params: LoraParams) -> Any:
@@ -37,7 +35,7 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        adapted = get_peft_model(model, config, adapter_name=_ADAPTER)
+        adapted = get_peft_model(model, config)
         check_training_mode(causal_lm(adapted))
     except (ValueError, UnfitModelError) as error:
         raise UserError(
@@ -53,41 +51,23 @@ def wear_adapters(model: Any, params: LoraParams, folder: Path) -> Any:
     Its own weights are frozen, and may be sharded.
 
     Raises:
-        UserError: They are of other settings than ``params``, do not fit the model, or hold an
-            infinite weight or one that is no number.
+        UserError: They are of other settings than ``params``, or not finite numbers.
     """
-    from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft import PeftConfig, set_peft_model_state_dict
     from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
-    def refused(reason: str) -> UserError:
-        return UserError(
-            f"the adapter {folder} {reason}",
-            "set train.lora to the settings by which the adapter was trained, and give its base",
-        )
-
     with explained("the adapter", ModelSource(str(folder))):
-        saved = PeftConfig.from_pretrained(str(folder))
+        saved: Any = PeftConfig.from_pretrained(str(folder))
         weights = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
-    if params.rank == 0:
-        raise refused("was given, and train.lora.rank is 0")
-    adapted = add_adapters(model, params)
-    own = adapted.peft_config[_ADAPTER]
-    for name in _OF_THE_RESULT:
-        ours = getattr(own, name)
-        theirs = getattr(saved, name, None)
-        if ours != theirs:
-            raise refused(f"has {name} = {theirs!r}, and train.lora asks for {ours!r}")
-    expected = get_peft_model_state_dict(
-        adapted, adapter_name=_ADAPTER, save_embedding_layers=False
-    )
-    shapes = {name: weight.shape for name, weight in expected.items()}
-    if shapes != {name: weight.shape for name, weight in weights.items()}:
-        differ = shapes.keys() ^ weights.keys() or {
-            name for name in shapes if shapes[name] != weights[name].shape
-        }
-        raise refused(f"has other weights than train.lora asks for: {some_of(differ)}")
+    if (saved.r, saved.lora_alpha) != (params.rank, params.alpha):
+        raise UserError(
+            f"the adapter {folder} has rank {saved.r} and alpha {saved.lora_alpha}, and train.lora "
+            f"asks for {params.rank} and {params.alpha}",
+            "set train.lora to the settings by which the adapter was trained",
+        )
     check_finite_files(folder)
-    set_peft_model_state_dict(adapted, weights, adapter_name=_ADAPTER)
+    adapted = add_adapters(model, params)
+    set_peft_model_state_dict(adapted, weights)
     return adapted
 
 
@@ -114,7 +94,7 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor], base: Any) -> dict[s
     from peft import get_peft_model
 
     config = copy.deepcopy(policy.peft_config[_ADAPTER])
-    whole = get_peft_model(base, config, adapter_name=_ADAPTER)
+    whole = get_peft_model(base, config)
     report = whole.load_state_dict(weights, strict=False)
     assert not report.unexpected_keys, report.unexpected_keys
     merged: dict[str, Tensor] = whole.merge_and_unload().state_dict()
@@ -130,16 +110,13 @@ def save_adapters(policy: Any, weights: dict[str, Tensor], base: ModelSource, fo
     from peft import get_peft_model_state_dict
     from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
-    adapters = get_peft_model_state_dict(
-        policy, state_dict=weights, adapter_name=_ADAPTER, save_embedding_layers=False
-    )
+    adapters = get_peft_model_state_dict(policy, state_dict=weights, save_embedding_layers=False)
     config = copy.deepcopy(policy.peft_config[_ADAPTER])
     config.inference_mode = True
     config.base_model_name_or_path = base.name_or_path if base.revision else None
     config.revision = base.revision
-    if isinstance(config.target_modules, set):
-        # peft writes a set in the order of its hashes, which differs by process.
-        config.target_modules = sorted(config.target_modules)
+    # peft writes a set in the order of its hashes, which differs by process.
+    config.target_modules = sorted(config.target_modules)
     config.save_pretrained(folder)
     save_file(
         {name: weight.contiguous() for name, weight in adapters.items()},

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from stages.contract.digests import derive_seed
 from stages.modeling.shared_prefix import Group, on_device
@@ -86,7 +85,8 @@ class DeviceTensors:
     def to(self, device: torch.device) -> Self:
         """A copy on ``device``, dtypes unchanged; to a GPU it does not wait for the copies."""
         return replace(
-            self, **{each.name: _moved(getattr(self, each.name), device) for each in fields(self)}
+            self,
+            **{field.name: _moved(getattr(self, field.name), device) for field in fields(self)},
         )
 
 
@@ -112,7 +112,7 @@ class Rows(DeviceTensors):
         return model(self.input_ids, self.source_index, self.targets, self.groups)
 
     def pad_responses(self, logprobs: Tensor) -> Tensor:
-        """Lays out per-token values [N] as [kB, S], zero if there is no token."""
+        """Lays out per-token values [N] as [kB, S], with zeros elsewhere."""
         mask = self.response_mask
         # By index, not by mask: the gradient of a masked copy would wait for the device.
         padded = torch.zeros(mask.numel(), dtype=logprobs.dtype, device=logprobs.device)
@@ -130,18 +130,20 @@ def packed_rows(samples: Sequence[Sample]) -> Rows:
         groups.append((len(sample.prompt), *map(len, sample.responses)))
         # The prompt's last token predicts the first token of every response.
         last = end = start + len(sample.prompt) - 1
-        own = []
+        places = []
         for response in sample.responses:
-            own.append(np.concatenate([[last], end + np.arange(1, len(response))]))
+            places.append(np.concatenate([[last], end + np.arange(1, len(response))]))
             end += len(response)
-        sources.append(own)
+        sources.append(places)
         start += sum(groups[-1])
     return _rows(samples, _ids(tokens)[None], _by_side(sources), tuple(groups))
 
 
 def padded_rows(samples: Sequence[Sample]) -> Rows:
     """A row for each response behind its prompt, padded on the right; first responses first."""
-    sides = _by_side([[(sample.prompt, each) for each in sample.responses] for sample in samples])
+    sides = _by_side(
+        [[(sample.prompt, response) for response in sample.responses] for sample in samples]
+    )
     width = max(len(prompt) + len(response) for prompt, response in sides)
     input_ids = np.zeros((len(sides), width), dtype=np.int64)
     sources = []
@@ -182,7 +184,7 @@ def _rows(
 
 def _by_side(samples: Sequence[Sequence[T]]) -> list[T]:
     """Values of the first responses of all samples, then of their second ones, …."""
-    return [each for side in zip(*samples, strict=True) for each in side]
+    return [value for side in zip(*samples, strict=True) for value in side]
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -207,7 +209,7 @@ class Plan(Generic[S]):
     """All that is trained on; a sample's place in it is its name here."""
     params: TrainingParams
     """Passes over them, layout of rows, and most tokens of a micro-batch of a process, padding
-    counted; a sample that is longer makes a micro-batch of its own."""
+    counted; a longer sample makes a micro-batch alone."""
     global_batch: int
     """Samples per step; an epoch's last step may see fewer."""
     world_size: int
@@ -216,13 +218,18 @@ class Plan(Generic[S]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one epoch."""
-        return steps_per_epoch(len(self.samples), self.global_batch)
+        """Optimizer steps in one epoch; the last may see fewer samples."""
+        return math.ceil(len(self.samples) / self.global_batch)
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps in all."""
         return self.params.epochs * self.steps_per_epoch
+
+    @cached_property
+    def shortest(self) -> S:
+        """The sample of the fewest tokens."""
+        return min(self.samples, key=lambda sample: sample.num_tokens_shared)
 
     @cached_property
     def accumulation(self) -> int:
@@ -241,7 +248,10 @@ class Plan(Generic[S]):
 
     def places_of(self, step: int) -> list[int]:
         """Places of the samples of a step (from 0), in the epoch's shuffled order."""
-        return places_of_step(len(self.samples), self.global_batch, self.seed, step)
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        order = _permutation(len(self.samples), derive_seed(self.seed, "order", epoch))
+        start = batch * self.global_batch
+        return order[start : start + self.global_batch].tolist()
 
     def micro_batches(self, step: int) -> list[list[list[int]]]:
         """Deals the samples of a step out, so that processes have about as much to do.
@@ -306,58 +316,31 @@ class Batch(DeviceTensors):
     """Tokens of the responses."""
 
 
-class MicroBatches(Dataset[B], Generic[B, S]):
-    """All micro-batches of one process, in the order of training.
+def micro_batches(plan: Plan[S], rank: int, make: Callable[..., B], step: int) -> list[B]:
+    """All micro-batches of one process in a step (from 0).
 
     ``make`` makes a micro-batch of its samples and of the fields of :class:`Batch`.
     """
-
-    def __init__(self, plan: Plan[S], rank: int, make: Callable[..., B]) -> None:
-        self.plan = plan
-        self._rank = rank
-        self._make = make
-        sizes = [sample.num_tokens_shared for sample in plan.samples]
-        self._shortest = min(range(len(sizes)), key=sizes.__getitem__)
-        self._dealt: tuple[int, list[list[list[int]]]] = (-1, [])
-
-    def __len__(self) -> int:
-        return self.plan.num_steps * self.plan.accumulation
-
-    def __getitem__(self, index: int) -> B:
-        plan = self.plan
-        step, micro = divmod(index, plan.accumulation)
-        if self._dealt[0] != step:
-            self._dealt = (step, plan.micro_batches(step))
-        dealt = self._dealt[1]
-        places = dealt[micro][self._rank]
+    terms = sum(plan.samples[place].loss_terms for place in plan.places_of(step))
+    batches = []
+    for parts in plan.micro_batches(step):
+        places = parts[rank]
         # A process without samples still takes part in the step's collectives, with weight 0.
-        terms = sum(
-            plan.samples[place].loss_terms for parts in dealt for part in parts for place in part
-        )
         weight = 1.0 / terms if places else 0.0
-        samples = [plan.samples[place] for place in places or [self._shortest]]
+        samples = [plan.samples[place] for place in places] or [plan.shortest]
         rows = ROWS[plan.params.row_layout](samples)
-        return self._make(
-            samples,
-            rows=rows,
-            # Rounded as the loss is that it weighs.
-            weight=float(np.float32(weight)),
-            num_tokens=sum(sample.num_tokens_unshared for sample in samples),
-            num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
-            num_response_tokens=len(rows.targets),
+        batches.append(
+            make(
+                samples,
+                rows=rows,
+                # Rounded as the loss that it weighs.
+                weight=float(np.float32(weight)),
+                num_tokens=sum(sample.num_tokens_unshared for sample in samples),
+                num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
+                num_response_tokens=len(rows.targets),
+            )
         )
-
-
-def steps_per_epoch(num_samples: int, global_batch: int) -> int:
-    """Optimizer steps in one epoch; the last may see fewer samples."""
-    return math.ceil(num_samples / global_batch)
-
-
-def places_of_step(num_samples: int, global_batch: int, seed: int, step: int) -> list[int]:
-    """Places of the samples of a step (from 0), in the epoch's shuffled order."""
-    epoch, batch = divmod(step, steps_per_epoch(num_samples, global_batch))
-    order = _permutation(num_samples, derive_seed(seed, "order", epoch))
-    return order[batch * global_batch : (batch + 1) * global_batch].tolist()
+    return batches
 
 
 # The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million

@@ -9,13 +9,10 @@ can use.
 import json
 import re
 import shutil
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from stages.contract.atomic import fsync
 from stages.contract.digests import check_folder, seal_folder, set_aside
@@ -25,8 +22,6 @@ from stages.training.params import TrainingParams
 
 STATE_FILE = "geb_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_GOING = "removing-"
-_RANDOM_FILE = "random_state_{}.pt"
 
 
 @dataclass(frozen=True)
@@ -37,15 +32,15 @@ class Checkpoint:
     """Steps done."""
     path: Path
     state: dict[str, Any]
-    """State that is kept beside the engine's own files."""
+    """State that is kept with the engine's files."""
 
 
 def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint whose files are those that were written; hashes them.
+    """The newest checkpoint whose files are unchanged; hashes them.
 
-    Damaged ones are set aside in ``folder``, and ``warn`` is told.
+    Damaged ones are set aside in ``folder``, with a warning.
     """
-    for step, path in reversed(_found(folder)):
+    for step, path in reversed(_checkpoints(folder)):
         try:
             check_folder(path)
         except DamagedArtifactError as error:
@@ -57,10 +52,8 @@ def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
 def make_room(folder: Path) -> None:
     """Removes all checkpoints but the newest, before another is written."""
-    for half_gone in folder.glob(f"{_GOING}*"):
-        shutil.rmtree(half_gone)
-    for _, path in _found(folder)[:-1]:
-        _remove(path)
+    for _, path in _checkpoints(folder)[:-1]:
+        shutil.rmtree(path)
 
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
@@ -72,21 +65,16 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
         fsync(path)
     target = folder / written.name
     step = int(written.name.removeprefix("checkpoint-"))
-    for other, path in _found(folder):
+    for other, path in _checkpoints(folder):
         # A training of another layout, which was given up, wrote it.
         if other >= step:
-            _remove(path)
+            shutil.rmtree(path)
     written.rename(target)
     fsync(folder)
     return target
 
 
-def _remove(path: Path) -> None:
-    # A kill half-way must not leave a folder that then looks like a damaged checkpoint.
-    shutil.rmtree(path.rename(path.with_name(f"{_GOING}{uuid.uuid4().hex[:8]}-{path.name}")))
-
-
-def _found(folder: Path) -> list[tuple[int, Path]]:
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Steps and folders of the checkpoints, oldest first."""
     if not folder.is_dir():
         return []
@@ -101,24 +89,6 @@ def layout_of(params: TrainingParams, process: Process) -> dict[str, Any]:
     if zero_stage == "off":
         return {"engine": "torch"}
     return {"engine": "deepspeed", "zero_stage": zero_stage, "world_size": process.world_size}
-
-
-def save_random_state(folder: Path, process: Process, device: torch.device) -> None:
-    """Adds the random state of this process to a checkpoint."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    torch.save(states, folder / _RANDOM_FILE.format(process.rank))
-
-
-def load_random_state(folder: Path, process: Process, device: torch.device) -> None:
-    """Takes the random state of this process; a process that is new keeps its own."""
-    path = folder / _RANDOM_FILE.format(process.rank)
-    if path.is_file():
-        states = torch.load(path, weights_only=True)
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state(states[1], device)
 
 
 def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> Checkpoint | None:

@@ -52,10 +52,12 @@ class Process:
     def check_stop(self, device: torch.device | None = None) -> None:
         """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved.
 
-        With a device it came if it came to any process; a collective call.
+        Given a device, the signal to any process counts; a collective call.
         """
-        asked = self.stop_requested()
-        if asked if device is None else self.any([asked], device)[0]:
+        stop = self.stop_requested()
+        if device is not None:
+            [stop] = self.any([stop], device)
+        if stop:
             raise StoppedError("asked to stop (SIGTERM)")
 
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
@@ -79,6 +81,13 @@ class Process:
         box = [value]
         dist.broadcast_object_list(box)
         return box[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all processes, in all; a collective call."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Waits for the other processes."""
@@ -134,9 +143,9 @@ class Engine:
         with self._numerics.forward_context():
             return rows.logprobs(self._wrapped)
 
-    def train(self, mode: bool = True) -> None:
-        """Sets the model to training, or to evaluation."""
-        self._wrapped.train(mode)
+    def train(self) -> None:
+        """Sets the model to training."""
+        self._wrapped.train()
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
         """Block of a micro-batch's passes; gradients are averaged in a step's last one."""
@@ -164,9 +173,9 @@ class Engine:
         """Writes trained weights and optimizer state; a collective call."""
         # Frozen weights are the base model's, which is loaded anyway.
         trained = {
-            name: each.detach()
-            for name, each in self.model.named_parameters()
-            if each.requires_grad
+            name: weight.detach()
+            for name, weight in self.model.named_parameters()
+            if weight.requires_grad
         }
         if self._process.is_first:
             state = {"model": trained, "optimizer": self.optimizer.state_dict()}
@@ -181,7 +190,7 @@ class Engine:
     def whole_weights(self) -> dict[str, Tensor]:
         """The policy's weights by name, whole in the first process; a collective call.
 
-        Of a policy with adapters these are the adapters alone.
+        A policy with adapters gives the adapters alone.
         """
         weights: dict[str, Tensor] = {}
         is_adapted = has_adapters(self.model.policy)

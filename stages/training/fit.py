@@ -1,8 +1,6 @@
 """One process of a training, from samples to checkpoint."""
 
-import contextlib
 import importlib
-import itertools
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -18,10 +16,10 @@ from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.engine_errors import is_out_of_memory
-from stages.modeling.load import DTYPES, load_causal_lm, load_config
+from stages.modeling.load import load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
-from stages.modeling.save import save_checkpoint, save_tokenizer, update_kept
+from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints
 from stages.training.adapters import (
     add_adapters,
@@ -30,7 +28,7 @@ from stages.training.adapters import (
     merge_adapters,
     save_adapters,
 )
-from stages.training.batches import ROWS, Batch, MicroBatches, Plan, S
+from stages.training.batches import ROWS, Batch, Plan, S, micro_batches
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
@@ -40,21 +38,17 @@ from stages.training.policy import (
     compile_layers,
     enable_gradient_checkpointing,
     leave_layers_eager,
-    leaves_room,
-    memory_choices,
     pays_to_compile,
     repeatable,
+    with_memory_choices,
 )
-
-LEAST_KEPT = 0.9
-"""Share of the update below which the stage warns of rounding."""
 
 
 class Fit(ABC, Generic[P]):
     """The steps of one training, in the order of :meth:`run`; a subclass gives data and loss.
 
     Every process of the training makes one. The subclass sets the plan, and the tokenizer that is
-    saved beside the policy.
+    saved with the policy.
     """
 
     tokenizer: Any
@@ -70,8 +64,6 @@ class Fit(ABC, Generic[P]):
         self._base = start and replace(start, adapter=None)
         self.cautions: list[str] = []
         """Doubts about the result, which the report repeats."""
-        self.update_kept = 1.0
-        """Share of the update that the saved weights hold, see :func:`update_kept`."""
         self._compiling_failed = False
         self._checkpoints = ctx.work / "checkpoints"
         self._layout = checkpoints.layout_of(ctx.params, process)
@@ -101,7 +93,7 @@ class Fit(ABC, Generic[P]):
         self.process.events.warning(sentence)
 
     def state(self) -> dict[str, Any]:
-        """State that a checkpoint keeps beside weights and optimizer."""
+        """State that a checkpoint keeps, except weights and optimizer."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -109,7 +101,6 @@ class Fit(ABC, Generic[P]):
 
     def run(self) -> None:
         """Trains, and writes the artifact's files."""
-        self._seed_libraries()
         self.prepare()
         resumed = checkpoints.find_resume_point(self._checkpoints, self._layout, self.process)
         if resumed is not None:
@@ -119,7 +110,8 @@ class Fit(ABC, Generic[P]):
         loop = TrainingLoop(
             engine,
             self.make_objective(engine),
-            MicroBatches(self.plan, self.process.rank, self.make_batch),
+            self.plan,
+            partial(micro_batches, self.plan, self.process.rank, self.make_batch),
             self.process,
             log,
             partial(self._save_checkpoint, engine, log),
@@ -129,7 +121,6 @@ class Fit(ABC, Generic[P]):
         if resumed is not None:
             engine.load(resumed.path)
             engine.schedule.load_state_dict(resumed.state["schedule"])
-            checkpoints.load_random_state(resumed.path, self.process, engine.device)
         loop.run()
         # The last checkpoint is there: nothing is lost if the weights are not written.
         self.process.check_stop()
@@ -143,7 +134,7 @@ class Fit(ABC, Generic[P]):
         self.process.barrier()
 
     def check_lengths(self, sources: Iterable[ModelSource]) -> None:
-        """Refuses samples so long that they would change those beside them."""
+        """Refuses samples so long that they would change others of their batch."""
         longest = max(sample.num_tokens for sample in self.plan.samples)
         for source in sources:
             require_static_rope(
@@ -158,17 +149,12 @@ class Fit(ABC, Generic[P]):
         world_size = self.process.world_size
         return Plan(samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed)
 
-    def _seed_libraries(self) -> None:
-        # They take 32 bits.
-        set_seed(derive_seed(self.ctx.request.seed, "train") % 2**32)
-
     def _engine(self, resumed: checkpoints.Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
         zero_stage = self.ctx.params.deepspeed.zero_stage
         if zero_stage == "off":
             model = self._policy()
             self._choose_by_memory(model)
-            self._seed_libraries()
             return Engine(model, self.plan, self.numerics, self.process)
         from stages.training import zero
 
@@ -180,7 +166,6 @@ class Fit(ABC, Generic[P]):
             model = self._policy()
             self._choose_by_memory(model)
         masters = None if resumed else self._masters(model.policy)
-        self._seed_libraries()
         engine = zero.ZeroEngine(model, self.plan, self.numerics, self.process, config)
         if masters is not None:
             engine.set_masters(masters)
@@ -205,16 +190,17 @@ class Fit(ABC, Generic[P]):
         folder = writing / f"checkpoint-{done}"
         folder.mkdir(parents=True, exist_ok=True)
         engine.save(folder)
-        checkpoints.save_random_state(folder, self.process, engine.device)
         self.process.barrier()
         if log is not None:
-            # With the records of the steps that led to it.
+            # The records of the steps that led to it.
             log.write_to(folder)
-            own = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
-            checkpoints.publish_checkpoint(folder, self.state() | own, self._checkpoints)
+            state = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
+            checkpoints.publish_checkpoint(folder, self.state() | state, self._checkpoints)
 
     def _policy(self) -> ResponseLogprobs:
         params = self.ctx.params
+        # For new adapters: no step draws random numbers. The libraries take seeds of 32 bits.
+        set_seed(derive_seed(self.ctx.request.seed, "train") % 2**32)
         model = self.load_model()
         if params.lora.rank and not has_adapters(model.policy):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
@@ -247,42 +233,23 @@ class Fit(ABC, Generic[P]):
             )
 
     def _choose_by_memory(self, model: ResponseLogprobs) -> None:
-        """Sets compiled layers, and the fastest micro-batches that memory allows."""
+        """Sets compiled layers, and micro-batches that the memory should allow."""
         params = self.ctx.params
-        on_gpu = self.numerics.device.type == "cuda"
-        choices = memory_choices(params, tries=on_gpu and params.deepspeed.zero_stage == "off")
-        for number, (recompute, tokens) in enumerate(choices, 1):
-            chosen = {"gradient_checkpointing": recompute, "micro_batch_tokens": tokens}
-            self.plan = replace(self.plan, params=params.model_copy(update=chosen))
-            if recompute:
-                enable_gradient_checkpointing(model.policy, stage=params.stage)
-            if number == 1:
-                model.train()
-                self.compile_layers(model)
-            if number == len(choices) or self._fits(model):
-                break
-        if len(choices) > 1:
-            kept = "recomputed" if recompute else "kept"
-            self.process.events.info(f"micro-batches of {tokens} tokens, activations {kept}")
-
-    def _fits(self, model: ResponseLogprobs) -> bool:
-        """Tries the largest micro-batch; True if all processes have the memory for it."""
         device = self.numerics.device
-        steps = range(self.plan.steps_per_epoch)
-        dealt = itertools.chain.from_iterable(map(self.plan.micro_batches, steps))
-        largest = max(itertools.chain.from_iterable(dealt), key=self.plan.tokens)
-        torch.cuda.reset_peak_memory_stats(device)
-        is_enough = False
-        with contextlib.suppress(torch.OutOfMemoryError):
-            self._pass(model, [self.plan.samples[place] for place in largest])
-            trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-            available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-            peak = torch.cuda.max_memory_allocated(device)
-            is_enough = leaves_room(peak, trained, available)
-        model.zero_grad()
-        torch.cuda.empty_cache()
-        [is_short] = self.process.any([not is_enough], device)
-        return not is_short
+        memory = None
+        if device.type == "cuda" and params.deepspeed.zero_stage == "off":
+            memory = torch.cuda.get_device_properties(device).total_memory
+        chosen = with_memory_choices(params, model.policy, memory)
+        self.plan = replace(self.plan, params=chosen)
+        if chosen.gradient_checkpointing:
+            enable_gradient_checkpointing(model.policy, stage=params.stage)
+        if memory is not None:
+            kept = "recomputed" if chosen.gradient_checkpointing else "kept"
+            self.process.events.info(
+                f"micro-batches of {chosen.token_budget} tokens, activations {kept}"
+            )
+        model.train()
+        self.compile_layers(model)
 
     def _pass(self, model: ResponseLogprobs, samples: Sequence[Any]) -> None:
         """A micro-batch's passes for nothing; of a model that is not trained the forward pass."""
@@ -309,39 +276,21 @@ class Fit(ABC, Generic[P]):
             if weight.requires_grad and self.process.is_first
         }
 
-    def _measure_rounding(self, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Computes how much of the update is left in weights of 16 bits."""
-        before = self._load_base().state_dict()
-        self.update_kept = update_kept(before, weights, dtype)
-        if self.update_kept < LEAST_KEPT:
-            stage = self.ctx.params.stage
-            self.caution(
-                f"rounding left {self.update_kept:.2f} of the update in the saved weights; "
-                f"set {stage}.save_dtype=float32"
-            )
-
     def _load_base(self) -> Any:
         """The starting checkpoint without adapters, in float32 in the host's memory."""
         assert self._base is not None
         return load_causal_lm(self._base, dtype="float32", device=torch.device("cpu"))
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
-        """Writes the checkpoint, and adapters in its place or beside it."""
-        out = self.ctx.out
-        kept = self.ctx.params.lora.save
-        if kept == "adapter":
-            save_adapters(policy, weights, self.ctx.model("policy"), out / "checkpoint")
-            save_tokenizer(self.tokenizer, out / "checkpoint")
+        """Writes the checkpoint, or adapters in its place."""
+        folder = self.ctx.out / "checkpoint"
+        if self.ctx.params.lora.save == "adapter":
+            save_adapters(policy, weights, self.ctx.model("policy"), folder)
+            save_tokenizer(self.tokenizer, folder)
             return
-        whole = weights
         if has_adapters(policy):
-            whole = merge_adapters(policy, weights, self._load_base())
-        dtype = DTYPES[self.ctx.params.save_dtype]
-        if dtype != torch.float32 and self._base is not None:
-            self._measure_rounding(whole, dtype)
-        save_checkpoint(causal_lm(policy), whole, self.tokenizer, dtype, out / "checkpoint")
-        if kept == "both":
-            save_adapters(policy, weights, self.ctx.model("policy"), out / "adapter")
+            weights = merge_adapters(policy, weights, self._load_base())
+        save_checkpoint(causal_lm(policy), weights, self.tokenizer, folder)
 
 
 def run_fit(ctx: StageContext[Any], process: Process) -> None:
@@ -350,28 +299,28 @@ def run_fit(ctx: StageContext[Any], process: Process) -> None:
     Raises:
         UserError: Parameters, models or data are wrong, or memory does not suffice.
     """
-    made: Fit[Any] = importlib.import_module(f"stages.{ctx.params.stage}.fit").FIT(ctx, process)
+    fit: Fit[Any] = importlib.import_module(f"stages.{ctx.params.stage}.fit").FIT(ctx, process)
     try:
         with repeatable(on_gpu=ctx.request.resources.gpus > 0):
-            made.run()
+            fit.run()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         process.check_stop()
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         if process.world_size > 1:
-            said = f"process {process.rank} of {process.world_size}: {said}"
-        raise _out_of_memory(made.plan, said) from None
+            reason = f"process {process.rank} of {process.world_size}: {reason}"
+        raise _out_of_memory(fit.plan, reason) from None
 
 
-def _out_of_memory(plan: Plan[Any], said: str) -> UserError:
+def _out_of_memory(plan: Plan[Any], reason: str) -> UserError:
     """The error for a training that does not fit into memory, with the settings to lower."""
     budget = plan.params.token_budget
     stage = plan.params.stage
     longest = max(sample.num_tokens_shared for sample in plan.samples)
     return UserError(
         f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "
-        f"{longest} tokens (its prompt once, and its responses): {said}",
+        f"{longest} tokens (its prompt once, and its responses): {reason}",
         f"lower {stage}.micro_batch_tokens (to {longest} at least) or {stage}.max_length_tokens "
         f"(below {longest}), set {stage}.gradient_checkpointing=true, spread the weights with "
         f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "

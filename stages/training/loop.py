@@ -3,17 +3,15 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from stages.contract.errors import StoppedError, UserError
-from stages.training.batches import B, MicroBatches
+from stages.training.batches import B, Plan
 from stages.training.engine import Engine, Process
 from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
 
@@ -42,8 +40,8 @@ class Objective(ABC, Generic[B]):
     def step_record(self, sums: Tensor) -> dict[str, float]:
         """Values of a step's record, from sums added up over the step and all processes."""
 
-    def before_step(self, step: int, batches: list[B]) -> None:
-        """Called with the micro-batches of a step (from 0) before any gradient is computed."""
+    def before_step(self, batches: list[B]) -> None:
+        """Called with the micro-batches of a step before any gradient is computed."""
 
 
 @dataclass
@@ -52,18 +50,18 @@ class TrainingLoop(Generic[B]):
 
     engine: Engine
     objective: Objective[B]
-    batches: MicroBatches[B, Any]
+    plan: Plan[Any]
+    batches: Callable[[int], list[B]]
+    """This process's micro-batches of a step (from 0)."""
     process: Process
     log: StepLog | None
     """Takes each step's record; None in all processes but the first."""
     save: Callable[[int], None]
-    """Saves a checkpoint after so many steps; a collective call."""
+    """Saves a checkpoint after a number of steps; a collective call."""
     done: int
     """Steps that are done already."""
 
     def __post_init__(self) -> None:
-        self._plan = self.batches.plan
-        self._micro_batches = self._iterate()
         self._flops = flops_per_token(self.engine.model.policy)
         self._saved_at = time.monotonic()
 
@@ -74,42 +72,34 @@ class TrainingLoop(Generic[B]):
             StoppedError: SIGTERM came to one of the processes; a checkpoint is saved.
             UserError: The loss or the gradient is not finite.
         """
+        self.engine.train()
         if self.log is not None:
             self.log.start(self.done)
-        for step in range(self.done, self._plan.num_steps):
+        for step in range(self.done, self.plan.num_steps):
             values = self._step(step)
             if self.log is not None:
                 self.log.report(step + 1, values)
             stop, due = self._agree(step + 1)
             # The final weights are about to be written: no checkpoint is due, unless we stop here.
-            if stop or (due and step + 1 < self._plan.num_steps):
+            if stop or (due and step + 1 < self.plan.num_steps):
                 self.save(step + 1)
                 self._saved_at = time.monotonic()
             if stop:
                 raise StoppedError("asked to stop (SIGTERM)")
 
-    def _iterate(self) -> Iterator[B]:
-        """The micro-batches of the steps that are left, in their order."""
-        left = range(self.done * self._plan.accumulation, len(self.batches))
-        return iter(
-            DataLoader(self.batches, batch_size=None, sampler=left, collate_fn=lambda each: each)
-        )
-
     def _step(self, step: int) -> dict[str, float]:
         """Updates the weights by one global batch and returns the step's record."""
         engine = self.engine
         objective = self.objective
-        batches = list(islice(self._micro_batches, self._plan.accumulation))
-        # Passes that calibrate κ have dropout at each step, a resumed training's first one too.
-        engine.train()
-        objective.before_step(step, batches)
+        batches = self.batches(step)
+        objective.before_step(batches)
         total = torch.zeros((), device=engine.device)
         sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=engine.device)
         for number, batch in enumerate(batches, 1):
-            loss, found = self.micro_step(batch, last=number == len(batches))
+            loss, batch_sums = self.micro_step(batch, last=number == len(batches))
             total += loss
             if batch.weight > 0.0:
-                sums += found
+                sums += batch_sums
         grad_norm, learning_rate = engine.step()
         return self._record(step, batches, total, sums, grad_norm, learning_rate)
 
@@ -134,37 +124,34 @@ class TrainingLoop(Generic[B]):
     ) -> dict[str, float]:
         """A step's values, added up over all processes."""
         counted = [batch for batch in batches if batch.weight > 0.0]
-        own = sums.new_tensor([sum(getattr(each, name) for each in counted) for name in _COUNTS])
+        counts = [sum(getattr(batch, name) for batch in counted) for name in _COUNTS]
         share = total.double()[None] / self.process.world_size
-        whole = self.process.sum(torch.cat([sums, own, share])).cpu()
-        values = {"loss": whole[-1].item()}
+        whole = self.process.sum(torch.cat([share, sums.new_tensor(counts), sums])).cpu()
+        loss, *counts = whole[: 1 + len(_COUNTS)].tolist()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm or 0.0)):
+            # A retry would come to the same step with the same numbers.
+            raise UserError(
+                f"training diverged at step {step + 1}: loss {loss:g}, grad_norm {grad_norm}",
+                self.objective.remedy,
+            )
+        values = {"loss": loss}
         if grad_norm is not None:
             values["grad_norm"] = grad_norm
         values["learning_rate"] = learning_rate
-        values |= self.objective.step_record(whole[: len(sums)])
-        counts = dict(zip(_COUNTS, whole[len(sums) : -1].tolist(), strict=True))
-        values |= counts
-        if not all(math.isfinite(values[name]) for name in ("loss", "grad_norm") if name in values):
-            terms = (name for name in ("loss", "bonus", "kappa", "grad_norm") if name in values)
-            # A retry would come to the same step with the same numbers.
-            raise UserError(
-                f"training diverged at step {step + 1}: "
-                + ", ".join(f"{name} {values[name]:g}" for name in terms),
-                self.objective.remedy,
-            )
+        values |= self.objective.step_record(whole[1 + len(_COUNTS) :])
+        values |= zip(_COUNTS, counts, strict=True)
         per_token, per_response_token = self._flops
         values["model_tflop"] = (
-            per_token * counts["num_tokens_shared"]
-            + per_response_token * counts["num_response_tokens"]
+            per_token * values["num_tokens_shared"]
+            + per_response_token * values["num_response_tokens"]
         ) / 1e12
         values["peak_memory_mib"] = peak_memory_mib(self.engine.device)
         return values
 
     def _agree(self, done: int) -> tuple[bool, bool]:
-        """Answers of all processes: whether one shall stop, and whether a checkpoint is due."""
-        params = self._plan.params
-        every_steps = params.checkpoint_every_steps
+        """Whether one of the processes shall stop, and whether a checkpoint is due, for all."""
+        every_steps = self.plan.params.checkpoint_every_steps
         is_late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
-        flags = [self.process.stop_requested(), is_late and self.process.is_first]
-        stop, is_due = self.process.any(flags, self.engine.device)
-        return stop, is_due if every_steps is None else done % every_steps == 0
+        is_due = is_late if every_steps is None else done % every_steps == 0
+        stop, is_due = self.process.any([self.process.stop_requested(), is_due], self.engine.device)
+        return stop, is_due

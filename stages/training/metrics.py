@@ -32,8 +32,8 @@ _COUNTED = (
 class StepLog:
     """The records of a training's steps, which says how far it is; for the first process.
 
-    They are written anew to ``path``, for people who watch the training, those of the checkpoint
-    that is ``resumed`` first.
+    They are written anew to ``path``, for people who watch the training. The records of the
+    checkpoint that is ``resumed`` come first.
     """
 
     def __init__(self, path: Path, resumed: Path | None, events: Emitter, plan: Plan[Any]) -> None:
@@ -48,7 +48,7 @@ class StepLog:
         self._last = time.perf_counter()
 
     def start(self, done: int) -> None:
-        """Starts the clock after so many steps."""
+        """Starts the clock after ``done`` steps."""
         self._last = time.perf_counter()
         self._events.progress(done, self._plan.num_steps, "steps")
 
@@ -106,12 +106,12 @@ def flops_per_token(policy: nn.Module) -> tuple[float, float]:
     model = causal_lm(policy)
     head = model.get_output_embeddings().weight
     looked_up = {id(model.get_input_embeddings().weight), id(head)}
-    layers = [each for each in model.get_decoder().parameters() if id(each) not in looked_up]
+    layers = [one for one in model.get_decoder().parameters() if id(one) not in looked_up]
     return sum(map(_flops, layers)), _flops(head)
 
 
 def _flops(weight: nn.Parameter) -> float:
-    # ZeRO-3 leaves an empty tensor where the weight was, with its shape beside it.
+    # ZeRO-3 leaves an empty tensor where the weight was, and its shape as an attribute.
     shape = getattr(weight, "ds_shape", weight.shape)
     if len(shape) != 2:
         return 0.0

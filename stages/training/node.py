@@ -2,11 +2,11 @@
 
 The first node's stage hosts a store of torch. The workers read the stage call there. The nodes give
 signs of life there and report why training failed. As soon as one worker of any node fails, every
-node ends all of its own. The store's address reaches other nodes through the work folder.
+node ends all its workers. The store's address reaches other nodes through the work folder.
 
 ``python -m stages.training.node WORK`` is another node, given the work folder of the first node's
 stage, on a file system that both see. It waits for that stage, trains along with it, writes no
-artifact of its own, and ends when training ends.
+artifact, and ends when training ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
 
 ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
-"""Environment variable with this node's address, for a host name that leads nowhere."""
+"""Environment variable with the first node's address for the others, and optionally a port."""
 TIMEOUT_SECONDS = 600.0
 """Seconds that nodes wait for each other before training starts."""
 SILENT_SECONDS = 30.0
@@ -149,7 +149,7 @@ class Node:
         """Waits for the end of the workers; raises why training failed."""
         is_forwarded = False
         while True:
-            # First of all: the last event of a worker that has ended is in its pipe by now.
+            # Before the pipes are read: they then hold all events of a worker that has ended.
             codes = [worker.process.poll() for worker in workers]
             for worker in workers:
                 worker.hear(events)
@@ -232,15 +232,14 @@ class _Worker:
 
 
 def host(work: Path, resources: Resources, call: str) -> Node:
-    """The first node, with the store: on loopback if there is no other node.
+    """The first node, with the store: without other nodes it listens on loopback only.
 
-    All nodes see the folder ``work``. Without a ``rendezvous`` the others reach this one by its
-    name, at any free port. Workers read the ``call``.
+    All nodes see the folder ``work``. The others reach this one by its host name or the address in
+    ``GEB_NODE_ADDRESS``. Workers read the ``call``.
     """
-    host_name = os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()
-    address = resources.rendezvous or f"{host_name}:0"
-    name, _, requested = ("127.0.0.1:0" if resources.nodes == 1 else address).rpartition(":")
-    listener = _listen(name, int(requested))
+    address = os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()
+    name, _, requested = ("127.0.0.1" if resources.nodes == 1 else address).partition(":")
+    listener = _listen(name, int(requested or 0))
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
     store = TCPStore(
@@ -270,7 +269,7 @@ def join(work: Path) -> Node:
             store = TCPStore(
                 place["host"], place["port"], is_master=False, timeout=timedelta(seconds=5)
             )
-            # The file may be that of an attempt that was killed, the port by now another program's.
+            # An attempt that was killed may have left the file, and its port to another program.
             if store.get("attempt").decode() == place["attempt"]:
                 resources = Resources.model_validate_json(store.get("resources"))
                 return Node(resources, store, rank=store.add("tickets", 1))
@@ -281,15 +280,14 @@ def join(work: Path) -> Node:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         address = socket.gethostbyname(host)
-        # A name that stands for loopback here only is another address elsewhere.
+        # A name that leads to loopback here leads to another address elsewhere.
         is_local_name = host != address and ipaddress.ip_address(address).is_loopback
         return socket.create_server(("" if is_local_name else address, port))
     except (OSError, UnicodeError) as error:
         # UnicodeError: the name is too long, or has an empty part.
         raise UserError(
             f"cannot listen for the other nodes on {host}:{port}: {error}",
-            "give an address and a free port of the first node as resources.rendezvous, or leave "
-            f"it empty and set {ADDRESS_VARIABLE} where the node's own name leads nowhere",
+            f"set {ADDRESS_VARIABLE} to an address, or to address:port, of the first node",
         ) from error
 
 

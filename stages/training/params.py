@@ -21,11 +21,9 @@ class LoraParams(Settings):
     """Rank of the adapters of all linear layers but the head; 0 trains all weights."""
     alpha: float = Field(32.0, gt=0)
     """Scale of the adapters: their product is multiplied by alpha / rank."""
-    save: Literal["merged", "adapter", "both"] = "merged"
-    """`merged`: a checkpoint with the adapters merged into its weights. `both`: besides, the
-    adapters alone in peft's format, for the model that training started from. `adapter` (`train`
-    only): the adapters in the checkpoint's place; the next iteration goes on training them over the
-    same base."""
+    save: Literal["merged", "adapter"] = "merged"
+    """`merged`: a checkpoint with the adapters merged into its weights. `adapter` (`train` only):
+    the adapters alone, in peft's format; the next iteration trains them on, over the same base."""
 
     @model_validator(mode="after")
     def _saved_adapters_are_trained(self) -> Self:
@@ -73,21 +71,18 @@ class TrainingParams(StageParams, OptimizerParams):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the forward pass: `auto` as for `generate.dtype`, but float32 for adapters on a CPU.
     Log-probabilities and optimizer state are float32 always."""
-    save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the saved weights. Types of 16 bits halve the checkpoint, and lose an update that is
-    small beside its weight."""
 
     row_layout: RowLayoutName = speed_only("packed")
     """`packed`: samples one after the other in one row, each prompt computed once for all of its
     responses. `padded`: a row for each response, padded to the longest."""
     micro_batch_tokens: int | None = speed_only(None, ge=1)
     """Most tokens per process in one forward pass, padding counted; a longer sample goes alone. The
-    global batch is the same for every value. None is 16,384 on a GPU whose memory is enough, else
+    global batch is the same for every value. None is 16,384 on a GPU that keeps activations, else
     8,192."""
     gradient_checkpointing: bool | Literal["auto"] = speed_only("auto")
-    """Recompute activations in the backward pass: less memory, a third more time. `auto` tries a
-    micro-batch on a GPU, and recomputes only if memory is not enough. It always recomputes on the
-    CPU and with DeepSpeed."""
+    """Recompute activations in the backward pass: less memory, a third more time. `auto` recomputes
+    unless a GPU's memory is estimated to be enough. It always recomputes on the CPU and with
+    DeepSpeed."""
     compile_layers: bool | Literal["auto"] = speed_only("auto")
     """Compile the decoder's layers, the reference's too: a minute at first, then up to twice the
     speed. `auto` compiles on a GPU from 2 million tokens per process. DeepSpeed never compiles."""
@@ -107,11 +102,6 @@ class TrainingParams(StageParams, OptimizerParams):
     def token_budget(self) -> int:
         """Most tokens of a forward pass; where none are set, as many as every device takes."""
         return self.micro_batch_tokens or FEWEST_TOKENS
-
-    @property
-    def in_shards(self) -> bool:
-        """True if each process holds a share of every weight, the reference's, too."""
-        return self.deepspeed.zero_stage == 3
 
     @property
     def needs_workers(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,10 +32,13 @@ MOST_TOKENS = 16384
 """Tokens of a micro-batch that keep a GPU busy: more are not faster."""
 COMPILED_FROM_TOKENS = 2_000_000
 """Tokens of a training from which compiled layers gain more time than compiling takes."""
-_SPARE = 0.1
-"""Share of a GPU's memory that is left for fragments and for larger micro-batches."""
-_BYTES_AFTER_TRIAL = 12
-"""Bytes of a trained weight that a first micro-batch does not need: gradient and two moments."""
+_USABLE = 0.9
+"""Share of a GPU's memory; the rest is left for fragments."""
+_BYTES_TRAINED = 12
+"""Bytes of a trained weight besides its own: gradient and two moments."""
+_BYTES_KEPT = 30
+"""Bytes that a layer keeps for each token and each number of its width. Models of 1B and 8B take 26
+to 34 (H200)."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +116,17 @@ def check_model(model: Any, params: TrainingParams, *, place: str) -> None:
 
     Packed rows get the attention that they need.
     """
-    said = f"log-probabilities of {place} cannot be computed"
+    fault = f"log-probabilities of {place} cannot be computed"
     remedy = "use a model of the Llama, Mistral or Qwen families"
     try:
         check_logprobs(model)
         check_training_mode(model)
         if params.row_layout == "packed":
-            said = f"samples cannot be packed into one row for {place}"
+            fault = f"samples cannot be packed into one row for {place}"
             remedy = f"set {params.stage}.row_layout=padded"
             share_prompts(model)
     except UnfitModelError as error:
-        raise UserError(f"{said}: {error}", remedy) from error
+        raise UserError(f"{fault}: {error}", remedy) from error
 
 
 def remove_dropout(model: nn.Module) -> None:
@@ -150,26 +152,31 @@ def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def memory_choices(params: TrainingParams, *, tries: bool) -> list[tuple[bool, int]]:
-    """Pairs of gradient checkpointing and micro-batch tokens to choose from, the fastest first.
+def with_memory_choices(
+    params: TrainingParams, policy: nn.Module, memory: int | None
+) -> TrainingParams:
+    """The parameters, with gradient checkpointing and micro-batch tokens that suit the memory.
 
-    Without trials there is one, which needs the least memory.
+    ``memory`` are the bytes of the GPU. Where it is None all activations are recomputed.
     """
-    recomputes = [False, True] if tries else [True]
-    if params.gradient_checkpointing != "auto":
-        recomputes = [params.gradient_checkpointing]
-    budgets = [MOST_TOKENS, FEWEST_TOKENS] if tries else [FEWEST_TOKENS]
-    if params.micro_batch_tokens is not None:
-        budgets = [params.micro_batch_tokens]
-    return list(itertools.product(recomputes, budgets))
+    tokens = params.micro_batch_tokens or (FEWEST_TOKENS if memory is None else MOST_TOKENS)
+    recompute = params.gradient_checkpointing
+    if recompute == "auto":
+        recompute = memory is None or bytes_needed(policy, tokens) > _USABLE * memory
+    if recompute and params.micro_batch_tokens is None:
+        tokens = FEWEST_TOKENS
+    return params.model_copy(
+        update={"gradient_checkpointing": recompute, "micro_batch_tokens": tokens}
+    )
 
 
-def leaves_room(peak: int, trained: int, available: int) -> bool:
-    """True if a training fits into memory after its first micro-batch took ``peak`` bytes.
-
-    ``trained`` is the number of trained weights.
-    """
-    return peak + _BYTES_AFTER_TRIAL * trained <= (1 - _SPARE) * available
+def bytes_needed(policy: nn.Module, tokens: int) -> int:
+    """Estimates the memory of a training whose micro-batches of bfloat16 keep all activations."""
+    config = causal_lm(policy).config.get_text_config()
+    activations = _BYTES_KEPT * tokens * config.num_hidden_layers * config.hidden_size
+    weights = sum(weight.numel() * weight.element_size() for weight in policy.parameters())
+    trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
+    return int(weights + _BYTES_TRAINED * trained + activations)
 
 
 def pays_to_compile(params: TrainingParams, tokens: int, *, on_gpu: bool) -> bool:

@@ -111,7 +111,7 @@ def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     return config | {
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": params.max_grad_norm,
-        # With an offloaded optimizer DeepSpeed wants its own compiled AdamW; torch's is the one
+        # DeepSpeed wants its compiled AdamW for an offloaded optimizer; torch's is the one
         # that gives the same result everywhere.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
@@ -137,7 +137,7 @@ def _on_host(numerics: Numerics) -> dict[str, Any]:
 
 
 def _reduce_by_gloo() -> None:
-    """Keeps DeepSpeed from building a kernel of its own for the collectives of a CPU.
+    """Keeps DeepSpeed from building a kernel for the collectives of a CPU.
 
     The lock of torch's builds outlives a killed process, and every later build waits for it.
     """

@@ -98,12 +98,6 @@ def test_a_section_that_is_none_is_refused(section: str, value: str) -> None:
         load_config(QUICKSTART, [f"{section}={value}"])
 
 
-def test_a_rendezvous_may_be_a_name_or_a_number_with_any_port() -> None:
-    for address in ("node-1.cluster_2.local:0", "10.0.0.5:29500", ""):
-        config = load_config(QUICKSTART, [f'resources.train.rendezvous="{address}"'])
-        assert config.resources.train.rendezvous == address
-
-
 @pytest.mark.parametrize(
     ("stage", "iteration", "said"),
     [

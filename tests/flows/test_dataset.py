@@ -8,7 +8,6 @@ import pytest
 
 from flows.pipeline.algorithm import resolve_run, step_names
 from flows.pipeline.loading import load_config
-from stages.contract.errors import UserError
 from stages.store.opening import open_store
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.flows.loop import ROOT, geb_ok, inputs, steps, write_config
@@ -43,9 +42,6 @@ def test_preferences_take_the_place_of_samples_and_name_the_prompts(
     # One tokenizer, the base's: another policy does not make the pairs anew.
     assert inputs(paired[1])["policy"] == inputs(paired[0])["policy"] == ["sft:checkpoint"]
     assert inputs(paired[1])["prompts"] == ["prepare:iteration-2.parquet"]
-    sampler = {"reference_logprobs": "sampler"}
-    with pytest.raises(UserError, match=r"inputs\.preferences names pairs that no policy"):
-        load_config(write_config(tmp_path, inputs=places, train=sampler))
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def test_values_that_only_signs_tell_apart_have_names_of_their_own() -> None:
     found = cells("try", config, axes, [0, 1])
     names = [each.config.name for each in found]
     assert len(set(names)) == 6
+    assert names[-1] == "try-policy_owner_other-s1", "others keep their names"
     assert names == [each.config.name for each in cells("try", config, axes, [0, 1])]
 
 
@@ -123,7 +124,6 @@ def _calibrated() -> RunConfig:
     ("train", "calibrated", "said"),
     [
         ({}, [1.0, 1.0], "κ 1"),
-        ({"kappa_values": [1, 0.5]}, [1.0, 0.5], "κ 1, 0.5"),
         ({"target_ratio": 1e-3}, [], "ratio 0.001"),
         ({"target_ratio": 1e-3}, [0.0421, 0.04], "ratio 0.001 (κ 0.0421, 0.04)"),
         ({"target_ratio": 1e-3, "design": "none"}, [1.0], ""),

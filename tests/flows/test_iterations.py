@@ -12,13 +12,11 @@ from tests.tiny_models import make_tiny_llama
 
 BASE = "sft:checkpoint"
 TRAINED = [f"iteration-{iteration}/train:checkpoint" for iteration in (1, 2, 3)]
-AVERAGED = [f"iteration-{iteration}/train:ema" for iteration in (1, 2, 3)]
 PAIRS = [f"iteration-{iteration}/pair:pairs.parquet" for iteration in (1, 2, 3)]
 
 REFERENCES = {
     "previous": [BASE, TRAINED[0], TRAINED[1]],
     "initial": [BASE, BASE, BASE],
-    "ema": [BASE, AVERAGED[0], AVERAGED[1]],
     "2": [BASE, BASE, TRAINED[1]],
 }
 """Reference of training in each iteration, by ``train.reference``."""
@@ -86,12 +84,6 @@ def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path: Path) 
     assert made["iteration-1/train"].inputs["policy"] == [given]
     assert made["iteration-1/train"].inputs["reference"] == [given]
     assert inputs(made["iteration-2/train"])["policy"] == TRAINED[:1]
-
-
-def test_each_training_is_told_its_iteration() -> None:
-    made = steps_of()
-    trainings = [made[f"iteration-{iteration}/train"].params for iteration in (1, 2, 3)]
-    assert [each.model_dump()["iteration"] for each in trainings] == [1, 2, 3]
 
 
 def test_more_iterations_ask_the_first_ones_for_the_same() -> None:

@@ -32,18 +32,10 @@ from tests.tiny_models import make_tiny_llama
         ("inputs.warm_start=null", ["no policy to start from"]),
         ("sft.lora.rank=4", ["sft.lora.rank is 4", "no inputs.policy"]),
         ("sft.lora={rank: 4, save: adapter}", ["set sft.lora.save to 'merged'"]),
-        (
-            "train={reference: ema, lora: {rank: 4, save: adapter}}",
-            ["reference = 'ema'", "set lora.save to 'merged'"],
-        ),
         ("train.kappa", ["is not NAME=VALUE"]),
         # Too long for a file's name: without the check the first promotion would fail.
         (f"model={'m' * 300}", ["model: String should have at most 200 characters"]),
         (f"promote.aliases=[{'a' * 300}]", ["promote.aliases.0: String should have at most 200"]),
-        (
-            "train={reference_logprobs: sampler, reference: initial}",
-            ["reference = 'initial'", "set reference_logprobs to 'model'"],
-        ),
     ],
 )
 def test_a_wrong_setting_is_refused_by_the_plan(

@@ -17,8 +17,6 @@ JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v
 JUDGE_OF_A_SUM = JUDGE.replace("judge,", "weighted, weighted: {weights: {judge: 1, python: 1}},", 1)
 
 VLLM = "generate.backend=vllm"
-BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
-
 
 # Number of samples, temperature, top-p and most tokens, by the section that sets them.
 SAMPLINGS = {
@@ -116,15 +114,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
-        (["resources.train.nodes=2"], "the runner 'process' starts one: set execution.runner"),
-        (
-            [*BY_HAND, "execution.runner=docker"],
-            "set execution.docker.network.train",
-        ),
-        (
-            ["pair_data=accumulate", "train.reference_logprobs=sampler"],
-            "sampled by earlier policies",
-        ),
+        (["resources.train.nodes=2", "execution.runner=docker"], "docker.network.train"),
         (["score.oracle=judge", "score.judge.model=m"], r"needs judge\.url and judge\.model"),
     ],
 )
@@ -139,10 +129,10 @@ def test_what_cannot_work_together_is_refused(overrides, message):
         [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=8"],
         [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.processes=2"],
         ["generate.vllm.tensor_parallel_size=8"],
-        BY_HAND,
+        ["resources.train.nodes=2"],
         ["resources.train.nodes=2", "execution.runner=slurm"],
         [
-            *BY_HAND,
+            "resources.train.nodes=2",
             "execution.runner=docker",
             "execution.docker.network={train: host}",
         ],

@@ -28,18 +28,18 @@ SMALLER: dict[str, Any] = {
     "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
     "train": {"checkpoint_every_steps": 1, "epochs": 1, "global_batch_pairs": 4},
 }
-AVERAGED = SMALLER | {
+ACCUMULATED = SMALLER | {
     "iterations": 3,
     "pair_data": "accumulate",
     # Long enough to be struck while it is at work.
-    "train": {**SMALLER["train"], "epochs": 3, "reference": "ema", "deepspeed": {"zero_stage": 2}},
+    "train": {**SMALLER["train"], "epochs": 3, "deepspeed": {"zero_stage": 2}},
 }
 
 
 @pytest.fixture(scope="module")
-def averaged(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Configuration of a finished run: averaged reference, accumulated pairs, ZeRO-2."""
-    config = write_config(tmp_path_factory.mktemp("averaged"), **AVERAGED)
+def accumulated(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configuration of a finished run: accumulated pairs, ZeRO-2."""
+    config = write_config(tmp_path_factory.mktemp("accumulated"), **ACCUMULATED)
     geb_ok("run", config)
     return config
 
@@ -49,30 +49,28 @@ def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
     return [(each["key"], each["path"]) for each in manifest["inputs"][name]]
 
 
-def test_artifacts_name_the_models_and_pairs_that_they_came_from(averaged: Path) -> None:
-    found = manifests(averaged.parent / "store")
+def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated: Path) -> None:
+    found = manifests(accumulated.parent / "store")
     base = (found["sft"]["key"], "checkpoint")
     train = [found[f"iteration-{iteration}/train"] for iteration in (1, 2, 3)]
     policies = [base, *((each["key"], "checkpoint") for each in train)]
-    references = [base, *((each["key"], "ema") for each in train)]
     pairs = [(found[f"iteration-{each}/pair"]["key"], "pairs.parquet") for each in (1, 2, 3)]
     for index, made in enumerate(train):
         generated = found[f"iteration-{index + 1}/generate/0"]
         assert read(generated, "policy") == read(made, "policy") == [policies[index]]
-        assert read(made, "reference") == [references[index]]
+        assert read(made, "reference") == [policies[index]]
         assert read(made, "pairs") == pairs[: index + 1]
         evaluated = found[f"iteration-{index + 1}/evaluate/generate/0"]
         assert read(evaluated, "policy") == [policies[index + 1]]
-        logs = (averaged.parent / "store/logs/train" / made["key"]).glob("*.log")
+        logs = (accumulated.parent / "store/logs/train" / made["key"]).glob("*.log")
         assert any("DeepSpeed" in log.read_text() for log in logs)
     digests = [each["inputs"]["policy"][0]["digest"] for each in train]
-    digests += [each["inputs"]["reference"][0]["digest"] for each in train[1:]]
-    assert len(set(digests)) == 5, "each iteration has another policy and another reference"
+    assert len(set(digests)) == 3, "each iteration has another policy"
 
 
-def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path: Path) -> None:
-    undisturbed = averaged.parent / "store"
-    config = write_config(tmp_path, **AVERAGED, inputs=warm_started(averaged))
+def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_path: Path) -> None:
+    undisturbed = accumulated.parent / "store"
+    config = write_config(tmp_path, **ACCUMULATED, inputs=warm_started(accumulated))
     with started("run", config) as process:
         wait_for_line(process, "iteration-2/train:", "steps")
         found = stage_processes(process)
@@ -88,10 +86,10 @@ def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path
     assert result_digests(store) == result_digests(undisturbed, without="sft")
 
 
-def test_more_iterations_go_on_from_those_that_are_done(averaged: Path) -> None:
+def test_more_iterations_go_on_from_those_that_are_done(accumulated: Path) -> None:
     longer = ("iterations=5", "name=longer", "model=small")
-    geb_ok("run", averaged, *(part for each in longer for part in ("--set", each)))
-    records = steps(averaged.parent / "store", "longer")
+    geb_ok("run", accumulated, *(part for each in longer for part in ("--set", each)))
+    records = steps(accumulated.parent / "store", "longer")
     computed = {name for name, each in records.items() if each["state"] == "done"}
     # The prompts are divided anew, into five parts, of which the first three are the same.
     assert computed == {"prepare"} | {
@@ -100,10 +98,10 @@ def test_more_iterations_go_on_from_those_that_are_done(averaged: Path) -> None:
 
 
 def test_adapters_go_on_over_their_base_and_are_used_with_it(
-    averaged: Path, tmp_path: Path
+    accumulated: Path, tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
-    shutil.copytree(warm_started(averaged)["policy"], base)
+    shutil.copytree(warm_started(accumulated)["policy"], base)
     lora = {"rank": 2, "save": "adapter"}
     config = write_config(
         tmp_path,

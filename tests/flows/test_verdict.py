@@ -71,13 +71,13 @@ def test_the_verdict_is_one_sentence_with_its_interval(
 
 def test_doubts_of_a_training_are_in_the_verdict(tmp_path: Path) -> None:
     run = summary(tmp_path, promoted=None)
-    trained = {"cautions": ["rounding left 0.21 of the update"], "update_kept": 0.21}
+    trained = {"cautions": ["layers are not compiled"]}
     (tmp_path / "summary.json").write_text(json.dumps(trained))
     fields = {"key": "0" * 64, "seconds": 1.0, "software": {}, "host": "here", "accelerator": "cpu"}
     fields |= {"ended": "2026-01-01T00:00:00+00:00"}
     manifest = cast(Manifest, SimpleNamespace(**fields))
     run.artifacts["iteration-1/train"] = Artifact(tmp_path, manifest)
-    assert verdict(run).cautions == ("training of iteration 1: rounding left 0.21 of the update",)
+    assert verdict(run).cautions == ("training of iteration 1: layers are not compiled",)
 
 
 def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:

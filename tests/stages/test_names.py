@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from experiments.bandit import DIVERGENCE_LABELS, LABELS
-from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
+from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.placement import OWN_RUNNERS, stage_sections
 from flows.runners.choose import RUNNERS
 from stages.contract.params import ImageName, Kind
@@ -56,7 +56,6 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(TrainParams, "divergence"), DIVERGENCES),
         (field(TrainParams, "design"), DESIGNS),
         (set(LABELS), DESIGNS),
-        (field(TrainParams, "save_dtype"), DTYPES),
     ],
 )
 def test_every_name_is_in_its_table_and_the_other_way_round(
@@ -69,7 +68,6 @@ def test_every_name_is_in_its_table_and_the_other_way_round(
     ("named", "known"),
     [
         (set(BEFORE_ITERATIONS), stage_sections(RunConfig)),
-        (field(Evaluation, "backend"), BACKENDS),
         (set(DIVERGENCE_LABELS), DIVERGENCES),
     ],
 )

@@ -78,8 +78,6 @@ def configured(folder: Path, size: str, *settings: str) -> RunConfig:
             *(f"inputs.{name}={place}" for name, place in places.items()),
             f"inputs.prompts=[{folder / 'prompts.jsonl'}]",
             "inputs.test_prompts=null",
-            # Trainings on several nodes have it.
-            "resources.train.rendezvous=10.0.0.5:29500",
             *settings,
         ],
     )

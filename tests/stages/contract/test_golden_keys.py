@@ -80,12 +80,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "6676eaf84b9906bdbc5e69ea331d25bcc043b3c44bce4a337a47be8dde3107de",
+        "1a4457cd1156e26978bcbdcd0bed78b68f56962446c6921061d83b7d5d1d6c44",
     ),
     (
-        TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
-        {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "e0f1b8cfa37520734baa5fcfb553d00e94b47f024bf8395576234471f9096901",
+        TrainParams(divergence=0.5, design="arctanh", reference="initial"),
+        {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
+        "c1ca13fe8bfd23f2363d0620ba8c4d85b97b2b781e5f2cf9d2c8c539802a197f",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
@@ -95,7 +95,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "pairs": (PAIRS,),
             "code": (FILE,),
         },
-        "a0280312159863ab0a564a3c05b102e4e1c413a8801eecf5b6e08563930fa2b2",
+        "b9d59213ee459c846d194b143d6d0f21fac0bcb73a84e3bb22e8422e6d03c001",
     ),
     (
         PreferencesParams(),

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-import psutil
 import pytest
 
 from stages.contract.errors import UserError
@@ -50,7 +49,6 @@ def test_results_come_in_order_from_all_processes() -> None:
     workers = {worker for _, _, worker in found}
     assert 1 <= len(workers) <= 2
     assert os.getpid() not in workers
-    assert not any(psutil.pid_exists(each) for each in workers)
 
 
 def test_one_device_needs_no_other_process() -> None:
@@ -69,8 +67,11 @@ def test_each_process_has_a_gpu_of_the_stage(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_person_s_mistake_keeps_its_remedy() -> None:
-    with pytest.raises(UserError, match="no such model") as caught:
-        DevicePool(load_nothing, TWO)
+    with (
+        closing(DevicePool(load_nothing, TWO)) as pool,
+        pytest.raises(UserError, match="no such model") as caught,
+    ):
+        list(pool.map([1]))
     assert caught.value.remedy == "name another"
     with closing(DevicePool(load_refuse_odd, TWO)) as pool:
         with pytest.raises(UserError, match="5 is odd") as caught:
@@ -81,7 +82,7 @@ def test_a_person_s_mistake_keeps_its_remedy() -> None:
 def test_a_process_that_dies_is_missed() -> None:
     with (
         closing(DevicePool(load_dying, TWO)) as pool,
-        pytest.raises(EngineError, match="without a word"),
+        pytest.raises(EngineError, match="was killed, or out of memory"),
     ):
         list(pool.map([9]))
 
@@ -95,15 +96,11 @@ def test_no_process_waits_for_a_device_that_is_not_visible(monkeypatch: pytest.M
         assert list(pool.map([5])) == [(5, "3", os.getpid())]
 
 
-@pytest.mark.parametrize(
-    ("threads", "each"),
-    [("8", "4"), ("8,2", "4"), ("1", "1"), *((bad, "3") for bad in ("many", "", "0", "-2"))],
-)
-def test_threads_are_shared_and_a_number_that_is_none_counts_as_unset(
-    monkeypatch: pytest.MonkeyPatch, threads: str, each: str
+@pytest.mark.parametrize(("threads", "share"), [("8", "4"), ("1", "1"), ("", "3"), ("8,2", "3")])
+def test_processes_share_the_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: str, share: str
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    for name in names:
-        monkeypatch.setenv(name, threads)
-    assert device_environments(TWO) == [dict.fromkeys(names, each)] * 2
+    assert device_environments(TWO) == [dict.fromkeys(names, share)] * 2

@@ -70,7 +70,7 @@ def test_what_is_saved_answers_as_the_model_with_adapters_did(tmp_path, config):
     save_adapters(adapted, adapters, ModelSource("somewhere"), tmp_path / "adapter")
     weights = merge_adapters(adapted, adapters, base_model(config))
     model = adapted.base_model.model
-    save_checkpoint(model, weights, make_tiny_tokenizer(), torch.float32, tmp_path / "merged")
+    save_checkpoint(model, weights, make_tiny_tokenizer(), tmp_path / "merged")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(loaded(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     worn = PeftModel.from_pretrained(base_model(config), str(tmp_path / "adapter"))
@@ -116,4 +116,4 @@ def test_a_checkpoint_with_other_names_or_shapes_is_not_saved(tmp_path, change, 
     weights = dict(model.state_dict())
     change(weights)
     with pytest.raises(IncompleteCheckpointError, match=reason):
-        save_checkpoint(model, weights, make_tiny_tokenizer(), torch.float32, tmp_path)
+        save_checkpoint(model, weights, make_tiny_tokenizer(), tmp_path)

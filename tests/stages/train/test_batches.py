@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.data import Pair, Response, pair_batch
+from stages.train.data import Pair, PairBatch, Response, pair_batch
 from stages.train.params import TrainParams
-from stages.train.reference import sampler_logprobs
-from stages.training.batches import ROWS, MicroBatches, Plan
+from stages.training.batches import ROWS, Plan, micro_batches
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -33,8 +32,12 @@ def make_plan(
     return Plan(pairs, params, global_batch, world_size, seed)
 
 
-def pair_batches(plan: Plan[Pair], rank: int) -> MicroBatches:
-    return MicroBatches(plan, rank, partial(pair_batch, sampler_logprobs(plan.samples)))
+def pair_batches(plan: Plan[Pair], rank: int) -> list[PairBatch]:
+    """A process's micro-batches of the first step, with the sampler's log-probabilities."""
+    reference = {
+        pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in plan.samples
+    }
+    return micro_batches(plan, rank, partial(pair_batch, reference), 0)
 
 
 def odd_pairs(num_pairs: int) -> list[Pair]:
@@ -111,9 +114,7 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
     pairs = [make_pair(index, 2, 3, 1 + index) for index in range(3)]
     plan = make_plan(pairs, epochs=1, micro_batch_tokens=1, world_size=2)
     weights = [
-        batch.weight * len(batch.tie)
-        for rank in range(2)
-        for batch in (pair_batches(plan, rank)[index] for index in range(2))
+        batch.weight * len(batch.tie) for rank in range(2) for batch in pair_batches(plan, rank)[:2]
     ]
     assert sum(weights) == pytest.approx(1.0)
     assert weights.count(0.0) == 1

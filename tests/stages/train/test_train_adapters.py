@@ -72,9 +72,9 @@ def test_training_goes_on_with_the_same_policy(
 @pytest.mark.parametrize(
     ("lora", "said"),
     [
-        ({"rank": 2, "alpha": 8.0}, "r = 4"),
-        ({"rank": 4, "alpha": 4.0}, "lora_alpha = 8.0"),
-        ({"rank": 0}, "rank is 0"),
+        ({"rank": 2, "alpha": 8.0}, "rank 4 and alpha 8.0"),
+        ({"rank": 4, "alpha": 4.0}, "rank 4 and alpha 8.0"),
+        ({"rank": 0}, "asks for 0"),
     ],
 )
 def test_an_adapter_of_other_settings_is_refused(tmp_path, kept, policy, pairs, lora, said):

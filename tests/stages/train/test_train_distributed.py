@@ -38,7 +38,7 @@ def plain(tmp_path_factory, policy, pairs):
     return train(store, policy, [pairs], **SETTINGS, row_layout="padded")
 
 
-SETTINGS = {"micro_batch_tokens": 16, "target_ratio": 0.5, "calibration_batches": 2}
+SETTINGS = {"micro_batch_tokens": 16, "target_ratio": 0.5}
 
 
 @pytest.mark.parametrize(("layout", "processes"), LAYOUTS)
@@ -58,21 +58,21 @@ def test_shards_in_bfloat16_start_at_their_reference(tmp_path, policy, pairs):
     assert found.records[0]["rejected_logratio"] == 0.0
 
 
-def test_zero_3_saves_merged_adapters_and_an_average_reference(tmp_path, policy, pairs):
-    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0}, "reference_kind": "ema"}
+def test_zero_3_saves_merged_adapters(tmp_path, policy, pairs):
+    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0}}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
     found = train(tmp_path / "store", policy, [pairs], deepspeed={"zero_stage": 3}, **settings)
-    assert_same_training(found, plain, 1e-3, folders=("checkpoint", "ema"))
+    assert_same_training(found, plain, 1e-3)
 
 
 @pytest.mark.slow
 def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     policy = make_tiny_llama(tmp_path / "policy", tie_word_embeddings=True)
-    settings = SETTINGS | {"reference_kind": "ema", "epochs": 1}
+    settings = SETTINGS | {"epochs": 1}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
     sharded = settings | {"processes": 2, "deepspeed": {"zero_stage": 3}}
     found = train(tmp_path / "store", policy, [pairs], **sharded)
-    assert_same_training(found, plain, folders=("checkpoint", "ema"))
+    assert_same_training(found, plain)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,6 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
         {"deepspeed": {"zero_stage": 3}},
         {"lora": {"rank": 4}},
         {"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}},
-        {"reference_kind": "ema"},
     ],
     ids=lambda settings: "-".join(map(str, settings)) or "plain",
 )
@@ -93,21 +92,28 @@ def test_head_beside_a_tied_config_is_trained_and_saved(tmp_path, pairs, setting
     plain = train(tmp_path / "plain", untied, [pairs], **settings)
     odd = make_head_beside_a_tied_config(tmp_path / "odd")
     found = train(tmp_path / "store", odd, [pairs], **settings)
-    folders = ("checkpoint", "ema") if "reference_kind" in settings else ("checkpoint",)
-    assert_same_training(found, plain, folders=folders)
-    for folder in folders:
-        config = json.loads((found.artifact.path / folder / "config.json").read_text())
-        assert config["tie_word_embeddings"] is False
+    assert_same_training(found, plain)
+    config = json.loads((found.artifact.path / "checkpoint" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
 
 
 @pytest.mark.slow
-def test_zero_3_saves_adapters_beside_the_checkpoint(tmp_path, pairs):
+def test_zero_3_saves_adapters(tmp_path, pairs):
     # Wide enough for adapters in shards: DeepSpeed leaves weights of up to 100,000 numbers whole.
     policy = make_tiny_llama(tmp_path / "wide", intermediate_size=26_000, num_hidden_layers=1)
-    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0, "save": "both"}, "epochs": 1}
-    settings |= {"processes": 2, "deepspeed": {"zero_stage": 3}}
-    found = train(tmp_path / "store", policy, [pairs], **settings).artifact.path
-    assert_same_logprobs(found / "adapter", policy, found / "checkpoint")
+    settings = SETTINGS | {"processes": 2, "deepspeed": {"zero_stage": 3}, "epochs": 1}
+    merged, adapter = (
+        train(
+            tmp_path / "store",
+            policy,
+            [pairs],
+            **settings,
+            lora={"rank": 4, "alpha": 8.0, "save": save},
+        ).artifact.path
+        / "checkpoint"
+        for save in ("merged", "adapter")
+    )
+    assert_same_logprobs(adapter, policy, merged)
 
 
 def test_workers_end_with_the_stage(tmp_path, policy, pairs):

@@ -21,7 +21,6 @@ SETTINGS = {
     "epochs": 4,
     "micro_batch_tokens": 32,
     "target_ratio": 0.5,
-    "calibration_batches": 2,
     # Not for all weights: each group must get back its own.
 }
 NUM_STEPS = 12
@@ -81,7 +80,7 @@ def test_a_training_killed_at_random_steps_ends_with_the_same_bytes(
 )
 def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, before, after, rank):
     settings = SETTINGS | library | {"lora": {"rank": rank, "alpha": 8.0}}
-    settings |= {"reference_kind": "ema", "checkpoint_every_steps": 1}
+    settings |= {"checkpoint_every_steps": 1}
     whole = train(tmp_path / "whole", policy, [pairs], processes=before, **settings)
     interrupted = [tmp_path / "store", policy, [pairs]]
     with pytest.raises(StageFailedError, match="training process"):
@@ -91,4 +90,4 @@ def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, b
     starts_again = any("starts again from its first step" in said for said in resumed.warnings)
     assert starts_again == bool(library)
     assert (resumed.steps[0] == 1) == bool(library)
-    assert_same_training(resumed, whole, folders=("checkpoint", "ema"))
+    assert_same_training(resumed, whole)

@@ -29,6 +29,9 @@ ONE_STEP = {
 }
 
 
+LORA = {"rank": 2, "alpha": 4.0}
+
+
 def zero(stage, **settings):
     return {"deepspeed": {"zero_stage": stage, **settings}}
 
@@ -99,11 +102,18 @@ def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start)
 @pytest.mark.parametrize("settings", [{}, zero(2), zero(3)], ids=["off", "zero-2", "zero-3"])
 def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pairs, settings):
     start = starts["float32"]
-    lora = {"rank": 2, "alpha": 4.0, "save": "both"}
-    options = ONE_STEP | {"lora": lora, "learning_rate": 1e-3} | settings
-    found = train(tmp_path / "store", start, [pairs], **options).artifact.path
-    before, after = (load_file(at / "model.safetensors") for at in (start, found / "checkpoint"))
-    adapters = load_file(found / "adapter" / "adapter_model.safetensors")
+    merged, alone = (
+        train(
+            tmp_path / "store",
+            start,
+            [pairs],
+            **ONE_STEP | {"lora": LORA | {"save": save}, "learning_rate": 1e-3} | settings,
+        ).artifact.path
+        / "checkpoint"
+        for save in ("merged", "adapter")
+    )
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, merged))
+    adapters = load_file(alone / "adapter_model.safetensors")
     for name, weight in before.items():
         factors = [
             adapters.get(f"base_model.model.{name.replace('weight', f'lora_{side}.weight')}")
@@ -120,7 +130,7 @@ def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pai
 @pytest.mark.parametrize("settings", [zero(2), zero(3)], ids=["zero-2", "zero-3"])
 def test_adapters_go_on_from_their_float32_weights(tmp_path, starts, pairs, settings):
     start = starts["float32"]
-    options = ONE_STEP | {"lora": {"rank": 2, "alpha": 4.0, "save": "adapter"}} | settings
+    options = ONE_STEP | {"lora": LORA | {"save": "adapter"}} | settings
     first = train(tmp_path / "first", start, [pairs], **options).artifact.path / "checkpoint"
     # Too small a step to be seen.
     options["learning_rate"] = 1e-12
@@ -129,16 +139,6 @@ def test_adapters_go_on_from_their_float32_weights(tmp_path, starts, pairs, sett
     after = load_file(again / "checkpoint" / "adapter_model.safetensors")
     for name, weight in before.items():
         torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-9)
-
-
-def test_the_moved_average_is_of_the_float32_weights(tmp_path, starts, pairs):
-    start = starts["bfloat16"]
-    options = ONE_STEP | zero(2) | {"reference_kind": "ema", "ema_decay": 0.75}
-    found = train(tmp_path / "store", start, [pairs], **options).artifact.path
-    moved = changes(found / "ema", start)
-    whole = changes(found / "checkpoint", start)
-    torch.testing.assert_close(moved, 0.25 * whole, rtol=0.02, atol=RATE / 100)
-    assert moved.abs().median() == pytest.approx(RATE / 4, rel=0.05)
 
 
 @torch.inference_mode()
@@ -167,29 +167,11 @@ def test_an_iteration_hands_on_the_margin_that_it_learnt(tmp_path, starts, pairs
     found = train(tmp_path / "store", start, [pairs], **options)
     kept = margin(found.artifact.path / "checkpoint", pairs) - margin(start, pairs)
     assert kept == pytest.approx(learnt, rel=0.1)
-    assert found.summary["update_kept"] == 1.0
     assert found.summary["cautions"] == []
     # The next iteration goes on from there: its steps are added to the whole of the first one's.
     again = train(tmp_path / "again", found.artifact.path / "checkpoint", [pairs], **options)
     both = margin(again.artifact.path / "checkpoint", pairs) - margin(start, pairs)
     assert both == pytest.approx(2 * learnt, rel=0.2)
-
-
-def test_what_rounding_takes_is_measured_and_told(tmp_path, starts, pairs):
-    start = starts["bfloat16"]
-    options = ONE_STEP | {"epochs": 4, "learning_rate": 5e-7}
-    whole = train(tmp_path / "whole", start, [pairs], **options).artifact.path / "checkpoint"
-    found = train(tmp_path / "store", start, [pairs], save_dtype="bfloat16", **options)
-    before, after = (load_file(at / "model.safetensors") for at in (start, whole))
-    exact = torch.cat([(after[name].double() - before[name]).flatten() for name in after])
-    rounded = [(after[name].bfloat16().double() - before[name]).flatten() for name in after]
-    left = torch.cat(rounded)
-    share = (exact @ left / max(exact @ exact, left @ left)).item()
-    assert 0.0 < share < 0.5
-    assert found.summary["update_kept"] == pytest.approx(share, rel=1e-6)
-    [caution] = found.summary["cautions"]
-    assert caution in found.warnings
-    assert "train.save_dtype=float32" in caution
 
 
 def test_zero_0_is_refused(starts, tmp_path, pairs):

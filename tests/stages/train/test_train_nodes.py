@@ -63,7 +63,12 @@ def started(namespace: str, module: str, argument: Path) -> Iterator[subprocess.
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         # The host's name leads to no address of a namespace.
-        env=os.environ | {"PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "cable"},
+        env=os.environ
+        | {
+            "GEB_NODE_ADDRESS": f"{ADDRESSES[0]}:{PORT}",
+            "GLOO_SOCKET_IFNAME": "cable",
+            "PYTHONPATH": str(Path.cwd()),
+        },
         text=True,
     ) as process:
         try:
@@ -74,8 +79,7 @@ def started(namespace: str, module: str, argument: Path) -> Iterator[subprocess.
 
 def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, policy, pairs):
     one = train(tmp_path / "one", policy, [pairs], processes=4, **SETTINGS)
-    nodes = {"processes": 2, "nodes": 2, "rendezvous": f"{ADDRESSES[0]}:{PORT}"}
-    request = request_for(tmp_path / "two", policy, [pairs], **nodes, **SETTINGS)
+    request = request_for(tmp_path / "two", policy, [pairs], processes=2, nodes=2, **SETTINGS)
     path = tmp_path / "request.json"
     request.write(path)
     work = Store.open(request.store).work_path(request.stage, request.key)

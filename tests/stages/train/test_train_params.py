@@ -8,21 +8,11 @@ from stages.train.params import TrainParams
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        *(
-            (
-                {"reference_logprobs": "sampler", "reference": name},
-                f"reference = '{name}'.*would be ignored",
-            )
-            for name in ("initial", "ema")
+        ({"kappa": 1.0, "target_ratio": 0.1}, r"exclude each other.*`train\.kappa: null`"),
+        (
+            {"lora": {"save": "adapter"}},
+            r"lora\.save = 'adapter' with lora\.rank = 0.*set lora\.rank",
         ),
-        *(
-            (kappa | {"target_ratio": 0.1}, r"exclude each other.*`train\.kappa: null`")
-            for kappa in (
-                {"kappa": 1.0},
-                {"kappa_values": (1.0,)},
-            )
-        ),
-        ({"lora": {"save": "both"}}, r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from tests.stages.train.train_helpers import at_step, request_for, run_until, tr
 
 pytestmark = pytest.mark.slow
 
-LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5, "calibration_batches": 2}
+LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5}
 EVERY = {"checkpoint_every_steps": 5}
 
 

@@ -147,7 +147,6 @@ def request_for(
     processes: int = 1,
     gpus: int = 0,
     nodes: int = 1,
-    rendezvous: str = "",
     reference_kind: str = "previous",
     **changes: Any,
 ) -> Request:
@@ -175,7 +174,7 @@ def request_for(
         },
         seed=seed,
         store=str(store),
-        resources=Resources(gpus=gpus, processes=processes, nodes=nodes, rendezvous=rendezvous),
+        resources=Resources(gpus=gpus, processes=processes, nodes=nodes),
     )
 
 

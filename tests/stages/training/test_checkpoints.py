@@ -1,6 +1,5 @@
 """Checkpoints of a training: a damaged one is set aside, the one before it is used."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,32 +29,6 @@ def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
     assert names(folder) == ["checkpoint-10", "checkpoint-100"]
     path = folder / "checkpoint-100"
     assert newest_whole(folder, pytest.fail) == Checkpoint(100, path, {"kappa": 100})
-
-
-def test_a_kill_half_way_through_a_removal_leaves_nothing_that_looks_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "checkpoints"
-    publish(folder, 1)
-    publish(folder, 2)
-
-    def killed(path: Path) -> None:
-        (path / "model.safetensors").unlink()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", killed)
-        make_room(folder)
-
-    (folder / "checkpoint-2" / "model.safetensors").write_bytes(b"damaged")
-    warnings: list[str] = []
-    assert newest_whole(folder, warnings.append) is None
-    assert len(warnings) == 1
-    publish(folder, 3)
-    make_room(folder)
-    left = names(folder)
-    assert left[0] == "checkpoint-3"
-    assert all(name.startswith("damaged-") for name in left[1:])
 
 
 @pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])

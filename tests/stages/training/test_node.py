@@ -11,20 +11,28 @@ from stages.contract.events import Emitter
 from stages.contract.request import Resources
 from stages.training.node import Node, host, join
 
-TWO = Resources(nodes=2, rendezvous="127.0.0.1:0")
+TWO = Resources(nodes=2)
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch):
+    """The first node's address."""
+    monkeypatch.setenv("GEB_NODE_ADDRESS", "127.0.0.1")
 
 
 def listening(port: int) -> set[str]:
     """Addresses on which this process listens at a port."""
-    found = psutil.Process().net_connections(kind="tcp")
-    wanted = (psutil.CONN_LISTEN, port)
-    return {each.laddr.ip for each in found if (each.status, each.laddr.port) == wanted}
+    return {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    }
 
 
 def failure_of(node: Node) -> str:
-    while (said := node.failure()) is None:
+    while (reason := node.failure()) is None:
         time.sleep(0.05)
-    return said
+    return reason
 
 
 def test_one_node_listens_on_loopback_only(tmp_path):

@@ -1,62 +1,52 @@
 """Choices that depend on the device: compiled layers, activations, the size of micro-batches."""
 
-import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from stages.contract.events import Emitter
 from stages.train.params import TrainParams
-from stages.training import fit
-from stages.training.batches import Plan
-from stages.training.engine import Process
-from stages.training.policy import leaves_room, memory_choices, pays_to_compile
-
-GIB = 2**30
+from stages.training.policy import pays_to_compile, with_memory_choices
 
 
 def params(**settings: Any) -> TrainParams:
     return TrainParams(design="none", kappa=0.0, **settings)
 
 
-def test_without_trials_the_choice_takes_the_least_memory():
-    assert memory_choices(params(), tries=False) == [(True, 8192)]
+def model_of(layers: int, width: int, weights: int, *, trained: bool, dtype: torch.dtype) -> Any:
+    """A policy of a size, without memory."""
+    policy: Any = nn.Module()
+    weight = torch.empty(weights, device="meta", dtype=dtype)
+    policy.weight = nn.Parameter(weight, requires_grad=trained)
+    config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width)
+    policy.config = SimpleNamespace(get_text_config=lambda: config)
+    return policy
 
 
-def test_with_trials_the_fastest_choice_comes_first():
-    choices = memory_choices(params(), tries=True)
-    assert choices == [(False, 16384), (False, 8192), (True, 16384), (True, 8192)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "choices"),
-    [
-        ({"micro_batch_tokens": 100}, [(False, 100), (True, 100)]),
-        ({"gradient_checkpointing": True}, [(True, 16384), (True, 8192)]),
-        ({"gradient_checkpointing": False, "micro_batch_tokens": 100}, [(False, 100)]),
-    ],
-    ids=str,
-)
-def test_settings_leave_less_to_choose(settings, choices):
-    assert memory_choices(params(**settings), tries=True) == choices
+LARGE = model_of(32, 4096, 8 * 10**9, trained=False, dtype=torch.bfloat16)
+SMALL = model_of(16, 2048, 1240 * 10**6, trained=True, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
-    ("peak", "trained", "available", "has_room"),
+    ("policy", "memory_gib", "settings", "choice"),
     [
-        # An 8B model with adapters, 16,384 tokens, on cards of 140 and 80 GiB.
-        (66, 42e6, 139, True),
-        (66, 42e6, 78, True),
-        (71, 42e6, 78, False),
-        # All weights of a 1B model: gradients and moments take 14 GiB more.
-        (40, 1.24e9, 78, True),
-        (25, 1.24e9, 39, False),
+        (LARGE, 139, {}, (False, 16384)),
+        (LARGE, 78, {}, (True, 8192)),
+        (LARGE, 78, {"micro_batch_tokens": 4096}, (False, 4096)),
+        (LARGE, 78, {"gradient_checkpointing": False}, (False, 16384)),
+        (SMALL, 78, {}, (False, 16384)),
+        (SMALL, 24, {}, (True, 8192)),
+        # The CPU, and DeepSpeed.
+        (SMALL, None, {}, (True, 8192)),
+        (SMALL, None, {"gradient_checkpointing": False}, (False, 8192)),
     ],
 )
-def test_a_training_needs_gradients_and_moments_besides(peak, trained, available, has_room):
-    assert leaves_room(peak * GIB, int(trained), available * GIB) == has_room
+def test_activations_are_kept_where_memory_should_do(policy, memory_gib, settings, choice):
+    memory = memory_gib and memory_gib * 2**30
+    chosen = with_memory_choices(params(**settings), policy, memory)
+    assert (chosen.gradient_checkpointing, chosen.token_budget) == choice
 
 
 @pytest.mark.parametrize(
@@ -73,50 +63,3 @@ def test_a_training_needs_gradients_and_moments_besides(peak, trained, available
 )
 def test_layers_are_compiled_on_a_gpu_in_long_trainings(settings, tokens, on_gpu, pays):
     assert pays_to_compile(params(**settings), tokens, on_gpu=on_gpu) == pays
-
-
-class TriedFit(fit.Fit[TrainParams]):
-    """A fit on a GPU that is not there; ``answers`` are those of its trials."""
-
-    load_model: Any = None
-    make_objective: Any = None
-    write_records: Any = None
-
-    def __init__(self, answers: list[bool], settings: TrainParams) -> None:
-        self.ctx: Any = SimpleNamespace(params=settings)
-        self.numerics: Any = SimpleNamespace(device=torch.device("cuda"))
-        self.process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
-        self.plan = Plan([], settings, 8, 1, seed=0)
-        self._compiling_failed = False
-        self._answers = iter(answers)
-
-    def _fits(self, model: Any) -> bool:
-        return next(self._answers)
-
-
-@pytest.mark.parametrize(
-    ("answers", "tokens", "recomputes"),
-    [
-        ([True], 16384, False),
-        ([False, True], 8192, False),
-        ([False, False, True], 16384, True),
-        ([False, False, False], 8192, True),
-    ],
-)
-def test_the_first_choice_that_fits_is_taken(monkeypatch, answers, tokens, recomputes):
-    recomputing = []
-    monkeypatch.setattr(
-        fit, "enable_gradient_checkpointing", lambda *_, **__: recomputing.append(True)
-    )
-    tried = TriedFit(answers, params(compile_layers=False))
-    tried._choose_by_memory(SimpleNamespace(train=lambda: None, policy=None))
-    assert tried.plan.params.token_budget == tokens
-    assert tried.plan.params.gradient_checkpointing == recomputes == bool(recomputing)
-
-
-def test_deepspeed_recomputes_untried(monkeypatch):
-    monkeypatch.setattr(fit, "enable_gradient_checkpointing", lambda *_, **__: None)
-    tried = TriedFit([], params(deepspeed={"zero_stage": 2}))
-    tried._choose_by_memory(SimpleNamespace(train=lambda: None, policy=None))
-    assert tried.plan.params.gradient_checkpointing is True
-    assert tried.plan.params.token_budget == 8192
