@@ -139,7 +139,7 @@ class SlurmJob:
             if status is not None or (gone and self._is_silent()):
                 self._is_over = True
                 self._read(last=True)
-                return Ending("overdue") if is_overdue else self._ending(queued)
+                return Ending("overdue") if is_overdue else self._ending()
             self._read()
             if queued is not None and not gone:
                 self._see(queued)
@@ -170,7 +170,7 @@ class SlurmJob:
                 self._asked_at = now
                 client.cancel(self._number)
 
-    def _ending(self, queued: QueuedJob | None) -> Ending:
+    def _ending(self) -> Ending:
         status = status_of(self._folder)
         fields = dict[str, str]()
         request = self._job.request
@@ -187,8 +187,6 @@ class SlurmJob:
             while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 fields = client.details(self._number)
-            if not fields and queued is not None:
-                fields = {"JobState": queued.state}
         return ending_of(self._number, status, fields, request)
 
     def _is_silent(self) -> bool:
