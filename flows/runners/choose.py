@@ -56,6 +56,6 @@ def make_runner(execution: Execution) -> Runner:
     of execution and returns a :class:`~flows.runners.place.Place`.
     """
     if (make := RUNNERS.get(execution.runner)) is None:
-        [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
-        make = found.load()
+        [entry_point] = entry_points(group=RUNNER_GROUP, name=execution.runner)
+        make = entry_point.load()
     return Runner(make(execution), execution)

@@ -12,7 +12,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import AttemptLog
+from flows.runners.attempt_log import AttemptLog, whole_lines
 from flows.runners.ending import Ending
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes.attempt import PodAttempt
@@ -160,6 +160,11 @@ def test_a_pod_that_somebody_else_deleted_was_taken(
 
 
 LINES = ["2026-01-01T00:00:00Z one\n", "2026-01-01T00:00:00.2Z two\n"]
+
+
+def test_a_line_of_a_log_ends_at_a_newline_alone() -> None:
+    chunks = ["a\u2028b\rc\nd".encode(), b"e\n", b"f"]
+    assert list(whole_lines(chunks)) == ["a\u2028b\rc\n", "de\n", "f\n"]
 
 
 class Busy(Pods):

@@ -132,7 +132,8 @@ def remove(container: Container) -> None:
 def reap() -> list[str]:
     """Removes containers that dead orchestrators left; returns a line for each."""
     with contextlib.closing(connect()) as client:
-        return [remove_left(each) for each in containers_with(client, KEY_LABEL) if _is_left(each)]
+        containers = [left for left in containers_with(client, KEY_LABEL) if _is_left(left)]
+        return [remove_left(container) for container in containers]
 
 
 def containers_with(client: docker.DockerClient, *labels: str) -> Any:

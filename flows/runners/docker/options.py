@@ -30,9 +30,9 @@ def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
     """Mounts of a stage: files and folders of the host, at the path that they have there."""
     root = str(Store.open(request.store).root)
     mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
-    for each in request.sources():
-        if isinstance(each, FileInput) and not Path(each.location).is_relative_to(root):
-            mounts |= {str(path): "ro" for path in _with_link_targets(Path(each.location))}
+    for source in request.sources():
+        if isinstance(source, FileInput) and not Path(source.location).is_relative_to(root):
+            mounts |= {str(path): "ro" for path in _with_link_targets(Path(source.location))}
     mounts |= settings.mounts
     return [Mount(path, path, type="bind", read_only=mode == "ro") for path, mode in mounts.items()]
 
@@ -41,9 +41,9 @@ def _with_link_targets(path: Path) -> Iterator[Path]:
     """A file or folder, and what links in it lead to: the hub's cache is made of links."""
     yield path
     if path.is_dir():
-        for each in path.rglob("*"):
-            if each.is_symlink() and not each.resolve().is_relative_to(path):
-                yield each.resolve()
+        for inner in path.rglob("*"):
+            if inner.is_symlink() and not inner.resolve().is_relative_to(path):
+                yield inner.resolve()
 
 
 def environment_for(request: Request, settings: DockerSettings) -> dict[str, str]:
@@ -113,7 +113,7 @@ def container_options(
 
 def needs_network(request: Request, settings: DockerSettings) -> bool:
     """True if an input comes from the hub and neither a network nor a cache can bring it."""
-    from_hub = any(isinstance(each, HubInput) for each in request.sources())
+    from_hub = any(isinstance(source, HubInput) for source in request.sources())
     has_cache = "HF_HOME" in settings.environment.get(request.stage, {})
     return from_hub and not has_cache and request.stage not in settings.network
 

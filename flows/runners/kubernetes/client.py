@@ -19,6 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
+from flows.runners.attempt_log import whole_lines
 from flows.runners.kubernetes.identity import Pod
 from stages.contract.errors import StageFailedError, UserError
 
@@ -41,12 +42,12 @@ class Cluster:
     """
 
     def __init__(self, settings: KubernetesSettings) -> None:
-        made, self.namespace = _configuration(settings)
+        configuration, self.namespace = _configuration(settings)
         # One connection for each stage.
-        made.connection_pool_maxsize = 64
-        made.retries = False
-        self.server = str(made.host)
-        self._api = client.CoreV1Api(client.ApiClient(made))
+        configuration.connection_pool_maxsize = 64
+        configuration.retries = False
+        self.server = str(configuration.host)
+        self._api = client.CoreV1Api(client.ApiClient(configuration))
 
     def create(self, manifest: Pod, *, dry_run: bool = False) -> None:
         """Creates a pod; its errors: :func:`flows.runners.kubernetes.diagnosis.refused`.
@@ -71,8 +72,8 @@ class Cluster:
 
     def pods(self, selector: str) -> list[dict[str, Any]]:
         """Pods with the labels of a selector."""
-        found = _asked(self._api.list_namespaced_pod, self.namespace, label_selector=selector)
-        pods: list[dict[str, Any]] = found["items"]
+        answer = _asked(self._api.list_namespaced_pod, self.namespace, label_selector=selector)
+        pods: list[dict[str, Any]] = answer["items"]
         return pods
 
     def log(self, name: str, since_seconds: int | None = None) -> list[str]:
@@ -86,14 +87,14 @@ class Cluster:
             _request_timeout=_LOG_SECONDS,
             **options,
         )
-        return answer.data.decode(errors="replace").splitlines(keepends=True)
+        return list(whole_lines([answer.data]))
 
     def events(self, pod: str) -> list[dict[str, Any]]:
         """Events of a pod, oldest first."""
-        own = f"involvedObject.name={pod}"
-        found = _asked(self._api.list_namespaced_event, self.namespace, field_selector=own)
-        events: list[dict[str, Any]] = found["items"]
-        return sorted(events, key=lambda each: each["metadata"]["creationTimestamp"] or "")
+        selector = f"involvedObject.name={pod}"
+        answer = _asked(self._api.list_namespaced_event, self.namespace, field_selector=selector)
+        events: list[dict[str, Any]] = answer["items"]
+        return sorted(events, key=lambda event: event["metadata"]["creationTimestamp"] or "")
 
 
 @contextlib.contextmanager
@@ -122,13 +123,13 @@ def reason_of(error: ApiException) -> str:
 
 
 def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, str]:
-    made = client.Configuration()
+    configuration = client.Configuration()
     file = os.environ.get("KUBECONFIG")
     try:
         if file is None and _SERVICE_ACCOUNT.exists():
-            config.load_incluster_config(client_configuration=made)
-            return made, settings.namespace or _SERVICE_ACCOUNT.read_text()
-        config.load_kube_config(file, client_configuration=made)
+            config.load_incluster_config(client_configuration=configuration)
+            return configuration, settings.namespace or _SERVICE_ACCOUNT.read_text()
+        config.load_kube_config(file, client_configuration=configuration)
         _, current = config.list_kube_config_contexts(file)
     except (ConfigException, OSError, yaml.YAMLError) as error:
         raise UserError(
@@ -136,11 +137,11 @@ def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, 
             "set KUBECONFIG to its file, whose current context is used",
         ) from error
     namespace = settings.namespace or current["context"].get("namespace")
-    return made, namespace or "default"
+    return configuration, namespace or "default"
 
 
 def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
     """The object that a request of the API answers with, as it is."""
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
-    found: dict[str, Any] = json.loads(request(*arguments, **options).data)
-    return found
+    answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
+    return answer

@@ -105,7 +105,10 @@ def _disruption(pod: Pod) -> str:
 def _condition(pod: Pod, kind: str) -> dict[str, Any]:
     """The condition of a kind; empty if the pod does not have it."""
     conditions = pod["status"].get("conditions") or ()
-    return next((dict(each) for each in conditions if each["type"] == kind), {})
+    for condition in conditions:
+        if condition["type"] == kind:
+            return dict(condition)
+    return {}
 
 
 def _state(pod: Pod) -> dict[str, Any]:

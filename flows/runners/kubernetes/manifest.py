@@ -30,8 +30,8 @@ def _mounts_for(attempt: Attempt) -> list[dict[str, Any]]:
     """Mounts of a stage: claims are read-only, except writable ones and its own store folders."""
     settings = attempt.execution.kubernetes
     mounts = {
-        path: _mount(each.claim, path, each.sub_path, read_only=not each.writable)
-        for path, each in settings.volumes.items()
+        path: _mount(volume.claim, path, volume.sub_path, read_only=not volume.writable)
+        for path, volume in settings.volumes.items()
     }
     if attempt.fetches:
         mounts[_CACHE] = {"name": "cache", "mountPath": _CACHE}
@@ -49,9 +49,9 @@ def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, 
     """Mounts of the store's folders that a stage writes to; it must see store and inputs."""
     root = Path(request.store)
     _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
-    for each in request.sources():
-        if isinstance(each, FileInput):
-            place = Path(each.location)
+    for source in request.sources():
+        if isinstance(source, FileInput):
+            place = Path(source.location)
             _mount_of(place, settings, "an input", f"{place.parent}: {{claim: NAME}}")
     mounts = {}
     for folder in writable_folders(request):
@@ -64,20 +64,20 @@ def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, 
 def _mount_of(
     place: Path, settings: KubernetesSettings, what: str, example: str
 ) -> tuple[Path, ClaimMount]:
-    found = settings.volume_at(place)
-    if found is None:
+    volume = settings.volume_at(place)
+    if volume is None:
         raise UserError(
             f"{what} is at {place}, and pods see no volume there",
             f"name the claim that holds it in execution.kubernetes.volumes (`{example}`)",
         )
-    return found
+    return volume
 
 
 def _mount(claim: str, path: str, within: str, *, read_only: bool) -> dict[str, Any]:
-    made = {"name": _volume_name(claim), "mountPath": path, "readOnly": read_only}
+    mount = {"name": _volume_name(claim), "mountPath": path, "readOnly": read_only}
     if within and within != ".":
-        made["subPath"] = within
-    return made
+        mount["subPath"] = within
+    return mount
 
 
 def _volume_name(claim: str) -> str:
@@ -92,8 +92,8 @@ def _volumes_for(attempt: Attempt) -> list[dict[str, Any]]:
     return [
         *([{"name": "cache", "emptyDir": {}}] if attempt.fetches else ()),
         *(
-            {"name": _volume_name(each), "persistentVolumeClaim": {"claimName": each}}
-            for each in sorted({each.claim for each in settings.volumes.values()})
+            {"name": _volume_name(claim), "persistentVolumeClaim": {"claimName": claim}}
+            for claim in sorted({volume.claim for volume in settings.volumes.values()})
         ),
         {"name": "tmp", "emptyDir": {"sizeLimit": _mib(chosen.tmp_gib)}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _mib(chosen.shm_gib)}},
@@ -164,7 +164,7 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
     path = attempt.request_path
     execution = attempt.execution
     commands = node_commands("python", attempt.request, execution, path, _CACHE)
-    return [_pod(attempt, node, each, mounts) for node, each in enumerate(commands)]
+    return [_pod(attempt, node, command, mounts) for node, command in enumerate(commands)]
 
 
 def _pod(

@@ -144,13 +144,13 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
         UserError: The cluster refuses one, for a reason that a person has to change.
         StageFailedError: It refuses one for now.
     """
-    made: list[dict[str, Any]] = []
+    created: list[dict[str, Any]] = []
     try:
         for manifest in manifests:
             cluster.create(manifest)
-            made.append(manifest)
+            created.append(manifest)
     except BaseException as error:
-        for pod in made:
+        for pod in created:
             cluster.delete_pod(name_of(pod))
         if isinstance(error, ApiException):
             raise refused(error.status, reason_of(error), request.place) from error

@@ -34,6 +34,6 @@ def stage_environment(*, in_bucket: bool) -> dict[str, str]:
     """This process's variables without secrets; ``in_bucket`` also removes secrets of buckets."""
     # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
     # PYTHONSAFEPATH: stages get -P; programs that code of the user starts are as without it.
-    own = {"VIRTUAL_ENV", "PYTHONSAFEPATH"}
-    left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), *own}
+    of_python = {"VIRTUAL_ENV", "PYTHONSAFEPATH"}
+    left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), *of_python}
     return {name: value for name, value in os.environ.items() if name not in left_out}

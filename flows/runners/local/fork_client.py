@@ -124,8 +124,8 @@ class ForkedProcess:
         """Process id and exit code of the supervisor, as far as they are known."""
         with contextlib.suppress(BlockingIOError):
             # Left in the socket: several threads read.
-            said = self._control.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return [int(each) for each in said.split()]
+            status = self._control.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return [int(number) for number in status.split()]
         return []
 
     def __enter__(self) -> Self:

@@ -46,9 +46,9 @@ def gpus_of_this_host() -> list[str]:
     """The GPUs that stages may use here: ``GEB_GPUS``, ``CUDA_VISIBLE_DEVICES``, or all."""
     for variable in (DEVICES_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if (named := os.environ.get(variable)) is not None:
-            devices = (each.strip() for each in named.split(",") if each.strip())
+            devices = (name.strip() for name in named.split(",") if name.strip())
             # CUDA sees the devices before the first that there cannot be: `-1` hides all.
-            return list(itertools.takewhile(lambda each: each not in _NO_DEVICE, devices))
+            return list(itertools.takewhile(lambda name: name not in _NO_DEVICE, devices))
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],

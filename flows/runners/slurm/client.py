@@ -87,7 +87,7 @@ def details(job: str) -> dict[str, str]:
 
 def cancel(job: str, option: str = "--quiet") -> None:
     """Cancels a job, begun or not: Slurm kills what does not end by itself."""
-    # scancel complains about a job that has ended, which is no failure.
+    # scancel's complaint about a job that has ended is not a failure.
     _call(["scancel", option, job])
 
 
