@@ -48,17 +48,17 @@ def stops_when_cancelled(
     """
     ids = _own_flow_runs()
     ended = threading.Event()
-    found: list[RunCancelledError] = []
+    causes: list[RunCancelledError] = []
 
     def poll() -> None:
         with get_client(sync_client=True) as client:
             while not ended.wait(_POLL_SECONDS):
                 if interrupt.is_set():
-                    found.append(RunInterruptedError(f"{what} was interrupted"))
+                    causes.append(RunInterruptedError(f"{what} was interrupted"))
                     stop("stopped")
                     return
                 if _is_cancelled(client, ids):
-                    found.append(RunCancelledError(f"{what} was cancelled in Prefect"))
+                    causes.append(RunCancelledError(f"{what} was cancelled in Prefect"))
                     stop("cancelled")
                     return
 
@@ -66,8 +66,8 @@ def stops_when_cancelled(
     try:
         yield
     except BaseException as error:
-        if found and not isinstance(error, KeyboardInterrupt):
-            raise found[0] from error
+        if causes and not isinstance(error, KeyboardInterrupt):
+            raise causes[0] from error
         raise
     finally:
         # Not joined: its request may wait for a server that is gone.
@@ -107,7 +107,7 @@ def stage_flow(
 def _own_flow_runs() -> list[UUID]:
     """The present flow run and its parents."""
     ids = (present.id, present.parent_flow_run_id, present.root_flow_run_id)
-    return list({UUID(each) for each in ids if each is not None})
+    return list({UUID(run) for run in ids if run is not None})
 
 
 def _is_cancelled(client: SyncPrefectClient, ids: list[UUID]) -> bool:

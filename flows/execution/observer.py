@@ -70,8 +70,8 @@ class StepStatus:
 
     def wanted(self) -> None:
         """The artifact is about to be looked for: `geb gc` leaves alone what a record names."""
-        known = self._record.step(self._step.name)
-        if known is None or known.key != self._request.key:
+        recorded = self._record.step(self._step.name)
+        if recorded is None or recorded.key != self._request.key:
             self._save("running")
 
     def started(self) -> None:

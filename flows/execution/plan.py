@@ -78,8 +78,8 @@ class _Planner:
             more = f" and {left} more" if left > 0 else ""
             return "changed: " + "; ".join(changes[:_SHOWN_CHANGES]) + more
         if before.state == "failed":
-            said = before.message.splitlines()[0] if before.message else "no message"
-            return f"it failed: {said}"
+            reason = before.message.splitlines()[0] if before.message else "no message"
+            return f"it failed: {reason}"
         if before.state in ("running", "preempted", "cancelled", "stopped"):
             return "it was interrupted"
         return "its artifact is gone"

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -29,8 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def artifact_key(*parts: str) -> str:
     """A key as Prefect wants it, of lower-case letters, digits and dashes."""
-    text = "-".join(parts).lower()
-    return "".join(each if each.isascii() and each.isalnum() else "-" for each in text).strip("-")
+    return re.sub("[^a-z0-9]", "-", "-".join(parts).lower()).strip("-")
 
 
 def survives_outage(function: Callable[P, R]) -> Callable[P, R]:

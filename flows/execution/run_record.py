@@ -102,10 +102,10 @@ class RunRecord:
             UserError: A process of this host works on the run with another configuration.
         """
         if not self.holds(config):
-            for each in attempts(self):
-                if each.state == "running" and each.host == socket.gethostname():
+            for attempt in attempts(self):
+                if attempt.state == "running" and attempt.host == socket.gethostname():
                     raise UserError(
-                        f"run {self.name} is at work with other settings (pid {each.pid})",
+                        f"run {self.name} is at work with other settings (pid {attempt.pid})",
                         "give this one another name (--set name=NAME), or end that one first",
                     )
             before = list(self.steps())
@@ -174,13 +174,13 @@ def runs(store: Store) -> list[str]:
     store.refresh("runs")
     configs = (store.root / "runs").glob("*/config.json")
     newest = sorted(configs, key=lambda path: path.lstat().st_mtime, reverse=True)
-    return [each.parent.name for each in newest if is_name(each.parent.name)]
+    return [path.parent.name for path in newest if is_name(path.parent.name)]
 
 
 def recorded(store: Store) -> list[str]:
     """Names of everything that has steps on record: runs, evaluations, bandit experiments."""
     store.refresh("runs")
-    return sorted({each.parents[1].name for each in (store.root / "runs").glob("*/steps/*.json")})
+    return sorted({path.parents[1].name for path in (store.root / "runs").glob("*/steps/*.json")})
 
 
 def _step_file(step: str) -> str:
@@ -245,7 +245,7 @@ def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None
 
 def attempts(record: RunRecord) -> list[Attempt]:
     """Attempts at a run, oldest first; one whose process was killed on this host is `crashed`."""
-    found = []
+    read = []
     for path in (record.path / _ATTEMPTS).glob("*.json"):
         try:
             attempt = read_record(path, Attempt)
@@ -255,8 +255,8 @@ def attempts(record: RunRecord) -> list[Attempt]:
         is_here = attempt.host == socket.gethostname()
         if attempt.state == "running" and is_here and not is_held(_lock(record, attempt)):
             attempt = attempt.model_copy(update={"state": "crashed"})
-        found.append(attempt)
-    return sorted(found, key=lambda each: each.started)
+        read.append(attempt)
+    return sorted(read, key=lambda attempt: attempt.started)
 
 
 def _state_of(error: BaseException) -> AttemptState:

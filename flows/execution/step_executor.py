@@ -72,7 +72,7 @@ def build_request(
 
     return make_request(
         step.params,
-        inputs={name: [reference(each) for each in group] for name, group in step.inputs.items()},
+        inputs={name: list(map(reference, group)) for name, group in step.inputs.items()},
         seed=step.seed,
         store=store.location,
         run=config.name,
@@ -133,10 +133,10 @@ class StepExecutor:
             with explain_disk_errors(self.store.root):
                 status.wanted()
                 self._set_aside_if_forced(step, request, status.event)
-                found = self._find(request, status.event)
-                if found is None:
+                existing = self._find(request, status.event)
+                if existing is None:
                     self._compute(request, status)
-                artifact = found or self._made(request)
+                artifact = existing or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(GebError):
                 status.ended(self._end, str(error))
@@ -146,8 +146,8 @@ class StepExecutor:
             with contextlib.suppress(GebError):
                 status.ended("failed", str(error))
             raise
-        status.ended("reused" if found else "done")
-        return StepResult(artifact, reused=found is not None)
+        status.ended("reused" if existing else "done")
+        return StepResult(artifact, reused=existing is not None)
 
     def _compute(self, request: Request, status: StepStatus) -> None:
         """Runs the stage; again after preemptions, unless too many saved nothing."""
