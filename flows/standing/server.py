@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
+import prefect
+from packaging.version import Version
+from prefect.client.base import ServerType
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import refresh_global_settings_context
@@ -127,13 +130,14 @@ def require_access() -> None:
     """Asks the configured server for its version, as Prefect's client does first.
 
     Raises:
-        UserError: It does not know us.
+        UserError: It asks for another password, or it is older than the client.
         GebError: It does not answer.
     """
     api = get_current_settings().api.url
     try:
         with get_client(sync_client=True) as client:
-            client.api_version()
+            version = client.api_version()
+            is_cloud = client.server_type == ServerType.CLOUD
     except httpx.HTTPError as error:
         code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
         if code in (401, 403):
@@ -146,6 +150,13 @@ def require_access() -> None:
             f"no Prefect server answers at {api}: {error}. Start it, or correct or unset "
             "PREFECT_API_URL: without it the command starts a server of its own"
         ) from error
+    oldest = Version(prefect.__version__).release[:2]
+    if not is_cloud and Version(version).release[:2] < oldest:
+        raise UserError(
+            f"the Prefect server at {api} has version {version}, which does not understand "
+            f"Prefect {prefect.__version__} of this environment",
+            f"update the server to Prefect {prefect.__version__}",
+        )
 
 
 def use_server(api: str) -> None:

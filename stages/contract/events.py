@@ -1,6 +1,7 @@
 """Events that a stage prints, one JSON object a line, and that a runner reads."""
 
 import json
+import re
 import sys
 import time
 from typing import Annotated, Any, Literal, TextIO
@@ -17,12 +18,20 @@ from pydantic import (
 PROGRESS_INTERVAL_SECONDS = 0.5
 # Longest message: a library's exception may hold a whole batch as text.
 _MAX_CHARACTERS = 20_000
+# Line feeds and tabs stay. PostgreSQL refuses NUL, and escape sequences steer terminals.
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def escape_controls(text: str) -> str:
+    """The text with its control characters spelled out, as Python's source code does."""
+    return _CONTROL_CHARACTER.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _writable(text: object) -> str:
-    """The start of a message, which can be written as UTF-8."""
+    """The start of a message, without control characters."""
     # Half of a surrogate pair is no character; file names and texts of programs may hold one.
-    return str(text)[:_MAX_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+    start = str(text)[:_MAX_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+    return escape_controls(start)
 
 
 Message = Annotated[str, BeforeValidator(_writable)]

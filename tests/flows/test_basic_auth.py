@@ -1,10 +1,12 @@
 """A Prefect server behind basic authentication: runs that know the password, and that do not."""
 
 import base64
+import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import prefect
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
@@ -22,12 +24,13 @@ EXPECTED = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
 
 
 class _Guarded(BaseHTTPRequestHandler):
+    version = prefect.__version__
+
     def do_GET(self) -> None:
         knows = self.headers.get("Authorization") == EXPECTED
         self.send_response(200 if knows else 401)
         self.end_headers()
-        # The version of its API.
-        self.wfile.write(b'"3"')
+        self.wfile.write(json.dumps(self.version).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -56,6 +59,18 @@ def test_who_does_not_know_the_password_is_told_what_to_set(
 def test_who_knows_the_password_is_let_in(api: str, tmp_path: Path) -> None:
     with temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: PASSWORD}):
         assert ensure_prefect_server(tmp_path / "log", print) is None
+
+
+def test_a_server_of_an_older_minor_version_is_refused(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Guarded, "version", "3.7.7")
+    with (
+        temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: PASSWORD}),
+        pytest.raises(UserError, match=r"has version 3\.7\.7") as caught,
+    ):
+        ensure_prefect_server(tmp_path / "log", print)
+    assert prefect.__version__ in caught.value.remedy
 
 
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:

@@ -59,3 +59,8 @@ def test_half_a_surrogate_pair_can_be_told():
     stream = io.StringIO()
     Emitter(stream).info("file \udce9.txt")
     assert parse_event(stream.getvalue()) == Log(message="file \\udce9.txt")
+
+
+def test_control_characters_of_a_message_are_spelled_out():
+    line = '{"type": "failure", "kind": "user", "message": "x\\u0000y\\u001b[2J\\u2028z\\n\\tend"}'
+    assert parse_event(line) == Failure(kind="user", message="x\\x00y\\x1b[2J\\u2028z\n\tend")
