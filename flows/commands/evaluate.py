@@ -88,6 +88,10 @@ def sweep(
     settings = configured(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
+    if len(planned) == 1:
+        raise UserError(
+            f"the sweep {title} has one run", "give --grid FIELD=VALUE,VALUE or several --seeds"
+        )
     if dry_run:
         _show_runs(planned, as_json)
         return

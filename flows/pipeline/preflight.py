@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from flows.pipeline.checks import oracles
@@ -11,11 +12,15 @@ from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
 from stages.contract.checkpoints import check_checkpoint, read_settings
+from stages.contract.data_files import FILE_SUFFIXES, count_rows, read_data_file
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
+from stages.prepare.params import PrepareParams
+from stages.prepare.prompts import read_prompt
 from stages.score.params import ORACLES
 
 # Where transformers keeps a chat template that is not in the tokenizer's configuration.
+_CHECKED_ROWS = 1000
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
@@ -47,6 +52,53 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
+
+
+def check_prompts(params: PrepareParams, external: Mapping[str, Sequence[External]]) -> None:
+    """Reads the first rows of local prompt files as the stage `prepare` will.
+
+    Raises:
+        UserError: A row holds no prompt, or the held-out prompts leave none to train on.
+    """
+    sources = {name: _data_files(external[name]) for name in ("prompts", "test_prompts")}
+    for path in (*sources["prompts"], *sources["test_prompts"]):
+        for place, row in islice(read_data_file(path), _CHECKED_ROWS):
+            try:
+                read_prompt(row, params, row, set())
+            except UserError as error:
+                if params.invalid_rows == "refuse":
+                    raise error.at(place) from error
+    is_whole = len(sources["prompts"]) == len(external["prompts"])
+    if external["test_prompts"] or not is_whole:
+        return
+    num_rows = sum(count_rows(path) for path in sources["prompts"])
+    if params.test_prompts >= num_rows:
+        raise UserError(
+            f"prepare.test_prompts is {params.test_prompts}, and inputs.prompts has {num_rows} "
+            f"rows ({', '.join(map(str, sources['prompts']))})",
+            "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
+        )
+
+
+def _data_files(sources: Sequence[External]) -> list[Path]:
+    places = [Path(source.location) for source in sources if isinstance(source, FileInput)]
+    return [place for place in places if place.suffix in FILE_SUFFIXES and place.is_file()]
+
+
+def check_context(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+    """Refuses responses that no prompt leaves room for in the policy's context."""
+    context = None
+    if config.inputs.policy is None:
+        context = config.sft.architecture.max_position_embeddings
+    elif external["policy"] and isinstance(external["policy"][0], FileInput):
+        folder = Path(external["policy"][0].location)
+        context = read_settings(folder / "config.json").get("max_position_embeddings")
+    longest = config.generate.max_new_tokens
+    if isinstance(context, int) and longest >= context:
+        raise UserError(
+            f"generate.max_new_tokens is {longest}, and the policy's context has {context} tokens",
+            "lower generate.max_new_tokens",
+        )
 
 
 def check_environment(config: RunConfig) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
 from flows.pipeline.placement import RUNNER_GROUP, Execution
+from flows.runners.local.gpus import gpus_of_this_host, require_gpus
 from flows.runners.local.process import ProcessPlace
 from flows.runners.place import Place
 from flows.runners.runner import Runner
@@ -47,6 +48,13 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
         from flows.runners.kubernetes.runner import check_pods
 
         check_pods(execution, resources, store)
+
+
+def check_gpus(execution: Execution, resources: Settings) -> None:
+    """Refuses stages that are to run on this host and ask for more GPUs than it has."""
+    most = max(getattr(resources, stage).gpus for stage in type(resources).model_fields)
+    if most and execution.runner == "process":
+        require_gpus(most, gpus_of_this_host())
 
 
 def make_runner(execution: Execution) -> Runner:

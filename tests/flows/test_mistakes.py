@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,36 +149,60 @@ def test_a_policy_that_lacks_files_is_refused_before_anything_starts(
     assert not (tmp_path / "store" / "artifacts").exists()
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
 @pytest.mark.parametrize(
-    ("name", "content", "parts"),
+    ("content", "parts"),
     [
-        ("prompts", "", ["wrong.jsonl", "holds no prompts"]),
-        (
-            "prompts",
-            '{"messages": [{"role": "system", "content": "hi"}]}\n',
-            ["wrong.jsonl", "line 1", "user"],
-        ),
-        (
-            "oracle_code",
-            "def score(prompts, responses, references):\n    return [1.0] * len(responses)\n",
-            ["are ties"],
-        ),
+        ("", ["wrong.jsonl", "has 0 rows"]),
+        ('{"prompt": "red"}\n' * 16, ["wrong.jsonl", "has 16 rows"]),
+        ('{"prompt": 5}\n', ["wrong.jsonl, line 1"]),
+        ('{"messages": [{"role": "system", "content": "hi"}]}\n', ["wrong.jsonl, line 1", "user"]),
     ],
-    ids=["empty", "no-user-turn", "all-tied"],
+    ids=["empty", "all-held-out", "number", "no-user-turn"],
 )
-def test_wrong_data_is_refused_by_its_stage(
-    finished: Path, tmp_path: Path, name: str, content: str, parts: list[str]
+def test_wrong_prompts_are_refused_before_anything_starts(
+    tmp_path: Path, command: str, content: str, parts: list[str]
 ) -> None:
-    wrong = tmp_path / ("wrong.jsonl" if name == "prompts" else "wrong.py")
+    wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(content)
-    inputs = warm_started(finished) | {name: str(wrong)}
+    message = geb_refused(command, write_config(tmp_path, inputs={"prompts": [str(wrong)]}))
+    for part in (*parts, "remedy"):
+        assert part in message
+    assert not (tmp_path / "store" / "artifacts").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"generate": {"max_new_tokens": 64}}, "the policy's context has 64 tokens"),
+        ({"resources": {"train": {"gpus": 2}}}, "asks for 2 GPUs, this host has 1"),
+    ],
+)
+def test_settings_beyond_the_policy_or_the_host_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], part: str
+) -> None:
+    monkeypatch.setenv("GEB_GPUS", "0")
+    assert part in geb_refused("run", write_config(tmp_path, **changes))
+    assert not (tmp_path / "store" / "runs").exists()
+
+
+def test_a_sweep_of_one_run_is_refused(tmp_path: Path) -> None:
+    assert "has one run" in geb_refused("sweep", write_config(tmp_path))
+
+
+def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "def score(prompts, responses, references):\n    return [1.0] * len(responses)\n"
+    )
+    inputs = warm_started(finished) | {"oracle_code": str(wrong)}
     config = write_config(tmp_path, pair={"ties": "drop"}, inputs=inputs)
     # To resume reads the same settings again: it helps where a file was wrong.
     hint = "run the same command again, or geb resume"
     done = geb("run", config)
     assert done.returncode == 64
     told = " ".join((done.stdout + done.stderr).split())
-    for part in (*parts, hint, "remedy"):
+    for part in ("are ties", hint, "remedy"):
         assert part in told
     store = tmp_path / "store"
     assert list(store.glob("artifacts/*/.scratch-*")) == []
@@ -215,7 +240,7 @@ def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path: Path) -> No
 
 def test_what_a_command_says_has_paths_as_they_are(tmp_path: Path) -> None:
     store, prompts = tmp_path / "[/old]" / "store", tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": 5}\n')
+    prompts.write_text('{"prompt": "the same"}\n' * 99)
     config = write_config(tmp_path, inputs={"prompts": [str(prompts)]})
     assert f"nothing of {store} is running" in geb("up", "--stop", "--home", store).stdout
     failed = geb("run", config, "--store", store)

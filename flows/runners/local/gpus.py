@@ -62,6 +62,16 @@ def gpus_of_this_host() -> list[str]:
     return listed.stdout.split()
 
 
+def require_gpus(number: int, devices: Sequence[str]) -> None:
+    """Refuses a stage that asks for more GPUs than this host's ``devices``."""
+    if number > len(devices):
+        raise UserError(
+            f"the stage asks for {number} GPUs, this host has {len(devices)}",
+            "lower resources.<stage>.gpus (0 runs on the CPU), or run on a host or a cluster that "
+            "has them",
+        )
+
+
 @contextmanager
 def hold_gpus(
     number: int,
@@ -78,12 +88,7 @@ def hold_gpus(
         StoppedError: ``stopping`` was set.
     """
     devices = gpus_of_this_host() if number else []
-    if number > len(devices):
-        raise UserError(
-            f"the stage asks for {number} GPUs, this host has {len(devices)}",
-            "lower resources.<stage>.gpus (0 runs on the CPU), or run on a host or a cluster that "
-            "has them",
-        )
+    require_gpus(number, devices)
     stopped = stopping or threading.Event()
     while len(locks := _lock_gpus(devices, number)) < number:
         # All are free again: two that want several must not wait for each other for ever.
