@@ -25,9 +25,9 @@ setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
 $(STAMP): pyproject.toml constraints/torch.txt constraints/torch.lock
 	$(PYTHON) scripts/check-python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
-	$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r constraints/torch.lock
-	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
+	# Python compiles what it imports. All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
+	$(BIN)/pip install --progress-bar off --no-compile --no-deps --require-hashes -r constraints/torch.lock
+	$(BIN)/pip install --progress-bar off --no-compile -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
 	touch $(STAMP)
 
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)

@@ -21,9 +21,9 @@ fi
 "$python" scripts/check-python.py
 [[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
-"$venv/bin/python" -m pip install --progress-bar off --no-deps --require-hashes \
+"$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps --require-hashes \
   --requirement constraints/eval.lock
-"$venv/bin/python" -m pip install --progress-bar off --constraint constraints/eval.txt \
+"$venv/bin/python" -m pip install --progress-bar off --no-compile --constraint constraints/eval.txt \
   --editable '.[eval]'
 "$venv/bin/python" -c 'from importlib.metadata import version as v; print("lm-eval", v("lm_eval"), "alpaca-eval", v("alpaca_eval"))'
 echo "$wanted" >"$stamp"

@@ -20,6 +20,6 @@ fi
 "$python" scripts/check-python.py
 [[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
-"$venv/bin/python" -m pip install --progress-bar off --no-deps --require-hashes \
+"$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps --require-hashes \
   --requirement constraints/trackers.lock
 echo "$wanted" >"$stamp"

