@@ -99,6 +99,19 @@ def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start)
     assert cosine > 0.9
 
 
+@pytest.mark.parametrize("settings", [{}, zero(2)], ids=["off", "zero-2"])
+@pytest.mark.parametrize("limit", [0.01, 0.02])
+def test_gradients_are_clipped_at_max_grad_norm(tmp_path, starts, pairs, settings, limit):
+    """With an epsilon far above all gradients a step is as long as the clipped gradient."""
+    step = {"learning_rate": 1.0, "adam_epsilon": 1.0, "precision": "float32"}
+    options = ONE_STEP | step | {"max_grad_norm": limit} | settings
+    found = train(tmp_path / "store", starts["float32"], [pairs], **options)
+    before = load_file(starts["float32"] / "model.safetensors")
+    after = load_file(found.artifact.path / "checkpoint" / "model.safetensors")
+    moved = torch.cat([(after[name].double() - before[name]).flatten() for name in before])
+    assert moved.norm().item() == pytest.approx(limit, rel=0.02)
+
+
 @pytest.mark.parametrize("settings", [{}, zero(2), zero(3)], ids=["off", "zero-2", "zero-3"])
 def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pairs, settings):
     start = starts["float32"]
