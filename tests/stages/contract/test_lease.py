@@ -149,3 +149,14 @@ def test_a_damaged_lease_is_free_unless_its_holder_lives(path, damaged):
     assert FileLease(path).holder() is None
     with FileLease(path) as taken:
         assert taken.acquire() is True
+
+
+def test_lease_outlives_several_heartbeats_for_other_hosts(path, monkeypatch):
+    with_lease = FileLease(path)
+    with_lease.acquire()
+    written = json.loads(path.read_text())
+    monkeypatch.setattr(lease_module, "_machine", lambda: "another")
+    missed = written["since"] + 5 * lease_module.HEARTBEAT_SECONDS
+    monkeypatch.setattr(lease_module.time, "time", lambda: missed)
+    assert FileLease(path).holder() is not None
+    with_lease.release()

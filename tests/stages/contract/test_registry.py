@@ -35,6 +35,17 @@ def test_versions_count_up_within_a_name(registry):
     assert len(registry.all_versions()) == 4
 
 
+def test_checkpoint_is_known_by_its_content(registry):
+    first = checkpoint("a")
+    same_artifact = first.model_copy(update={"path": "ema", "digest": "d-ema"})
+    same_content = first.model_copy(update={"key": "key-b"})
+    versions = [
+        registry.register("tiny", each, metrics={}).version
+        for each in (first, same_artifact, same_content)
+    ]
+    assert versions == [1, 2, 1]
+
+
 def test_names_mean_versions(registry):
     add(registry, "a", "b", "c")
     registry.set_alias("tiny", "production", 2)
