@@ -27,38 +27,48 @@ from tests.flows.loop import geb, geb_ok, geb_refused
 PROMPTS = [f"p{number}" for number in range(12)]
 
 
-def run(folder: Path, name: str, reward: float, seed: int = 0, **train: Any) -> Summary:
-    """A run of one iteration with the same reward for every prompt."""
-    policy = {prompt: [reward, reward] for prompt in PROMPTS}
+def run(folder: Path, name: str, *rewards: float, seed: int = 0, **train: Any) -> Summary:
+    """A run of an iteration for each reward, which is the same for every prompt."""
     base = {prompt: [0.0, 0.5] for prompt in PROMPTS}
-    metrics = {
-        "mean_reward": reward,
-        "win_rate": float(reward > 0.25),
-        "tied_prompts": 0,
-        "mean_log_pi_ref": -10 * reward,
-        "base_mean_reward": 0.25,
-    }
     place = folder / f"{name}-{seed}"
-    artifacts = {"iteration-1/evaluate": write_evaluation(place / "e", policy, base, metrics)}
-    trained = place / "train"
-    trained.mkdir()
-    pq.write_table(
-        pa.table({"chosen_logprobs": [[-1.0, -2.0]], "rejected_logprobs": [[-reward] * 3]}),
-        trained / "reference_logprobs.parquet",
-    )
-    (trained / "summary.json").write_text("{}")
-    artifacts["iteration-1/train"] = artifact_in(trained)
+    artifacts = {}
+    for iteration, reward in enumerate(rewards, 1):
+        policy = {prompt: [reward, reward] for prompt in PROMPTS}
+        metrics = {
+            "mean_reward": reward,
+            "win_rate": float(reward > 0.25),
+            "tied_prompts": 0,
+            "mean_log_pi_ref": -10 * reward,
+            "base_mean_reward": 0.25,
+        }
+        evaluation = write_evaluation(place / f"e{iteration}", policy, base, metrics)
+        artifacts[f"iteration-{iteration}/evaluate"] = evaluation
+        trained = place / f"train{iteration}"
+        trained.mkdir()
+        pq.write_table(
+            pa.table({"chosen_logprobs": [[-1.0, -2.0]], "rejected_logprobs": [[-reward] * 3]}),
+            trained / "reference_logprobs.parquet",
+        )
+        (trained / "summary.json").write_text("{}")
+        artifacts[f"iteration-{iteration}/train"] = artifact_in(trained)
+    iterations = len(rewards)
     config = RunConfig.model_validate(
-        {"name": name, "seed": seed, "iterations": 1, "train": {"design": "none", **train}}
+        {"name": name, "seed": seed, "iterations": iterations, "train": {"design": "none", **train}}
     )
     found = Summary(name, config, "store", artifacts=artifacts)
-    found.rows = [iteration_row(found, iteration) for iteration in (0, 1)]
+    found.rows = [iteration_row(found, iteration) for iteration in range(iterations + 1)]
     return found
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> list[Summary]:
     return [run(tmp_path, "plain", 0.2), run(tmp_path, "bonus", 0.9, design="one_minus_pi")]
+
+
+def test_runs_of_unequal_length_are_compared_after_the_shorter_one(tmp_path: Path) -> None:
+    compared = compare_summaries([run(tmp_path, "short", 0.2), run(tmp_path, "long", 0.5, 0.9)])
+    reward = next(paired for paired in compared.paired if paired.figure == "mean_reward")
+    assert reward.difference.value == pytest.approx(0.3)
 
 
 def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -> None:
@@ -83,8 +93,8 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
 
 
 def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
-    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed) for seed in range(3)]
-    runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, s, design="arctanh") for s in range(3)]
+    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
+    runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
     found = compare_summaries(runs)
     assert len(set(found.methods.values())) == 2
     first, second = (each for each in found.over_seeds if each.figure == "mean_reward")
@@ -100,7 +110,7 @@ def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
 def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
     two: list[Summary], tmp_path: Path
 ) -> None:
-    others = [run(tmp_path, f"more-{s}", 0.8, s, design="inverse_pi") for s in range(2)]
+    others = [run(tmp_path, f"more-{s}", 0.8, seed=s, design="inverse_pi") for s in range(2)]
     for each in (two[1], *others):
         each.suites["own"] = [dict(each.rows[-1])]
     rows = compare_summaries([*two, *others]).over_seeds
@@ -128,8 +138,8 @@ def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path:
     told = compare_summaries([two[0], nearly]).verdict()
     assert "against plain: nearly: no difference can be told, +0.033 [" in told
     assert told.endswith("p = 1.000.")
-    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed) for seed in range(3)]
-    runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, s, design="arctanh") for s in range(3)]
+    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
+    runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
     runs[-1].rows[-1]["mean_log_pi_ref"] = None
     seeds = compare_summaries(runs).verdict()
     assert seeds.startswith(f"{start.removesuffix('plain: ')}f-DPO, reverse_kl: arctanh, ")

@@ -4,7 +4,9 @@ import html
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.loop import ROOT, geb, geb_json, geb_ok, geb_refused, write_config
@@ -46,6 +48,19 @@ def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> 
     assert "win rate" in done.stdout
     metrics = Path(done.stdout.split("metrics")[-1].split()[0]) / "metrics.json"
     assert json.loads(metrics.read_text())["compared_prompts"] == 4
+
+
+def test_figures_of_policy_and_base_are_their_own(trained: Path) -> None:
+    [warm_start] = (trained.parent / "store/artifacts/sft").glob("*/checkpoint")
+    done = geb_json("evaluate", trained, "small:1", "--base", warm_start)
+    rows = pq.read_table(Path(done["artifact"]) / "distributions.parquet").to_pylist()
+    means = {
+        model: fmean(row["num_tokens"] for row in rows if row["model"] == model)
+        for model in ("policy", "base")
+    }
+    assert means["policy"] != means["base"]
+    for model, mean in means.items():
+        assert done["figures"][model]["mean_response_tokens"] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(
