@@ -64,7 +64,7 @@ def check_prompts(params: PrepareParams, external: Mapping[str, Sequence[Externa
     for path in (*sources["prompts"], *sources["test_prompts"]):
         for place, row in islice(read_data_file(path), _CHECKED_ROWS):
             try:
-                read_prompt(row, params, row, set())
+                read_prompt(row, params, row)
             except UserError as error:
                 if params.invalid_rows == "refuse":
                     raise error.at(place) from error

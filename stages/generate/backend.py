@@ -27,7 +27,7 @@ class Sample:
     token_ids: list[int]
     """As drawn, the stop token included if one was drawn."""
     logprobs: list[float]
-    """log π of each of them at temperature 1, before top-p; NaN if not known."""
+    """log π of each of them at temperature 1, before top-p."""
     finish_reason: str
     """``stop`` or ``length``."""
 
@@ -35,8 +35,12 @@ class Sample:
 class Backend(Protocol):
     """An engine with a policy loaded, made by its module's ``load(policy, params, events)``."""
 
-    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed.
+
+        An earlier attempt has drawn the samples ``held``, by the numbers of their prompts.
 
         Yields:
             (number of the prompt, sample index, response), in the order in which they are done.

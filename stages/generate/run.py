@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +12,12 @@ from typing import Any
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.generate.backend import Backend, Prompt, Sample
+from stages.generate.backend import LENGTH, Backend, Prompt, Sample
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
+from stages.modeling.chat import render_answered
 from stages.tables.schemas import (
     PROMPTS,
     RESPONSES,
@@ -28,6 +28,12 @@ from stages.tables.schemas import (
 )
 
 Context = StageContext[GenerateParams]
+Samples = dict[tuple[int, int], Sample]
+"""Samples by the number of their prompt in a chunk and their own."""
+# Time between two saves of a chunk: a kill loses at most that much sampling.
+SAVE_SECONDS = 60.0
+# Above it training learns the fault.
+_WARNED_SHARE = 0.1
 
 
 def run(ctx: Context) -> None:
@@ -36,19 +42,19 @@ def run(ctx: Context) -> None:
     Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
     policy, optional). Outputs:
     ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts' order, samples 0…K−1) and
-    ``metrics.json``. What is done is kept in ``ctx.work`` chunk by chunk; a retry goes on with the
-    chunks that are not there.
+    ``metrics.json``. ``ctx.work`` keeps the responses; a retry computes the others.
     """
     started = time.monotonic()
     prompts = ctx.path("prompts")
     policy = load_policy(ctx.model("policy"), ctx.params)
+    _warn_if_turns_run_on(ctx, policy)
     first, stop = _shard(ctx, prompts)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
     missing = [chunk for chunk in chunks if not chunk.path.exists()]
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
     begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else _now()
-    metrics = _assemble(ctx, chunks)
+    metrics = _assemble(ctx, chunks, len(policy.tokenizer))
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     timings = {
         "seconds": time.monotonic() - started,
@@ -58,6 +64,20 @@ def run(ctx: Context) -> None:
         "chunks_reused": len(chunks) - len(missing),
     }
     ctx.telemetry_path("timings.json").write_text(dump_json(timings))
+
+
+def _warn_if_turns_run_on(ctx: Context, policy: Policy) -> None:
+    """Warns if the token that ends a turn of the chat template ends no response."""
+    turn = [{"role": "user", "content": "a"}]
+    # A template that opens <think> renders no such answer.
+    with contextlib.suppress(UserError):
+        _, answer = render_answered(policy.tokenizer, turn, "a", ctx.params)
+        end = answer[-1]
+        if end in policy.tokenizer.added_tokens_decoder and end not in policy.stop_ids:
+            ctx.events.warning(
+                f"the chat template ends a turn with {policy.tokenizer.decode([end])!r}, which "
+                f"ends no response; set generate.stop_token_ids to [{end}]"
+            )
 
 
 def _now() -> tuple[float, float]:
@@ -90,6 +110,11 @@ class Chunk:
     def __len__(self) -> int:
         return self.stop - self.first
 
+    @property
+    def part(self) -> Path:
+        """File of some of the responses."""
+        return self.path.with_suffix(".part")
+
 
 def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:
     """The chunks of at most ``size`` prompts that make up a shard, in order."""
@@ -108,6 +133,7 @@ def _sample(
     done = total - sum(map(len, chunks)) * num_samples
     table = read_rows(prompts, PROMPTS)
     position = 0
+    saved_at = time.monotonic()
     module = importlib.import_module(BACKENDS[ctx.params.backend])
     backend: Backend = module.load(policy, ctx.params, ctx.events)
     with contextlib.closing(backend):
@@ -121,28 +147,47 @@ def _sample(
                     rows.append(row)
                     rendered.append(prompt)
             position = chunk.stop
-            samples = {}
-            for place, index, sample in backend.generate(rendered):
+            samples = _read_samples(chunk.part, rows)
+            for place, index, sample in backend.generate(rendered, frozenset(samples)):
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")
+                if time.monotonic() - saved_at > SAVE_SECONDS:
+                    publish_table(chunk.part, RESPONSES, _to_rows(policy, rows, rendered, samples))
+                    saved_at = time.monotonic()
             done += len(chunk) * num_samples
             # A kill leaves all rows or none.
             publish_table(chunk.path, RESPONSES, _to_rows(policy, rows, rendered, samples))
+            chunk.part.unlink(missing_ok=True)
             ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
     ctx.events.progress(total, total, "responses")
     return begun
+
+
+def _read_samples(path: Path, rows: Sequence[Mapping[str, Any]]) -> Samples:
+    """The samples that an earlier attempt has kept; none without its file."""
+    if not path.exists():
+        return {}
+    places = {row["prompt_id"]: place for place, row in enumerate(rows)}
+    return {
+        (places[row["prompt_id"]], row["sample_index"]): Sample(
+            row["response_token_ids"], row["response_logprobs"], row["finish_reason"]
+        )
+        for row in read_rows(path, RESPONSES)
+    }
 
 
 def _to_rows(
     policy: Policy,
     rows: Sequence[Mapping[str, Any]],
     prompts: Sequence[Prompt],
-    samples: Mapping[tuple[int, int], Sample],
+    samples: Samples,
 ) -> Iterator[dict[str, Any]]:
-    """Rows of RESPONSES for rows of PROMPTS."""
+    """Rows of RESPONSES for rows of PROMPTS whose samples are there."""
     for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
         for index, seed in enumerate(prompt.seeds):
-            sample = samples[place, index]
+            sample = samples.get((place, index))
+            if sample is None:
+                continue
             yield {
                 **row,
                 "sample_index": index,
@@ -155,17 +200,18 @@ def _to_rows(
             }
 
 
-def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def _assemble(ctx: Context, chunks: Sequence[Chunk], num_known_ids: int) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
     num_prompts = sum(map(len, chunks))
     reasons: Counter[str] = Counter()
-    num_tokens = without_logprobs = 0
+    num_tokens = empty = unknown = 0
     with TableWriter(ctx.out / "responses.parquet", RESPONSES) as writer:
         for row in read_rows([chunk.path for chunk in chunks], RESPONSES):
             writer.write(row)
             reasons[row["finish_reason"]] += 1
             num_tokens += len(row["response_token_ids"])
-            without_logprobs += any(map(math.isnan, row["response_logprobs"]))
+            empty += not row["response"].strip()
+            unknown += max(row["response_token_ids"]) >= num_known_ids
     dropped = num_prompts - writer.num_rows // ctx.params.num_samples
     if dropped:
         what = (
@@ -179,13 +225,18 @@ def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
             )
             raise UserError(what, remedy)
         ctx.events.warning(f"{what}; dropped")
+    for number, fault in (
+        (reasons[LENGTH], f"were cut off at max_new_tokens={ctx.params.max_new_tokens}"),
+        (empty, "are empty"),
+        (unknown, "hold token ids that the tokenizer does not have"),
+    ):
+        if number > _WARNED_SHARE * writer.num_rows:
+            ctx.events.warning(f"{number} of {writer.num_rows} responses {fault}")
     return {
         "prompts": num_prompts,
         "prompts_dropped_too_long": dropped,
         "responses": writer.num_rows,
-        "responses_without_logprobs": without_logprobs,
         "response_tokens": num_tokens,
-        "mean_response_tokens": num_tokens / writer.num_rows if writer.num_rows else None,
         "finish_reasons": dict(sorted(reasons.items())),
     }
 

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
-from stages.generate.grouped_attention import share_heads
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.engine_errors import engine_error
@@ -34,7 +33,6 @@ class TransformersBackend:
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._model = load_causal_lm(policy.source, dtype=params.dtype)
-        share_heads()
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
         # Any id will do, it is masked.
@@ -43,7 +41,9 @@ class TransformersBackend:
     def close(self) -> None:
         """Nothing to end: the model goes with its last reference."""
 
-    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         size = self._params.transformers.batch_size
         longest = max((len(each.token_ids) for each in prompts), default=0)
@@ -54,7 +54,10 @@ class TransformersBackend:
             remedy="set generate.max_length_tokens={limit}, so that longer prompts are dropped, or "
             "lower max_new_tokens",
         )
+        # An attempt that was never killed has the same batches.
         for batch in _split_batches(prompts, size):
+            if held.issuperset(batch):
+                continue
             try:
                 samples = self._generate_batch(prompts, batch)
             except (RuntimeError, MemoryError) as error:

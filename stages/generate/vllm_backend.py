@@ -28,12 +28,16 @@ class VllmBackend:
         events.info("starting vLLM's engine")
         self._engine = start_engine(policy, params)
 
-    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         from vllm.inputs.engine import tokens_input
 
         for number, prompt in enumerate(prompts):
             for sample, seed in enumerate(prompt.seeds):
+                if (number, sample) in held:
+                    continue
                 self._engine.add_request(
                     f"{number}/{sample}",
                     tokens_input(prompt.token_ids),

@@ -168,8 +168,8 @@ def test_a_store_that_is_gone_is_a_failure_and_no_miss(store, tmp_path):
     assert not store.root.exists()
 
 
-def test_sweeping_a_key_leaves_what_others_are_writing(store):
+def test_new_attempt_removes_the_scratch_folders_of_its_key_alone(store):
     stale, other = (store.new_scratch("writer", letter * 64) for letter in "ab")
-    store.sweep_scratch("writer", "a" * 64)
+    store.new_scratch("writer", "a" * 64)
     assert not stale.exists()
     assert other.exists()

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from stages.contract.errors import StoppedError
-from stages.contract.events import Log, parse_event
+from stages.contract.events import Log, Progress, parse_event
+from stages.generate import run as generate_run
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE, split_chunks
 from stages.harness.program import execute
@@ -34,6 +35,34 @@ def test_a_retry_after_some_chunks_gives_the_same_bytes(policy, tmp_path):
     artifact, _ = call_request(STAGE, request)
     assert json.loads((artifact.path / "timings.json").read_text())["chunks_reused"] == 2
     assert artifact.manifest.digest() == whole.manifest.digest()
+
+
+def test_a_retry_within_a_chunk_goes_on_and_gives_the_same_bytes(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(generate_run, "SAVE_SECONDS", 0.0)
+    prompts = write_prompts(tmp_path / "prompts.parquet", TEXTS)
+    params = GenerateParams(**{**PARAMS, "transformers": {"batch_size": 5}})
+    inputs = {"policy": policy, "prompts": prompts}
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    request = request_for(params, inputs, tmp_path / "killed")
+    with pytest.raises(StoppedError):
+        execute(STAGE, request, LogStoppedAt(32))
+    artifact, events = call_request(STAGE, request)
+    first = next(event for event in events if isinstance(event, Progress))
+    assert first.done == 31
+    assert artifact.manifest.digest() == whole.manifest.digest()
+
+
+class LogStoppedAt(EventLog):
+    """An emitter that stops the stage at a number of responses."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__()
+        self._stop_at = done
+
+    def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
+        super().progress(done, total, unit, note)
+        if unit == "responses" and done == self._stop_at:
+            raise StoppedError(f"at {done}")
 
 
 class StoppingLog(EventLog):

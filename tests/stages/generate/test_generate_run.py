@@ -198,6 +198,40 @@ def test_prompt_that_spells_control_tokens_is_refused_unless_allowed(generate):
     assert SPECIAL.index("<system>") in rows[0]["prompt_token_ids"]
 
 
+def warned(events):
+    return [each.message for each in events if isinstance(each, Log) and each.level == "warning"]
+
+
+def test_turn_end_that_stops_nothing_is_warned_about(generate, tmp_path):
+    template = CHAT_TEMPLATE.replace("{{ eos_token }}", "<user>")
+    model = make_tiny_llama(tmp_path / "open", chat_template=template)
+    user = SPECIAL.index("<user>")
+    _, _, events = generate(["red"], model=model)
+    assert any(f"set generate.stop_token_ids to [{user}]" in text for text in warned(events))
+    _, _, events = generate(["red"], model=model, stop_token_ids=(user,))
+    assert not any("stop_token_ids" in text for text in warned(events))
+
+
+def test_empty_and_cut_off_responses_are_warned_about(generate):
+    rows, _, events = generate(max_new_tokens=2, num_samples=8)
+    cut = sum(row["finish_reason"] == "length" for row in rows)
+    empty = sum(not row["response"] for row in rows)
+    assert f"{cut} of {len(rows)} responses were cut off at max_new_tokens=2" in warned(events)
+    assert empty and not any("are empty" in text for text in warned(events))
+    every = tuple(range(len(SPECIAL) + len(WORDS)))
+    _, _, events = generate(stop_token_ids=every)
+    assert f"{len(rows) // 8 * 3} of {len(rows) // 8 * 3} responses are empty" in warned(events)
+
+
+def test_token_ids_without_a_text_are_warned_about(generate, tmp_path):
+    path = make_tiny_llama(tmp_path / "wide")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.resize_token_embeddings(200)
+    model.save_pretrained(path)
+    _, _, events = generate(model=path)
+    assert any("the tokenizer does not have" in text for text in warned(events))
+
+
 class TestAdapter:
     def test_the_policy_wears_it(self, generate, policy, tmp_path):
         save_tiny_adapters(tmp_path / "adapter", policy)
