@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from stages.contract.events import Event, Failure, Log, parse_event
+from stages.contract.events import Event, Failure, Log, escape_controls, parse_event
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -73,7 +73,7 @@ class AttemptLog:
     def quote(self, line: str) -> None:
         """Keeps a line for the error, unless it is the bar by which a library shows progress."""
         if not _PROGRESS_BAR.search(line):
-            self.lines.append(line.rstrip("\n"))
+            self.lines.append(escape_controls(line.rstrip("\n")))
 
     def write(self, line: str, *, quoted: bool = True) -> None:
         """Writes one line, its end included; a ``quoted`` one may help to explain a failure."""
