@@ -7,7 +7,6 @@ from flows.pipeline.config import SET_BY_THE_RUN, Evaluation, RunConfig
 from flows.pipeline.placement import EVAL
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
-from stages.store.opening import local_folder
 
 UNNAMED = "JUDGE"
 """Model in shipped configurations that a person has to choose."""
@@ -38,7 +37,6 @@ def check(config: RunConfig) -> None:
     _check_judges(config)
     _check_engine(config)
     _check_nodes(config)
-    _check_store(config)
     _check_stage_names(config)
 
 
@@ -168,18 +166,6 @@ def _check_nodes(config: RunConfig) -> None:
                 f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
                 f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"
             )
-
-
-def _check_store(config: RunConfig) -> None:
-    """Refuses a store that pods would not see."""
-    place = local_folder(config.store)
-    if "://" in config.store or config.execution.sees(place):
-        return
-    raise ValueError(
-        f"execution.runner is 'kubernetes', and pods see no volume at {place}, where the store "
-        "is: name the claim that holds it in execution.kubernetes.volumes "
-        f"(`{place}: {{claim: NAME}}`), or put the store into a bucket"
-    )
 
 
 def _check_stage_names(config: RunConfig) -> None:

@@ -210,15 +210,6 @@ def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
         pods(request_of(store, TrainParams(), inputs=policy))
 
 
-def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    chosen = ["execution.runner=kubernetes"]
-    with pytest.raises(UserError, match="pods see no volume at"):
-        load_config(config, chosen)
-    volumes = json.dumps({str(tmp_path): {"claim": "store"}})
-    load_config(config, [*chosen, f"execution.kubernetes.volumes={volumes}"])
-
-
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
 def test_with_a_store_in_a_bucket_pods_that_do_not_see_its_cache_fetch_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, covered: bool
@@ -261,14 +252,6 @@ def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         assert term["topologyKey"] == "kubernetes.io/hostname"
-
-
-def closed(schema: Any) -> Any:
-    """A schema that takes no field but those that it names."""
-    if not isinstance(schema, dict):
-        return schema
-    rest = {"additionalProperties": False} if "properties" in schema else {}
-    return rest | {key: closed(value) for key, value in schema.items()}
 
 
 @pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])

@@ -68,7 +68,8 @@ def _mount_of(
     if volume is None:
         raise UserError(
             f"{what} is at {place}, and pods see no volume there",
-            f"name the claim that holds it in execution.kubernetes.volumes (`{example}`)",
+            f"name the claim that holds it in execution.kubernetes.volumes (`{example}`), or put "
+            "the store into a bucket",
         )
     return volume
 
