@@ -127,10 +127,6 @@ class StudyRun:
                 counter.add(batch["response"].to_pylist())
         return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 
-    def log_pi_ref(self) -> Sequence[float]:
-        """Log π_ref of the responses that the last iteration trained on."""
-        return [] if self.summary is None else training_log_pi_ref(self.summary)
-
 
 def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:
     """The cells of a table.

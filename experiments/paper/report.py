@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_name, paper_tables
+from experiments.study import training_log_pi_ref
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import course_figure, histogram_figure, png
 from flows.report.statistics import over_seeds
@@ -95,7 +96,8 @@ def _log_pi_ref(found: Findings) -> dict[str, Figure]:
     @cache
     def samples(experiment: str, setting: str, method: str) -> list[float]:
         runs = found.results((experiment, setting, method, "KL"))
-        return [value for run in runs for value in run.log_pi_ref()]
+        summaries = (run.summary for run in runs if run.summary is not None)
+        return [value for summary in summaries for value in training_log_pi_ref(summary)]
 
     drawn: dict[str, Figure] = {}
     for experiment, setting, method, divergence in (row.names() for row in found.rows):

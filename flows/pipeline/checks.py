@@ -41,10 +41,12 @@ def check(config: RunConfig) -> None:
 
 
 def _check_whole(config: RunConfig) -> None:
-    for section, names in SET_BY_THE_RUN.items():
-        for name in names:
-            if name in getattr(config, section).model_fields_set:
-                raise ValueError(f"{section}.{name} is set by the run; leave it out")
+    for holder in (config, *config.suites.values()):
+        for section, names in SET_BY_THE_RUN.items():
+            params = getattr(holder, section, None)
+            for name in names:
+                if params is not None and name in params.model_fields_set:
+                    raise ValueError(f"{section}.{name} is set by the run; leave it out")
     sources = len(config.inputs.prompts)
     if sources > 1 and sources != config.iterations:
         raise ValueError(

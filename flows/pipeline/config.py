@@ -145,13 +145,6 @@ class Suite(Settings):
         for name in UNUSED_BY_SUITES:
             if self.prepare and name in self.prepare.model_fields_set:
                 raise ValueError(f"prepare.{name} is about training prompts; leave it out")
-        for section in ("score", "evaluate"):
-            for name in SET_BY_THE_RUN[section]:
-                if name in getattr(getattr(self, section), "model_fields_set", ()):
-                    raise ValueError(
-                        f"{section}.{name} is set by the run: leave it out (a suite has its own "
-                        "correct_from and pass_at_k)"
-                    )
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "

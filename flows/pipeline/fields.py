@@ -6,19 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig, StageResources
 from stages.contract.request import Resources
 
-_BOUNDS = {
-    annotated_types.Ge: ("≥", "ge"),
-    annotated_types.Gt: (">", "gt"),
-    annotated_types.Le: ("≤", "le"),
-    annotated_types.Lt: ("<", "lt"),
-}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _KINDS = {
     str: "text",
     int: "integer",
@@ -92,8 +86,12 @@ def _row(place: str, field: FieldInfo) -> FieldRow:
 
 def _kind(field: FieldInfo) -> str:
     kind = " or ".join(dict.fromkeys(_kinds(field.annotation)))
-    found = [_BOUNDS[type(each)] + (each,) for each in field.metadata if type(each) in _BOUNDS]
-    bounds = [f"{sign} {getattr(each, name):g}" for sign, name, each in found]
+    bounds = [
+        f"{sign} {getattr(item, name):g}"
+        for item in field.metadata
+        for name, sign in _BOUNDS.items()
+        if hasattr(item, name)
+    ]
     return ", ".join([kind, *bounds])
 
 

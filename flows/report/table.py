@@ -29,6 +29,7 @@ class Column:
     share: bool = False
 
 
+# A narrow terminal does without those on the right.
 COLUMNS = (
     Column("mean reward", "evaluate", "mean_reward"),
     Column("win rate", "evaluate", "win_rate", share=True),
@@ -42,13 +43,13 @@ COLUMNS = (
     Column("loss", "train", "loss"),
     Column("bonus ratio", "train", "bonus_ratio", ".3g"),
     Column("distinct-1", "evaluate", "distinct_1", share=True),
-    Column("distinct-2", "evaluate", "distinct_2", share=True),
-    Column("distinct-3", "evaluate", "distinct_3", share=True),
-    Column("distinct-4", "evaluate", "distinct_4", share=True),
     Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
     Column("cut off", "evaluate", "truncated_share", share=True),
     Column("repetition", "evaluate", "repetition", share=True),
     Column("refusals", "evaluate", "refusal_share", share=True),
+    Column("distinct-2", "evaluate", "distinct_2", share=True),
+    Column("distinct-3", "evaluate", "distinct_3", share=True),
+    Column("distinct-4", "evaluate", "distinct_4", share=True),
 )
 _FIRST = 4
 """Number of columns that come before the oracle's components and pass@k."""
