@@ -142,32 +142,20 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
 
 
 def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
-    if counts.read == 0:
-        raise UserError(
-            "there are no pairs to train on: the tables are empty",
-            "let the pair stage keep ties, sample more responses per prompt or raise the "
-            "temperature, so that the two responses of a prompt get different scores",
-        )
     if counts.used == 0:
         raise UserError(
             f"none of {counts.read} pairs can be trained on: {counts.dropped_empty} have an empty "
             "prompt or response",
-            "make the pairs from other responses",
-        )
-    if counts.ties == counts.used and params.target_ratio is not None:
-        raise UserError(
-            f"all {counts.used} pairs are ties: |L| is 0, and no bonus meets train.target_ratio = "
-            f"{params.target_ratio:g} of it",
-            "set train.kappa and unset train.target_ratio, or use an oracle that tells responses "
-            "apart",
+            "let the pair stage keep ties, sample more responses per prompt or raise the "
+            "temperature, so that the two responses of a prompt get different scores",
         )
     has_other_terms = params.has_bonus or params.nll_weight > 0
-    if counts.ties == counts.used and not has_other_terms:
+    if counts.ties == counts.used and (params.target_ratio is not None or not has_other_terms):
         raise UserError(
-            f"all {counts.used} pairs are ties and the objective has neither bonus nor NLL: "
-            "nothing would be learnt",
+            f"all {counts.used} pairs are ties: the preference loss is 0, which sets no κ, and "
+            "without a bonus nothing would be learnt",
             "use an oracle that tells responses apart, sample more responses per prompt, or set "
-            "train.design",
+            "train.design and train.kappa",
         )
 
 
@@ -176,23 +164,18 @@ def _pair(index: int, row: dict[str, Any]) -> Pair:
         index=index,
         prompt_id=row["prompt_id"],
         prompt=np.array(row["prompt_token_ids"], np.int32),
-        chosen=_response(index, row, "chosen"),
-        rejected=_response(index, row, "rejected"),
+        chosen=_response(row, "chosen"),
+        rejected=_response(row, "rejected"),
         tie=bool(row["tie"]),
     )
 
 
-def _response(index: int, row: dict[str, Any], side: str) -> Response:
-    token_ids = row[f"{side}_token_ids"]
-    logprobs = row[f"{side}_logprobs"]
-    if len(token_ids) != len(logprobs):
-        raise UserError(
-            f"pair {index} (prompt {row['prompt_id']}): its {side} response has {len(token_ids)} "
-            f"token ids and {len(logprobs)} log-probabilities",
-            "make the pairs with the pair stage of this version",
-        )
-    score = row[f"{side}_score"]
-    return Response(np.array(token_ids, np.int32), np.array(logprobs, np.float32), score)
+def _response(row: dict[str, Any], side: str) -> Response:
+    return Response(
+        token_ids=np.array(row[f"{side}_token_ids"], np.int32),
+        logprobs=np.array(row[f"{side}_logprobs"], np.float32),
+        score=row[f"{side}_score"],
+    )
 
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]

@@ -74,13 +74,6 @@ def test_empty_pairs_are_dropped_and_counted(tmp_path):
     assert (counts.used, counts.dropped_empty) == (1, 1)
 
 
-def test_empty_tables_are_refused(tmp_path):
-    write_table(tmp_path / "empty.parquet", PAIRS, [])
-    with pytest.raises(UserError, match="tables are empty") as caught:
-        load_pairs([tmp_path / "empty.parquet"], params())
-    assert "keep ties" in caught.value.remedy
-
-
 def test_tables_of_empty_pairs_are_refused(tmp_path):
     [row, _] = read_rows(make_pairs(tmp_path / "plain.parquet", 2), PAIRS)
     empty = {"rejected_token_ids": [], "rejected_logprobs": []}
@@ -95,15 +88,9 @@ def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
         load_pairs([path], params(design="none"))
     assert load_pairs([path], params(design="one_minus_pi"))[1].ties == 4
     # κ would be a share of nothing, and the bonus off.
-    with pytest.raises(UserError, match=r"all 4 pairs are ties: .*target_ratio = 0\.1"):
+    with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="one_minus_pi", target_ratio=0.1))
     assert load_pairs([path], params(design="none", nll_weight=1.0))[1].ties == 4
-
-
-def test_log_probabilities_that_do_not_fit_their_tokens_are_refused(tmp_path):
-    path = write_changed(tmp_path, chosen_logprobs=[-1.0, -2.0])
-    with pytest.raises(UserError, match="chosen response has 1 token ids and 2 log"):
-        load_pairs([path], params())
 
 
 class TestUnknownLogprobs:
