@@ -11,9 +11,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Emitter
@@ -65,13 +66,28 @@ def _execute(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def user_code(name: str, remedy: str) -> Iterator[None]:
-    """Turns what code of the user raises into an error that names it."""
+    """Turns what code of the user raises into an error that names it.
+
+    Processes that are not forks are refused: they cannot import the file, and a pool of them waits
+    for ever.
+    """
+    prepare = spawn.get_preparation_data
+    spawn.get_preparation_data = _refuse_spawn
     try:
         yield
     except OSError as error:
         raise GebError(f"{name} raised {_describe(error)}") from error
     except (Exception, SystemExit) as error:
         raise UserError(f"{name} raised {_describe(error)}", remedy) from error
+    finally:
+        spawn.get_preparation_data = prepare
+
+
+def _refuse_spawn(name: str) -> NoReturn:
+    raise RuntimeError(
+        f"{name} is started by spawn or forkserver and cannot import this file: start processes "
+        'with multiprocessing.get_context("fork")'
+    )
 
 
 def _describe(error: BaseException) -> str:

@@ -53,9 +53,13 @@ def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> 
 def test_figures_of_policy_and_base_are_their_own(trained: Path) -> None:
     [warm_start] = (trained.parent / "store/artifacts/sft").glob("*/checkpoint")
     done = geb_json("evaluate", trained, "small:1", "--base", warm_start)
-    rows = pq.read_table(Path(done["artifact"]) / "distributions.parquet").to_pylist()
+    rows = pq.read_table(Path(done["artifact"]) / "prompts.parquet").to_pylist()
     means = {
-        model: fmean(row["num_tokens"] for row in rows if row["model"] == model)
+        model: fmean(
+            row["total"] / row["count"]
+            for row in rows
+            if (row["model"], row["figure"]) == (model, "mean_response_tokens")
+        )
         for model in ("policy", "base")
     }
     assert means["policy"] != means["base"]

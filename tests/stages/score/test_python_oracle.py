@@ -104,6 +104,30 @@ class TestPython:
         with pytest.raises(UserError, match=message):
             score(code=code)
 
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    @pytest.mark.parametrize("pool", ["multiprocessing", "concurrent.futures"])
+    def test_processes_that_are_no_forks_are_refused(self, score, method, pool):
+        pools = {
+            "multiprocessing": "context.Pool(2)",
+            "concurrent.futures": "concurrent.futures.ProcessPoolExecutor(2, context)",
+        }
+        code = f"""
+            import concurrent.futures
+            import multiprocessing
+
+            def length(text):
+                return float(len(text))
+
+            def score(prompts, responses, references):
+                context = multiprocessing.get_context({method!r})
+                with {pools[pool]} as pool:
+                    return list(pool.map(length, responses))
+        """
+        with pytest.raises(UserError, match=r"by spawn or forkserver and cannot import this file"):
+            score(code=code)
+        scores, _, _ = score(code=code.replace(f"{method!r}", "'fork'"))
+        assert min(row["score"] for row in scores) > 0
+
     def test_a_failing_network_may_be_retried(self, score):
         code = "def score(*columns): raise ConnectionError('reset')"
         with pytest.raises(
