@@ -55,7 +55,7 @@ class Remote:
         ``starts`` are the first rows of the blocks, and the number of rows. ``verdicts`` scores a
         block by calls of :meth:`post`.
         """
-        # In the order of their ends: an answer is kept before a failure that came after it.
+        # Blocks in the order of their ends: an answer is kept before a later failure.
         ended: SimpleQueue[Future[Sequence[Verdict]]] = SimpleQueue()
         blocks = {}
         for start, stop in pairwise(starts):
@@ -79,8 +79,8 @@ class Remote:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "body"
-            what = f"{place}: {first['msg']}; it begins {_start_of(body)}"
-            raise self.disagreement(what) from error
+            reason = f"{place}: {first['msg']}; it begins {_start_of(body)}"
+            raise self.disagreement(reason) from error
 
     def close(self) -> None:
         """Ends the requests, without a wait for those under way."""
@@ -89,10 +89,10 @@ class Remote:
         # A request under way would leave its connection open if the client were closed now.
         threading.Thread(target=self._close_client, name="remote-end").start()
 
-    def disagreement(self, what: str) -> UserError:
+    def disagreement(self, reason: str) -> UserError:
         """The error of an answer that breaks the schema."""
         return UserError(
-            f"the answer of {self.url} breaks the schema: {what}",
+            f"the answer of {self.url} breaks the schema: {reason}",
             "correct the server; docs/oracles.md has the schema",
         )
 
@@ -135,7 +135,7 @@ class Remote:
             raise UserError(
                 f"{self.url} refuses a request with status {response.status_code}: "
                 f"{_start_of(response.content)}",
-                f"check {self._section}.url, the settings beside it, and what the server serves",
+                f"check the settings of {self._section}, and what the server serves",
             )
 
     def _authorization(self) -> dict[str, str]:

@@ -42,12 +42,12 @@ class WeightedOracle:
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        found: list[dict[str, Verdict]] = [{} for _ in rows]
+        verdicts: list[dict[str, Verdict]] = [{} for _ in rows]
         for part in self.parts:
             for place, verdict in part.oracle.score(rows):
-                found[place][part.name] = verdict
-                if len(found[place]) == len(self.parts):
-                    yield place, self._total(found[place])
+                verdicts[place][part.name] = verdict
+                if len(verdicts[place]) == len(self.parts):
+                    yield place, self._total(verdicts[place])
 
     def _total(self, verdicts: Mapping[str, Verdict]) -> Verdict:
         components: dict[str, float] = {}
@@ -84,7 +84,7 @@ def _context(ctx: StageContext[ScoreParams], name: str) -> StageContext[ScorePar
     of_others = {
         needed for other in ctx.params.parts if other != name for needed in ORACLES[other].needs
     }
-    inputs = {each: found for each, found in ctx.inputs.items() if each not in of_others}
+    inputs = {key: group for key, group in ctx.inputs.items() if key not in of_others}
     return replace(ctx, params=ctx.params.model_copy(update={"oracle": name}), inputs=inputs)
 
 

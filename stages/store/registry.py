@@ -138,7 +138,7 @@ class ModelRegistry:
         """Makes ``alias`` mean ``version``; nothing happens if it does already.
 
         Raises:
-            UserError: There is no such version, or ``alias`` is not an alias that can be moved.
+            UserError: The version is missing, or the alias cannot be moved.
         """
         path = self._alias_path(name, alias)
         with self.locked(name):
@@ -158,8 +158,8 @@ class ModelRegistry:
 
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
-        found = self._records(name, "versions", ModelVersion)
-        return sorted(found, key=lambda each: each.version)
+        versions = self._records(name, "versions", ModelVersion)
+        return sorted(versions, key=lambda version: version.version)
 
     def aliases(self, name: str) -> list[Alias]:
         """All aliases of a model in order of their names, ``latest`` not among them."""
@@ -167,22 +167,22 @@ class ModelRegistry:
 
     def alias(self, name: str, alias: str) -> Alias:
         """Version that an alias names; UserError if the model has no such alias."""
-        found = read(self._alias_path(name, alias), Alias)
-        if found is None:
+        record = read(self._alias_path(name, alias), Alias)
+        if record is None:
             if not self.versions(name):
-                raise UserError(f"there is no model {name!r}", self._known(name))
-            known = ", ".join([LATEST, *(each.alias for each in self.aliases(name))])
+                raise UserError(f"there is no model {name!r}", self._present(name))
+            aliases = ", ".join([LATEST, *(present.alias for present in self.aliases(name))])
             raise UserError(
-                f"model {name!r} has no alias {alias!r}", f"it has: {known}; or name a version"
+                f"model {name!r} has no alias {alias!r}", f"it has: {aliases}; or name a version"
             )
-        return found
+        return record
 
     def version(self, name: str, version: int) -> ModelVersion:
         """One version of a model; UserError if the model has no such version."""
-        found = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
-        if found is None:
-            raise UserError(f"model {name!r} has no version {version}", self._known(name))
-        return found
+        record = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
+        if record is None:
+            raise UserError(f"model {name!r} has no version {version}", self._present(name))
+        return record
 
     def find(self, model: str) -> ModelVersion:
         """The version that ``name``, ``name@alias`` or ``name:version`` means, or UserError."""
@@ -199,26 +199,26 @@ class ModelRegistry:
             return self.version(name, int(number))
         versions = self.versions(name)
         if not versions:
-            raise UserError(f"there is no model {name!r}", self._known(name))
+            raise UserError(f"there is no model {name!r}", self._present(name))
         return versions[-1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
         """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.
 
         Raises:
-            UserError: There is no such version, or its checkpoint is no longer in the store.
-            DamagedArtifactError: The checkpoint's files are not those that were registered.
+            UserError: The version or its checkpoint is missing.
+            DamagedArtifactError: The checkpoint's files have changed since it was registered.
         """
-        found = self.find(model)
-        reference = found.checkpoint
+        version = self.find(model)
+        reference = version.checkpoint
         artifact = self._store.load(reference.stage, reference.key)
         if artifact is None or artifact.manifest.digest(reference.path) != reference.digest:
             raise UserError(
-                f"the checkpoint of {found.name}:{found.version} is no longer in the store "
+                f"the checkpoint of {version.name}:{version.version} is no longer in the store "
                 f"({reference.stage}/{reference.key[:12]})",
-                f"resume the run {found.run!r}, which makes it again, or use another version",
+                f"resume the run {version.run!r}, which makes it again, or use another version",
             )
-        return found, artifact
+        return version, artifact
 
     def all_versions(self) -> list[ModelVersion]:
         """All versions of all models: their checkpoints must not be collected as garbage."""
@@ -226,7 +226,8 @@ class ModelRegistry:
 
     def _records(self, name: str, folder: str, kind: type[R]) -> list[R]:
         paths = sorted((self._folder(name) / folder).glob("*.json"))
-        return [each for each in (read(path, kind) for path in paths) if each is not None]
+        records = [read(path, kind) for path in paths]
+        return [record for record in records if record is not None]
 
     def _folder(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -249,8 +250,8 @@ class ModelRegistry:
             )
         return self._folder(name) / "aliases" / f"{alias}.json"
 
-    def _known(self, name: str) -> str:
-        versions = [str(each.version) for each in self.versions(name)]
+    def _present(self, name: str) -> str:
+        versions = [str(version.version) for version in self.versions(name)]
         if versions:
             return f"versions of {name}: {', '.join(versions)}"
         return f"registered models: {', '.join(self.names()) or 'none'}"

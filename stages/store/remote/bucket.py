@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -136,7 +137,7 @@ class Bucket:
         self.endpoint = self._service.endpoint()
         self._patience = float(os.environ.get(PATIENCE_VARIABLE, _PATIENCE_SECONDS))
         chosen = ("AWS_", "AZURE_", "GOOGLE_")
-        settings = (each for each in os.environ.items() if each[0].startswith(chosen))
+        settings = (item for item in os.environ.items() if item[0].startswith(chosen))
         self._client = _client(parts.scheme, self.name, self.prefix, tuple(sorted(settings)))
 
     def get(self, name: str) -> Entry | None:
@@ -152,7 +153,7 @@ class Bucket:
             return None
 
     def get_all(self, names: Iterable[str]) -> dict[str, Entry]:
-        """Reads many small objects; those that are not there are left out."""
+        """Reads many small objects; missing ones are left out."""
         chosen = list(names)
         with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
             entries = zip(chosen, pool.map(self.get, chosen), strict=True)
@@ -160,9 +161,9 @@ class Bucket:
 
     def read(self, name: str, kind: type[M]) -> M | None:
         """Reads a JSON record; None if there is none, DamagedArtifactError if it is another."""
-        found = self.get(name)
+        entry = self.get(name)
         try:
-            return kind.model_validate_json(found.data) if found else None
+            return kind.model_validate_json(entry.data) if entry else None
         except ValidationError as error:
             raise DamagedArtifactError(
                 f"damaged artifact: {self.url}/{name} is unreadable"
@@ -199,15 +200,15 @@ class Bucket:
 
     def list(self, folder: str = "") -> dict[str, Entry]:
         """Objects below a folder (the whole prefix if empty), by names relative to it, in order."""
-        found = self._ask(lambda: self._client.list(folder or None).collect())
+        facts = self._ask(lambda: self._client.list(folder or None).collect())
         start = f"{folder}/" if folder else ""
         return {
-            each["path"].removeprefix(start): Entry.of(each)
-            for each in sorted(found, key=lambda each: each["path"])
+            object_facts["path"].removeprefix(start): Entry.of(object_facts)
+            for object_facts in sorted(facts, key=itemgetter("path"))
         }
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects; those that are not there do not matter."""
+        """Deletes objects; missing ones do not matter."""
         chosen = list(names)
         try:
             self._ask(lambda: self._client.delete(chosen))
@@ -234,7 +235,7 @@ class Bucket:
         """Content of an object of a size, in order.
 
         Raises:
-            FileNotFoundError: There is no such object, or it is shorter.
+            FileNotFoundError: The object is missing or shorter.
         """
         for start in range(0, size, _PART_BYTES):
             stop = min(start + _PART_BYTES, size)
@@ -277,7 +278,7 @@ class Bucket:
             return ConflictError(text)
         if isinstance(error, FileNotFoundError) or _BEYOND_THE_END.search(text):
             return FileNotFoundError(text)
-        if any(each in text for each in _METADATA_SERVERS):
+        if any(server in text for server in _METADATA_SERVERS):
             return UserError(f"no credentials for {place}", credentials)
         if _REFUSED.search(text):
             return UserError(
@@ -317,9 +318,9 @@ def _client(scheme: str, bucket: str, prefix: str, _: tuple[tuple[str, str], ...
             **settings,
         )
     except (BaseError, ValueError) as error:
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"no credentials for bucket {bucket!r} at {service.endpoint()} ({said})",
+            f"no credentials for bucket {bucket!r} at {service.endpoint()} ({reason})",
             service.credentials,
         ) from error
     return client

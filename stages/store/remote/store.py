@@ -42,7 +42,7 @@ from stages.store.remote.records import Records
 from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_files
 
 _MARKER_DATA = b'{"format": 2}'
-# Uploads and attempts of other hosts hold no lease here: younger ones are no garbage.
+# Other hosts hold their leases elsewhere: younger uploads and work may be theirs.
 _LEFT_SECONDS = 86_400.0
 
 
@@ -105,7 +105,7 @@ class RemoteStore(Store):
     def connect(cls, url: str, home: Path, *, create: bool = False) -> RemoteStore:
         """Opens the store at ``url``; ``home`` is where this host keeps the local folders of such.
 
-        ``create`` and errors are those of :func:`stages.store.opening.open_store`.
+        See :func:`stages.store.opening.open_store` for ``create`` and errors.
         """
         bucket = Bucket(url)
         _check_marker(bucket, create=create)
@@ -123,7 +123,7 @@ class RemoteStore(Store):
         return RemoteWork(self.bucket, self.root, f"work/{stage}/{key}")
 
     def work_files(self, stage: str, key: str) -> frozenset[str]:
-        """See :class:`Store`: those of the newest snapshot."""
+        """See :class:`Store`: names in the snapshot."""
         return self.work(stage, key).files()
 
     def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
@@ -166,8 +166,8 @@ class RemoteStore(Store):
     def push(self, artifact: Artifact) -> None:
         """Uploads a finished artifact of the local folder: files first, the manifest last.
 
-        Where the bucket has an artifact under the key by now, that one stays, and so do files that
-        an earlier call uploaded.
+        An artifact that the bucket has under the key by now stays. Files of an earlier call are not
+        uploaded again.
         """
         manifest = artifact.manifest
         folder = _files_folder(manifest)
@@ -254,7 +254,7 @@ def _folder(stage: str, key: str) -> str:
 
 
 def _files_folder(manifest: Manifest) -> str:
-    """Folder of an artifact's files: one for each computation, which its manifest tells apart."""
+    """Folder of an artifact's files: each computation has its own, by the manifest's digest."""
     upload = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
     return f"{_folder(manifest.stage, manifest.key)}/{upload}"
 

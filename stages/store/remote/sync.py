@@ -114,7 +114,9 @@ def _warn(on_event: OnEvent, message: str) -> None:
 
 def with_inputs(request: Request, change: Callable[[Input], Input]) -> Request:
     """A request each of whose inputs is what ``change`` makes of it."""
-    inputs = {name: tuple(change(each) for each in group) for name, group in request.inputs.items()}
+    inputs = {
+        name: tuple(change(source) for source in group) for name, group in request.inputs.items()
+    }
     return request.model_copy(update={"inputs": inputs})
 
 

@@ -163,7 +163,7 @@ class RemoteWork:
         """Brings the folder to the snapshot; False if there is none but of this folder.
 
         Raises:
-            DamagedArtifactError: The snapshot's files are not those that were saved.
+            DamagedArtifactError: A file of the snapshot is missing or damaged.
         """
         snapshot = self._read()
         if snapshot is None or (snapshot.writer == self._writer and self._local.exists()):
@@ -217,7 +217,7 @@ class RemoteWork:
 
     def drop(self) -> None:
         """Removes the snapshot from the bucket: the artifact is there."""
-        self._bucket.delete(f"{self._name}/{each}" for each in self._bucket.list(self._name))
+        self._bucket.delete(f"{self._name}/{name}" for name in self._bucket.list(self._name))
 
     @contextmanager
     def _scratch_folder(self) -> Iterator[Path]:
