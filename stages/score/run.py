@@ -33,7 +33,7 @@ Row = dict[str, Any]
 COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
 # Responses held in memory and given to the oracle at once.
 BATCH_ROWS = 4096
-# Between two saves: a kill costs so many seconds of answers that were paid for.
+# Seconds between two saves: a kill loses the answers of these seconds.
 _SAVE_SECONDS = 5.0
 
 
@@ -53,15 +53,16 @@ def run(ctx: Context) -> None:
         identity = oracle.identity
         ctx.events.progress(0, total, "responses")
         parts = []
-        done = asked = 0
+        done = 0
+        new = 0
         for first, rows in _read_prompts(ctx):
-            # The name holds the bounds, so that batches of another size have files of their own.
+            # The name holds the bounds: batches of another size have other files.
             path = ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet"
-            asked += _ask(oracle, rows, path, ctx.events, done, total)
+            new += _ask(oracle, rows, path, ctx.events, done, total)
             done += len(rows)
             parts.append(path)
-    if asked < total:
-        ctx.events.info(f"{total - asked} of {total} scores were there already")
+    if new < total:
+        ctx.events.info(f"{total - new} of {total} scores were there already")
     table = ctx.out / "scores.parquet"
     with TableWriter(table, SCORES) as writer:
         for batch in read_batches(parts, SCORES):
@@ -90,14 +91,14 @@ def _check_nulls(ctx: Context, scored: pa.Table) -> None:
         return
     total = scored.num_rows
     first_error = pc.drop_null(scored["error"])[0]
-    what = f"{num_null} of {total} responses have no score (the first: {first_error})"
+    summary = f"{num_null} of {total} responses have no score (the first: {first_error})"
     if num_null > ctx.params.max_null_share * total:
         raise UserError(
-            f"{what}; max_null_share allows {ctx.params.max_null_share:g}",
+            f"{summary}; max_null_share allows {ctx.params.max_null_share:g}",
             "remove what keeps the oracle from scoring; or raise max_null_share to leave their "
             "prompts out of the pairs, and the oracle is asked for all of them again",
         )
-    ctx.events.warning(f"{what}; their prompts are left out of the pairs")
+    ctx.events.warning(f"{summary}; their prompts are left out of the pairs")
 
 
 def _read_prompts(ctx: Context) -> Iterator[tuple[int, list[Row]]]:
@@ -141,17 +142,17 @@ def _read_known(path: Path, rows: Sequence[Row]) -> dict[int, Row]:
     """
     if not path.exists():
         return {}
-    found = {
-        (each["prompt_id"], each["sample_index"]): each
-        for each in read_rows(path, SCORES)
-        if each["score"] is not None
+    saved = {
+        (row["prompt_id"], row["sample_index"]): row
+        for row in read_rows(path, SCORES)
+        if row["score"] is not None
     }
-    known: dict[int, Row] = {}
+    by_place: dict[int, Row] = {}
     for start, stop in pairwise(prompt_starts(rows)):
         keys = [(row["prompt_id"], row["sample_index"]) for row in rows[start:stop]]
-        if all(key in found for key in keys):
-            known |= {start + place: found[key] for place, key in enumerate(keys)}
-    return known
+        if all(key in saved for key in keys):
+            by_place |= {start + place: saved[key] for place, key in enumerate(keys)}
+    return by_place
 
 
 def _ask(
@@ -169,30 +170,30 @@ def _ask(
     Returns:
         The number of answers.
     """
-    known = _read_known(path, rows)
-    places = [place for place in range(len(rows)) if place not in known]
+    scored = _read_known(path, rows)
+    places = [place for place in range(len(rows)) if place not in scored]
     if not places:
         return 0
-    num_known = len(known)
+    num_known = len(scored)
     save_at = time.monotonic() + _SAVE_SECONDS
     try:
         for index, verdict in oracle.score([rows[place] for place in places]):
             place = places[index]
-            known[place] = _to_row(rows[place], verdict, oracle.identity)
+            scored[place] = _to_row(rows[place], verdict, oracle.identity)
             if time.monotonic() >= save_at:
-                _save(known, path)
+                _save(scored, path)
                 save_at = time.monotonic() + _SAVE_SECONDS
-            events.progress(done + len(known), total, "responses")
+            events.progress(done + len(scored), total, "responses")
     finally:
         # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
-        if len(known) > num_known:
-            _save(known, path)
-    assert len(known) == len(rows)
+        if len(scored) > num_known:
+            _save(scored, path)
+    assert len(scored) == len(rows)
     return len(places)
 
 
-def _save(known: Mapping[int, Row], path: Path) -> None:
-    publish_table(path, SCORES, [known[place] for place in sorted(known)])
+def _save(scored: Mapping[int, Row], path: Path) -> None:
+    publish_table(path, SCORES, [scored[place] for place in sorted(scored)])
 
 
 def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:

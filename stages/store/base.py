@@ -106,7 +106,7 @@ class Store:
     def identity(self) -> str:
         """Identity of this folder among others, also one at the same path of another host.
 
-        The folder of a store of its own is shared if several hosts see it, and its path is enough.
+        The path is enough for a store that is a folder: hosts that see it share it.
         """
         identity = read_marker(self.root, create=False).get("id", "")
         return f"{self.root}#{identity}" if identity else str(self.root)
@@ -115,7 +115,7 @@ class Store:
     def open(cls, location: str, *, create: bool = False) -> Store:
         """Opens the store in a folder; with ``create`` makes an empty one if there is nothing yet.
 
-        Errors are those of :func:`stages.store.opening.open_store`.
+        See :func:`stages.store.opening.open_store` for errors.
         """
         root = Path(location).expanduser().absolute()
         return cls(root, read_marker(root, create=create).get("mirror_of"))
@@ -138,7 +138,7 @@ class Store:
         An attempt that got further than the one before has saved something under a new name.
         """
         work = self.work_path(stage, key)
-        return frozenset(each.relative_to(work).as_posix() for each in work.rglob("*"))
+        return frozenset(path.relative_to(work).as_posix() for path in work.rglob("*"))
 
     def log_path(self, stage: str, key: str) -> Path:
         """Folder of the logs of a key's attempts."""
@@ -178,7 +178,7 @@ class Store:
         return read_manifest(folder) if folder.exists() else None
 
     def refresh(self, folder: str) -> None:
-        """Makes the records in a folder of the store (``runs/<name>``) those that all hosts see."""
+        """Updates the records in a folder of the store (``runs/<name>``) from other hosts."""
 
     def share(self, path: Path) -> str:
         """Shows a file or folder of the store to all hosts; returns its address, for a person."""
@@ -189,7 +189,7 @@ class Store:
         return contextlib.nullcontext()
 
     def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
-        """Like :meth:`load`, but sets a damaged artifact aside, says so, and returns None."""
+        """Like :meth:`load`, but sets a damaged artifact aside with a warning and returns None."""
         try:
             return self.load(stage, key)
         except DamagedArtifactError as error:
@@ -236,7 +236,7 @@ class Store:
     def publish(self, scratch: Path, manifest: Manifest) -> Artifact:
         """Makes ``scratch`` the artifact of its key: manifest last, then one rename.
 
-        Where the key has an artifact by now, that one stays and the scratch is dropped.
+        If another process published the key first, its artifact stays and the scratch goes.
         """
         (scratch / MANIFEST).write_bytes(manifest.model_dump_json(indent=2).encode())
         for path in [*scratch.rglob("*"), scratch]:
@@ -277,7 +277,7 @@ class Store:
             yield entry("aside", "", "", path)
 
     def remove(self, gone: Held) -> None:
-        """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
+        """Deletes an entry of :meth:`held`; it disappears at once, or not at all."""
         path = self.root / gone.place
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
@@ -299,8 +299,8 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
     """Content of the marker of the store in a folder; with ``create`` see :meth:`Store.open`.
 
     Raises:
-        UserError: The folder is no store, or one of another format.
-        NoStoreError: There is no store.
+        UserError: The folder holds another thing, or a store of another format.
+        NoStoreError: The store is missing.
     """
     marker = root / MARKER
     if create and not marker.exists():

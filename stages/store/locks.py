@@ -35,7 +35,7 @@ HEARTBEAT_SECONDS = 10.0
 def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """Locks a file, which is created if there is none, against all other processes.
 
-    A ``shared`` lock leaves out those that ask for the same.
+    Shared locks do not exclude each other.
 
     Returns:
         The open descriptor that holds the lock, for the caller to close; None, at once, if
@@ -68,7 +68,7 @@ def _locked(path: Path) -> int:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-        # The holder that was waited for has removed the file, and another may be there by now.
+        # The last holder has removed the file, and another file may have its name now.
         os.close(descriptor)
 
 
@@ -212,7 +212,7 @@ class FileLease:
             if record is not None and record["owner"] != self._owner and self._is_alive(record):
                 return record
             if not self._alive.take():
-                # Some process has the lock, whatever the record says of it.
+                # Some process has the lock, whatever the record holds.
                 return record or {"host": socket.gethostname(), "pid": "unknown"}
             self._write()
         return None
