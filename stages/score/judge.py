@@ -116,10 +116,12 @@ class Judge:
 
     def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        settings = self.settings
-        is_alone = settings.mode == "scored" or settings.against == "reference"
-        is_alone |= "opponent" in rows[0]
-        starts = range(len(rows) + 1) if is_alone else prompt_starts(rows)
+        compares_samples = (
+            self.settings.mode == "pairwise"
+            and self.settings.against == "samples"
+            and "opponent" not in rows[0]
+        )
+        starts = prompt_starts(rows) if compares_samples else range(len(rows) + 1)
         return self.remote.score(rows, starts, self._verdicts)
 
     def close(self) -> None:

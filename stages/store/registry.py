@@ -226,8 +226,7 @@ class ModelRegistry:
 
     def _records(self, name: str, folder: str, kind: type[R]) -> list[R]:
         paths = sorted((self._folder(name) / folder).glob("*.json"))
-        records = [read(path, kind) for path in paths]
-        return [record for record in records if record is not None]
+        return [record for path in paths if (record := read(path, kind))]
 
     def _folder(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
