@@ -28,7 +28,7 @@ def test_a_shell_completes_commands() -> None:
     ("command", "remedy"),
     [
         (("plan", "x.yaml", "--set", "train.kappa", "1"), "--set NAME=VALUE"),
-        (("report", "x.yaml"), "runs in"),
+        (("report", "x.yaml"), "runs there: "),
         (("models", "--store", "/dev/null"), "correct --store"),
     ],
 )
