@@ -101,17 +101,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     assert resumed.losses == whole.losses
 
 
-def test_a_damaged_part_of_the_reference_is_computed_again(tmp_path, policy, pairs, uninterrupted):
-    request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
-    end_when(request, tmp_path, signal.SIGKILL, at_step(12))
-    [part] = (work_of(request) / "reference").glob("part-*")
-    alter(part)
-    resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
-    [said] = resumed.warnings
-    assert str(part) in said
-    assert resumed.artifact.manifest.digest("") == uninterrupted.artifact.manifest.digest("")
-
-
 def test_a_checkpoint_of_another_layout_is_not_taken_up(tmp_path, policy, pairs, uninterrupted):
     request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     end_when(request, tmp_path, signal.SIGKILL, at_step(12))
