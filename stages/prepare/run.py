@@ -57,6 +57,8 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     for name in ("duplicates", "overlap_with_test", "invalid_rows", "assistant_turns_cut"):
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
+    for _, source in sources:
+        source.warn_of_unread_fields(ctx.events)
 
 
 def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
@@ -92,7 +94,7 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
 
 def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:
     """The prompts of a source with their identities; None for an invalid row to drop."""
-    for place, row in source.read():
+    for place, row in source.rows():
         try:
             prompt = read_prompt(row, params, source.columns)
             yield prompt, prompt.identity()

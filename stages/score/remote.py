@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -20,6 +21,8 @@ Rows = Sequence[Mapping[str, Any]]
 ATTEMPTS = 5
 WAIT_SECONDS = 1.0
 """Wait before the second attempt; doubled each time."""
+LARGEST_ANSWER = 64 << 20
+"""Most bytes of an answer, its compression undone."""
 # A server that asks for a longer wait than this is as good as down.
 _LONGEST_WAIT_SECONDS = 60.0
 
@@ -39,6 +42,7 @@ class Remote:
         self.url = settings.url or ""
         self._key_env = settings.key_env
         self._section = section
+        self._timeout_seconds = settings.timeout_seconds
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
         self._client = httpx.Client(
@@ -107,15 +111,15 @@ class Remote:
                 break
             wait_seconds = WAIT_SECONDS * 2**attempt
             try:
-                response = self._client.post(self.url, json=payload)
+                response, body = self._send(payload)
             except httpx.RequestError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
                 passes = response.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not passes and not response.is_server_error:
-                    self._check_status(response)
-                    return response.content
-                reason = f"status {response.status_code}: {_start_of(response.content)}"
+                    self._check_status(response, body)
+                    return body
+                reason = f"status {response.status_code}: {_start_of(body)}"
                 # Seconds; a date in its place is not waited for.
                 retry_after = response.headers.get("retry-after", "")
                 if retry_after.isdecimal():
@@ -124,7 +128,21 @@ class Remote:
                 self._stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 
-    def _check_status(self, response: httpx.Response) -> None:
+    def _send(self, payload: Any) -> tuple[httpx.Response, bytes]:
+        """Posts once within the timeout; the head of the answer, and its body."""
+        deadline = time.monotonic() + self._timeout_seconds
+        body = bytearray()
+        with self._client.stream("POST", self.url, json=payload) as response:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > LARGEST_ANSWER:
+                    raise self.disagreement(f"it is longer than {LARGEST_ANSWER >> 20} MiB")
+                if time.monotonic() > deadline:
+                    message = f"the answer is not whole after {self._timeout_seconds:g} s"
+                    raise httpx.ReadTimeout(message)
+        return response, bytes(body)
+
+    def _check_status(self, response: httpx.Response, body: bytes) -> None:
         if response.status_code in (401, 403):
             raise UserError(
                 f"{self.url} refuses the key (status {response.status_code})",
@@ -134,7 +152,7 @@ class Remote:
         if not response.is_success:
             raise UserError(
                 f"{self.url} refuses a request with status {response.status_code}: "
-                f"{_start_of(response.content)}",
+                f"{_start_of(body)}",
                 f"check the settings of {self._section}, and what the server serves",
             )
 

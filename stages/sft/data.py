@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.contract.data_files import lone_surrogate
 from stages.contract.errors import UserError
+from stages.contract.events import Emitter
 from stages.contract.messages import ROLES, Messages, read_answer, read_messages
 from stages.harness.context import ResolvedInput
 from stages.modeling.chat import render_answered
@@ -25,8 +26,10 @@ _FORMS = (
 )
 
 
-def read_conversations(inputs: Iterable[ResolvedInput]) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
+
+    Fields of messages that are not read are named in the log.
 
     Raises:
         UserError: One has no conversation or cannot be read, or a row is no such conversation; the
@@ -35,12 +38,13 @@ def read_conversations(inputs: Iterable[ResolvedInput]) -> Iterator[Placed]:
     for each in inputs:
         source = open_source(each, "conversations", subset=None, split="train")
         place = ""
-        for place, row in source.read():
+        for place, row in source.rows():
             try:
                 conversation = _conversation(row)
             except UserError as error:
                 raise error.at(place) from error
             yield place, conversation
+        source.warn_of_unread_fields(events)
         if not place:
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 
