@@ -35,6 +35,7 @@ def check(config: RunConfig) -> None:
     _check_samples(config)
     _check_suites(config)
     _check_judges(config)
+    _check_length_control(config)
     _check_engine(config)
     _check_nodes(config)
     _check_stage_names(config)
@@ -122,6 +123,19 @@ def _check_judges(config: RunConfig) -> None:
             raise ValueError(
                 f"{place}.judge.model is {UNNAMED}: choose a judge, and set {place}.judge.model "
                 f"and {place}.judge.url to its name and its OpenAI-compatible server"
+            )
+
+
+def _check_length_control(config: RunConfig) -> None:
+    for own in (config, *map(config.for_suite, config.suites)):
+        judge = own.score.judge
+        compares = own.score.oracle == "judge" and judge.mode == "pairwise"
+        is_to_reference = compares and judge.against == "reference"
+        if own.evaluate.length_controlled and not is_to_reference:
+            raise ValueError(
+                "evaluate.length_controlled is set, and the oracle does not compare with reference "
+                "answers: set score.oracle to judge, score.judge.mode to pairwise and "
+                "score.judge.against to reference"
             )
 
 

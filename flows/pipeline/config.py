@@ -296,6 +296,9 @@ class RunConfig(StageSettings):
             )
         suite = self.suites[name]
         evaluation = suite.evaluation or self.evaluation
+        if suite.evaluation is None and suite.score is not None:
+            # Another oracle has other scores of correct responses.
+            evaluation = evaluation.model_copy(update={"correct_from": None, "pass_at_k": ()})
         if suite.prompts is None:
             sampling = self.evaluation.model_dump(include=set(SAMPLING))
             evaluation = evaluation.model_copy(update=sampling)

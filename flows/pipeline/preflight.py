@@ -110,7 +110,7 @@ def check_environment(config: RunConfig) -> None:
     execution = config.execution
     if execution.runner != "process":
         return
-    metrics = [suite.evaluate for suite in config.suites.values() if suite.evaluate]
+    metrics = [config.evaluate, *(config.for_suite(name).evaluate for name in config.suites)]
     if any(each.length_controlled for each in metrics) and EVAL not in execution.interpreters:
         raise UserError(
             "a length-controlled win rate needs AlpacaEval's code, and no interpreter that has it "

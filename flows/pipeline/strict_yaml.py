@@ -9,11 +9,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from stages.contract.errors import UserError
 
 # Far above any configuration of a person.
 _MAX_CHARACTERS = 1_000_000
+_MAX_ALIASES = 20
 
 
 class _Constructor(SafeConstructor):
@@ -50,6 +52,9 @@ def parse_yaml(text: str, place: str) -> Any:
             raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
         reader = YAML(typ="safe", pure=True)
         reader.Constructor = _Constructor
+        # A few lines of aliases of aliases would fill the memory.
+        if sum(isinstance(event, AliasEvent) for event in reader.parse(text)) > _MAX_ALIASES:
+            raise ValueError(f"more than {_MAX_ALIASES} aliases")
         return json.loads(json.dumps(reader.load(text)))
     except (YAMLError, ValueError, TypeError) as error:
         # Python's own errors are about values that JSON lacks, and very long integers.

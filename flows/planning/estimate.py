@@ -80,20 +80,15 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a run: its steps, of which so many may run at the same time."""
+    """Cost of a run: its steps, and the wall time of the steps that the store lacks."""
 
     steps: Sequence[StepEstimate]
-    parallel: int
+    seconds: float
 
     @property
     def lacking(self) -> list[StepEstimate]:
         """Steps that the store lacks."""
         return [step for step in self.steps if not step.cached]
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the steps that the store lacks."""
-        return sum(step.seconds or 0.0 for step in self.lacking) / self.parallel
 
     @property
     def warnings(self) -> list[str]:
@@ -123,7 +118,23 @@ def estimate(
         _estimate(config, step, works[step.name], rates, cached=step.name in cached)
         for step in steps
     ]
-    return Estimate(estimates, config.execution.parallel)
+    seconds = {step.step: step.seconds or 0.0 for step in estimates if not step.cached}
+    upstream = {step.name: step.upstream() for step in steps}
+    return Estimate(estimates, wall_seconds(seconds, upstream, config.execution.parallel))
+
+
+def wall_seconds(
+    seconds: Mapping[str, float], upstream: Mapping[str, Sequence[str]], parallel: int
+) -> float:
+    """Wall time of steps: as the longest chain lasts, or all of them ``parallel`` at a time.
+
+    Inputs come before the steps that read them; a step without a time is in the store.
+    """
+    ends: dict[str, float] = {}
+    for name, duration in seconds.items():
+        inputs = (ends.get(step, 0.0) for step in upstream[name])
+        ends[name] = duration + max(inputs, default=0.0)
+    return max([sum(seconds.values()) / parallel, *ends.values()])
 
 
 def measured_rates(store: Store) -> Rates:

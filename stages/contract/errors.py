@@ -19,7 +19,8 @@ class GebError(Exception):
 
     def __init__(self, message: str = "") -> None:
         if len(message) > _MAX_CHARACTERS:
-            message = f"{message[:_MAX_CHARACTERS]} …"
+            half = _MAX_CHARACTERS // 2
+            message = f"{message[:half]} … {message[-half:]}"
         super().__init__(message)
 
 

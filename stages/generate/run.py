@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from stages.tables.schemas import (
     PROMPTS,
     RESPONSES,
     TableWriter,
+    find_readable,
     num_rows,
     publish_table,
     read_rows,
@@ -50,7 +51,8 @@ def run(ctx: Context) -> None:
     _warn_if_turns_run_on(ctx, policy)
     first, stop = _shard(ctx, prompts)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
-    missing = [chunk for chunk in chunks if not chunk.path.exists()]
+    warn = ctx.events.warning
+    missing = [chunk for chunk in chunks if not find_readable(chunk.path, RESPONSES, warn)]
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
     begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else _now()
@@ -147,7 +149,7 @@ def _sample(
                     rows.append(row)
                     rendered.append(prompt)
             position = chunk.stop
-            samples = _read_samples(chunk.part, rows)
+            samples = _read_samples(chunk.part, rows, ctx.events.warning)
             for place, index, sample in backend.generate(rendered, frozenset(samples)):
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")
@@ -163,9 +165,11 @@ def _sample(
     return begun
 
 
-def _read_samples(path: Path, rows: Sequence[Mapping[str, Any]]) -> Samples:
+def _read_samples(
+    path: Path, rows: Sequence[Mapping[str, Any]], warn: Callable[[str], None]
+) -> Samples:
     """The samples that an earlier attempt has kept; none without its file."""
-    if not path.exists():
+    if not find_readable(path, RESPONSES, warn):
         return {}
     places = {row["prompt_id"]: place for place, row in enumerate(rows)}
     return {

@@ -61,11 +61,23 @@ def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) ->
     return _render_checked(tokenizer, messages, settings, add_generation_prompt=True)
 
 
-def spelled_control_tokens(tokenizer: Any, messages: Messages) -> str | None:
-    """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none."""
+def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
+    """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none.
+
+    Control tokens are special, or the template writes them into the same turns with a neutral text.
+    """
     text = "\n".join(turn["content"] for turn in messages)
-    tokens = tokenizer.added_tokens_decoder.values()
-    names = [repr(token.content) for token in tokens if token.special and token.content in text]
+    added = tokenizer.added_tokens_decoder.items()
+    spelled = {number: token for number, token in added if token.content in text}
+    if not spelled:
+        return None
+    neutral = [{**turn, "content": "a"} for turn in messages]
+    written = render_conversation(tokenizer, neutral, **template_args)
+    names = [
+        repr(token.content)
+        for number, token in spelled.items()
+        if token.special or number in written
+    ]
     return f"the text spells control tokens: {', '.join(names)}" if names else None
 
 
@@ -114,7 +126,7 @@ def _until_end(tokenizer: Any, token_ids: list[int]) -> list[int]:
 def _render_checked(
     tokenizer: Any, messages: Messages, settings: ChatSettings, **template_args: Any
 ) -> list[int]:
-    spelled = spelled_control_tokens(tokenizer, messages)
+    spelled = spelled_control_tokens(tokenizer, messages, **template_args)
     if spelled and not settings.allow_control_tokens:
         remedy = "remove them from the text, or set generate.allow_control_tokens to true"
         raise UserError(spelled, remedy)

@@ -147,6 +147,8 @@ def _write(
             for prompt, identity in _prompts(ctx.params, source):
                 if prompt is None:
                     continue
+                if scan.identities[16 * row : 16 * row + 16] != identity:
+                    raise OSError(f"{source.name} changed while it was read")
                 writer = writers.get(int(decided.part[row]))
                 if writer is not None:
                     writer.write(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from stages.tables.schemas import (
     RESPONSES,
     SCORES,
     TableWriter,
+    find_readable,
     open_table,
     publish_table,
     read_batches,
@@ -134,13 +135,13 @@ def _with_opponents(ctx: Context) -> Iterator[Row]:
         yield row | {"opponent": other["response"]}
 
 
-def _read_known(path: Path, rows: Sequence[Row]) -> dict[int, Row]:
+def _read_known(path: Path, rows: Sequence[Row], warn: Callable[[str], None]) -> dict[int, Row]:
     """The rows of SCORES that an attempt has left in a file, by their place in ``rows``.
 
     Prompts count as a whole: some oracles look at all responses of one. One with a response that
     has no score is asked about again.
     """
-    if not path.exists():
+    if not find_readable(path, SCORES, warn):
         return {}
     saved = {
         (row["prompt_id"], row["sample_index"]): row
@@ -170,7 +171,7 @@ def _ask(
     Returns:
         The number of answers.
     """
-    scored = _read_known(path, rows)
+    scored = _read_known(path, rows, events.warning)
     places = [place for place in range(len(rows)) if place not in scored]
     if not places:
         return 0

@@ -213,11 +213,7 @@ class Fit(ABC, Generic[P]):
 
         Policy and reference are compiled alike: rounding differs between compiled and eager layers.
         """
-        params = self.ctx.params
-        tokens = sum(sample.num_tokens_shared for sample in self.plan.samples) * params.epochs
-        tokens //= self.process.world_size
-        is_wanted = pays_to_compile(params, tokens, on_gpu=self.numerics.device.type == "cuda")
-        if not is_wanted or self._compiling_failed:
+        if not self._pays_to_compile() or self._compiling_failed:
             return
         compile_layers(model.policy)
         try:
@@ -232,6 +228,12 @@ class Fit(ABC, Generic[P]):
                 f"layers are not compiled, training is slower: {type(error).__name__}: {reason}"
             )
 
+    def _pays_to_compile(self) -> bool:
+        params = self.ctx.params
+        tokens = sum(sample.num_tokens_shared for sample in self.plan.samples) * params.epochs
+        tokens //= self.process.world_size
+        return pays_to_compile(params, tokens, on_gpu=self.numerics.device.type == "cuda")
+
     def _choose_by_memory(self, model: ResponseLogprobs) -> None:
         """Sets compiled layers, and micro-batches that the memory should allow."""
         params = self.ctx.params
@@ -239,7 +241,8 @@ class Fit(ABC, Generic[P]):
         memory = None
         if device.type == "cuda" and params.deepspeed.zero_stage == "off":
             memory = torch.cuda.get_device_properties(device).total_memory
-        chosen = with_memory_choices(params, model.policy, memory)
+        compiled = self._pays_to_compile()
+        chosen = with_memory_choices(params, model.policy, memory, compiled=compiled)
         self.plan = replace(self.plan, params=chosen)
         if chosen.gradient_checkpointing:
             enable_gradient_checkpointing(model.policy, stage=params.stage)

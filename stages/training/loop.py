@@ -128,17 +128,19 @@ class TrainingLoop(Generic[B]):
         share = total.double()[None] / self.process.world_size
         whole = self.process.sum(torch.cat([share, sums.new_tensor(counts), sums])).cpu()
         loss, *counts = whole[: 1 + len(_COUNTS)].tolist()
-        if not (math.isfinite(loss) and math.isfinite(grad_norm or 0.0)):
-            # A retry would come to the same step with the same numbers.
-            raise UserError(
-                f"training diverged at step {step + 1}: loss {loss:g}, grad_norm {grad_norm}",
-                self.objective.remedy,
-            )
         values = {"loss": loss}
         if grad_norm is not None:
             values["grad_norm"] = grad_norm
         values["learning_rate"] = learning_rate
         values |= self.objective.step_record(whole[1 + len(_COUNTS) :])
+        if not (math.isfinite(loss) and math.isfinite(grad_norm or 0.0)):
+            terms = (name for name in ("loss", "bonus", "kappa", "grad_norm") if name in values)
+            # A retry would come to the same step with the same numbers.
+            raise UserError(
+                f"training diverged at step {step + 1}: "
+                + ", ".join(f"{name} {values[name]:g}" for name in terms),
+                self.objective.remedy,
+            )
         values |= zip(_COUNTS, counts, strict=True)
         per_token, per_response_token = self._flops
         values["model_tflop"] = (

@@ -239,7 +239,7 @@ def host(work: Path, resources: Resources, call: str) -> Node:
     """
     address = os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()
     name, _, requested = ("127.0.0.1" if resources.nodes == 1 else address).partition(":")
-    listener = _listen(name, int(requested or 0))
+    listener = _listen(name, requested or "0")
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
     store = TCPStore(
@@ -277,14 +277,13 @@ def join(work: Path) -> Node:
     raise StageFailedError(f"no first node came to {path} in {TIMEOUT_SECONDS:g} s")
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: str) -> socket.socket:
     try:
         address = socket.gethostbyname(host)
         # A name that leads to loopback here leads to another address elsewhere.
         is_local_name = host != address and ipaddress.ip_address(address).is_loopback
-        return socket.create_server(("" if is_local_name else address, port))
-    except (OSError, UnicodeError) as error:
-        # UnicodeError: the name is too long, or has an empty part.
+        return socket.create_server(("" if is_local_name else address, int(port)))
+    except (OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"cannot listen for the other nodes on {host}:{port}: {error}",
             f"set {ADDRESS_VARIABLE} to an address, or to address:port, of the first node",

@@ -36,9 +36,11 @@ _USABLE = 0.9
 """Share of a GPU's memory; the rest is left for fragments."""
 _BYTES_TRAINED = 12
 """Bytes of a trained weight besides its own: gradient and two moments."""
-_BYTES_KEPT = 30
-"""Bytes that a layer keeps for each token and each number of its width. Models of 1B and 8B take 26
-to 34 (H200)."""
+_BYTES_KEPT_COMPILED = 40
+"""Bytes that a compiled layer keeps for each token and each number of its width. Models of 1B and
+8B take 26 to 34 (H200)."""
+_BYTES_KEPT_EAGER = 80
+"""The same without compilation: counted from the tensors that a Llama layer saves, not measured."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +155,33 @@ def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
 
 
 def with_memory_choices(
-    params: TrainingParams, policy: nn.Module, memory: int | None
+    params: TrainingParams, policy: nn.Module, memory: int | None, *, compiled: bool
 ) -> TrainingParams:
     """The parameters, with gradient checkpointing and micro-batch tokens that suit the memory.
 
-    ``memory`` are the bytes of the GPU. Where it is None all activations are recomputed.
+    ``memory`` are the bytes of the GPU. Where it is None all activations are recomputed. Layers are
+    ``compiled``, or eager.
     """
     tokens = params.micro_batch_tokens or (FEWEST_TOKENS if memory is None else MOST_TOKENS)
+    kept = _BYTES_KEPT_COMPILED if compiled else _BYTES_KEPT_EAGER
+    is_short = memory is None or bytes_needed(policy, tokens, kept) > _USABLE * memory
     recompute = params.gradient_checkpointing
     if recompute == "auto":
-        recompute = memory is None or bytes_needed(policy, tokens) > _USABLE * memory
-    if recompute and params.micro_batch_tokens is None:
+        recompute = is_short
+    if params.micro_batch_tokens is None and (recompute or is_short):
         tokens = FEWEST_TOKENS
     return params.model_copy(
         update={"gradient_checkpointing": recompute, "micro_batch_tokens": tokens}
     )
 
 
-def bytes_needed(policy: nn.Module, tokens: int) -> int:
-    """Estimates the memory of a training whose micro-batches of bfloat16 keep all activations."""
+def bytes_needed(policy: nn.Module, tokens: int, kept: int) -> int:
+    """Estimates the memory of a training whose micro-batches of bfloat16 keep all activations.
+
+    ``kept`` are the bytes that a layer keeps for each token and each number of its width.
+    """
     config = causal_lm(policy).config.get_text_config()
-    activations = _BYTES_KEPT * tokens * config.num_hidden_layers * config.hidden_size
+    activations = kept * tokens * config.num_hidden_layers * config.hidden_size
     weights = sum(weight.numel() * weight.element_size() for weight in policy.parameters())
     trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
     return int(weights + _BYTES_TRAINED * trained + activations)

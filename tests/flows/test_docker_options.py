@@ -90,6 +90,7 @@ def test_a_container_has_no_more_than_it_needs_and_is_found_by_its_labels(store:
         "geb.stage": "pair",
         "geb.key": request.key,
         "geb.store": str(store.root),
+        "geb.gpus": "",
     }
 
 

@@ -9,10 +9,22 @@ from flows.pipeline.loading import load_config, load_overridden, load_settings
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
+_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
+)
+
+# Each level merges the one below fifteen times, with keys of its own.
+_MERGED = "m0: &m0 {k: 1}\n" + "".join(
+    f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 15)}], k{level}: 1}}\n"
+    for level in range(1, 9)
+)
+
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
+        (_BOMB, ["more than 20 aliases"]),
+        (_MERGED, ["more than 20 aliases"]),
         ("seed: 1\nseed: 2\n", ['duplicate key "seed"', "line 2"]),
         ("train:\n  kappa: 1\n  beta: 1\n  kappa: 2\n", ['duplicate key "kappa"', "line 4"]),
         ("train: {learning_rate: .inf}\n", ["train.learning_rate: inf"]),

@@ -160,6 +160,10 @@ def test_a_pod_that_somebody_else_deleted_was_taken(
 
 
 LINES = ["2026-01-01T00:00:00Z one\n", "2026-01-01T00:00:00.2Z two\n"]
+SAME_TIME = [
+    f"2026-01-01T00:00:0{at} {line}\n"
+    for at, line in (("1Z", "one"), ("1Z", "two"), ("0Z", "late"))
+]
 
 
 def test_a_line_of_a_log_ends_at_a_newline_alone() -> None:
@@ -186,8 +190,10 @@ class Busy(Pods):
     [
         ([ApiException(INTERNAL_SERVER_ERROR), ConnectionResetError(), LINES], ["one", "two"]),
         ([ApiException(NOT_FOUND), LINES], []),
+        # One time for all lines of a buffer, and a line that comes late.
+        ([SAME_TIME], ["one", "two", "late"]),
     ],
-    ids=["busy", "gone"],
+    ids=["busy", "gone", "same time"],
 )
 def test_the_last_lines_are_asked_for_until_there_is_an_answer(
     request_: Request, answers: list[Any], expected: list[str], monkeypatch: pytest.MonkeyPatch

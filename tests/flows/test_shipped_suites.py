@@ -121,6 +121,31 @@ def test_arena_hard_compares_with_the_base(tmp_path: Path, interpreter: str) -> 
     assert "opponents" in made["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
 
 
+def test_length_control_wants_comparisons_with_reference_answers(tmp_path: Path) -> None:
+    suite = {
+        "prompts": str(ROOT / "data/quickstart/prompts.jsonl"),
+        "evaluate": {"log_pi_ref": "off", "length_controlled": True},
+        "length_control": str(tmp_path),
+    }
+    judge = {"mode": "pairwise", "model": "j", "url": "http://x/v1"}
+    scores = [{"oracle": "math_verify"}, {"oracle": "judge", "judge": judge}]
+    for score in scores:
+        changes = {"suites": {"own": suite | {"score": score}}}
+        with pytest.raises(UserError, match="does not compare with reference answers"):
+            load_overridden(ROOT / "configs/quickstart.yaml", changes, "test")
+
+
+def test_suite_with_another_oracle_takes_no_threshold_of_the_run() -> None:
+    changes = {
+        "evaluation": {"correct_from": 1.0, "pass_at_k": [1]},
+        "suites": {"math": {"score": {"oracle": "math_verify"}}, "own": {}},
+    }
+    config = load_overridden(ROOT / "configs/quickstart.yaml", changes, "test")
+    assert config.for_suite("own").evaluation.correct_from == 1.0
+    assert config.for_suite("math").evaluation.correct_from is None
+    assert config.for_suite("math").evaluation.pass_at_k == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

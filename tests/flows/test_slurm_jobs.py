@@ -3,6 +3,7 @@
 import io
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from flows.runners.ending import raise_for
 from flows.runners.place import work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
-from flows.runners.slurm.submission import may_pass, mistake
+from flows.runners.slurm.submission import check_job, may_pass, mistake
 from flows.runners.slurm.work import Status, Tail, ending_of, folders_for, jobs_folder, status_of
-from stages.contract.errors import PreemptedError, RefusedError, StageFailedError
+from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -219,6 +220,8 @@ def test_a_container_runs_its_own_python_unless_another_is_named(request_: Reque
         ("QOSMaxSubmitJobPerUserLimit", True),
         ("Batch job submission failed: Unable to contact slurm controller", True),
         ("Batch job submission failed: Socket timed out on send/recv operation", True),
+        ("slurm_receive_msg: Zero Bytes were transmitted or received", True),
+        ("Slurm backup controller in standby mode", True),
         ("invalid partition specified: x", False),
     ],
 )
@@ -230,6 +233,19 @@ def test_a_refusal_has_slurm_s_words_and_the_options(request_: Request) -> None:
     error = mistake("allocation failure: Invalid account\n", request_, ["--account=lab"])
     assert "allocation failure: Invalid account (sbatch --account=lab)" in error.message
     assert "execution.slurm or resources.probe" in error.remedy
+
+
+def test_nodes_that_are_down_are_waited_for(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = "allocation failure: Requested node configuration is not available"
+    refused = subprocess.CompletedProcess([], 1, "", refusal)
+    monkeypatch.setattr(client, "submit", lambda options, script: refused)
+    monkeypatch.setattr(client, "nodes_away", lambda partition: "node2")
+    check_job(request_, Execution(), [])
+    monkeypatch.setattr(client, "nodes_away", lambda partition: "")
+    with pytest.raises(UserError, match="node configuration is not available"):
+        check_job(request_, Execution(), [])
 
 
 def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:

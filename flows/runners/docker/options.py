@@ -24,6 +24,7 @@ STEP_LABEL = "geb.step"
 STAGE_LABEL = "geb.stage"
 KEY_LABEL = "geb.key"
 STORE_LABEL = "geb.store"
+GPUS_LABEL = "geb.gpus"
 
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
@@ -88,6 +89,7 @@ def container_options(
             STAGE_LABEL: request.stage,
             KEY_LABEL: request.key,
             STORE_LABEL: request.store,
+            GPUS_LABEL: ",".join(devices),
         },
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
         # the stage.

@@ -28,6 +28,7 @@ from flows.runners.docker.container import (
 )
 from flows.runners.docker.images import find_image
 from flows.runners.docker.options import (
+    GPUS_LABEL,
     KEY_LABEL,
     STORE_LABEL,
     container_options,
@@ -36,7 +37,7 @@ from flows.runners.docker.options import (
 )
 from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import StageJob, chown_outputs, work_name
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.request import Request
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class DockerPlace:
             gpus = stack.enter_context(
                 hold_gpus(request.resources.gpus, waiting=job.notice, stopping=job.stopping)
             )
+            _wait_for_gpus(client, job, gpus.devices)
             try:
                 container = self._create(client, request, gpus.devices)
                 stack.callback(remove, container)
@@ -92,7 +94,12 @@ class DockerPlace:
             )
         image, image_name = find_image(client, settings, request)
         user = user_for(settings, image.attrs["Config"]["User"])
-        uid, gid = user.split(":")
+        uid, _, gid = user.partition(":")
+        if not (uid.isdecimal() and gid.isdecimal()):
+            raise UserError(
+                f"the image {image_name} runs as user {user!r}, not as a user and group id",
+                "set execution.docker.user, such as 1000:1000",
+            )
         chown_outputs(request, int(uid), int(gid))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
         program = program_of(request, write_request(request))
@@ -115,6 +122,19 @@ class DockerPlace:
                 "set it there, or take the name out",
             )
         return {name: os.environ[name] for name in names}
+
+
+def _wait_for_gpus(client: docker.DockerClient, job: StageJob, devices: tuple[str, ...]) -> None:
+    """Waits for the end of containers whose orchestrator was killed, and with it their locks."""
+    while not set(devices).isdisjoint(_gpus_in_use(client)):
+        job.notice("waiting for a GPU that a container still uses")
+        if job.stopping.wait(1.0):
+            raise StoppedError(f"{job.request.place}: stopped while waiting for a GPU")
+
+
+def _gpus_in_use(client: docker.DockerClient) -> Iterator[str]:
+    for container in client.containers.list(filters={"label": GPUS_LABEL}, ignore_removed=True):
+        yield from container.labels[GPUS_LABEL].split(",")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from flows.runners.kubernetes.diagnosis import (
 from flows.runners.kubernetes.identity import Pod
 from flows.runners.place import PlaceAwayError, Poller, StageJob
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER, UserError
+from stages.contract.events import Failure, parse_event
 
 # Between two looks at the pods, which all stages of a run share.
 _POLL_SECONDS = 2.0
@@ -58,6 +59,7 @@ class _Node:
         self.pod: Pod | None = None
         self.ending: Ending | None = None
         self.is_ended_by_us = False
+        self.failure: Failure | None = None
         self.read_at: float | None = None
         self.last_stamp = ""
         self.waits_since = time.monotonic()
@@ -143,17 +145,21 @@ class PodAttempt:
         try:
             lines = self._cluster.log(node.name, since)
         except ApiException as error:
+            if error.status == FORBIDDEN:
+                self._job.notice(f"the log of pod {node.name} cannot be read: {error.reason}")
             return error.status in (BAD_REQUEST, FORBIDDEN, NOT_FOUND)
         except UNREACHABLE:
             return False
         node.read_at = began
+        # Several lines may have one time, or stand out of order.
+        known = node.last_stamp
         for stamped in lines:
             stamp, _, line = stamped.partition(" ")
             seconds, _, fraction = stamp.rstrip("Z").partition(".")
             # Times compare as texts once their fractions are equally long.
             when = f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}"
-            if when > node.last_stamp:
-                node.last_stamp = when
+            if when > known:
+                node.last_stamp = max(node.last_stamp, when)
                 self._handle_line(node, line)
         return True
 
@@ -161,8 +167,11 @@ class PodAttempt:
         number = self._nodes.index(node)
         if number == 0:
             self._job.handle_line(line)
-        else:
-            self._job.log.write(f"[node {number + 1}] {line}")
+            return
+        event = parse_event(line)
+        if isinstance(event, Failure):
+            node.failure = event
+        self._job.log.write(f"[node {number + 1}] {line}")
 
     def _look(self) -> None:
         seen_at, pods = self._poller.look(_POLL_SECONDS)
@@ -239,6 +248,9 @@ class PodAttempt:
         assert ending is not None
         if first.code == EXIT_OK or cause is self._nodes[0]:
             return first
+        if ending.code == EXIT_USER and cause.failure is not None:
+            self._job.log.failure = cause.failure
+            return ending
         where = f"node {self._nodes.index(cause) + 1} of {len(self._nodes)}"
         if ending.kind == "exited":
             return Ending("failed", None, f"{where} ended by {describe_exit(ending.code)}")

@@ -1,4 +1,4 @@
-"""Slurm's commands: sbatch, squeue, scontrol, scancel; their output, parsed.
+"""Slurm's commands: sbatch, squeue, sinfo, scontrol, scancel; their output, parsed.
 
 Text formats in place of ``--json``, whose shape changes with each release.
 """
@@ -61,6 +61,13 @@ class QueuedJob:
 def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
     """Runs sbatch with a batch script on its stdin; the caller reads the refusal."""
     return _call(["sbatch", *options], text=script)
+
+
+def nodes_away(partition: str | None) -> str:
+    """Nodes of a partition, or of all, that are down, drained or do not answer; empty for none."""
+    chosen = [f"--partition={partition}"] if partition else []
+    states = "--states=down,drain,fail,maint,no_respond,reboot,unknown"
+    return _call(["sinfo", "--noheader", states, "--format=%N", *chosen]).stdout.strip()
 
 
 def own_jobs() -> list[QueuedJob]:

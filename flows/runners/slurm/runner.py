@@ -63,7 +63,7 @@ class SlurmPlace:
             program = batch_program(request, execution, path, folder, interpreter)
             number = submit(job, execution, name, program)
         except BaseException:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         job.on_event(Log(message=f"job {number}: {name}"))
         return SlurmJob(number, folder, job, execution, self._poller)

@@ -24,6 +24,14 @@ _PASSES = (
     "Unable to contact slurm controller",
     "timed out",
     "Connection refused",
+    "Communication connection failure",
+    "Resource temporarily unavailable",
+    "Transport endpoint",
+    "Unexpected message received",
+    "Zero Bytes",
+    "in the process of being",
+    "not available now",
+    "standby mode",
 )
 
 
@@ -53,15 +61,20 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
         options = tuple(submit_options(request, execution.slurm, execution.grace_seconds))
         if options not in checked:
             checked.add(options)
-            check_job(request, options)
+            check_job(request, execution, options)
 
 
-def check_job(request: Request, options: Sequence[str]) -> None:
+def check_job(request: Request, execution: Execution, options: Sequence[str]) -> None:
     """Refuses one job that Slurm would never run."""
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
         done = client.submit(["--test-only", *options], "#!/bin/bash\n")
-        if done.returncode and not may_pass(done.stderr):
+        if done.returncode == 0 or may_pass(done.stderr):
+            return
+        partition = execution.slurm.job(request.stage).partition
+        waits_for_nodes = "ode configuration" in done.stderr or "ode count" in done.stderr
+        # The job waits for a node that died.
+        if not (waits_for_nodes and client.nodes_away(partition)):
             raise mistake(done.stderr, request, options)
 
 

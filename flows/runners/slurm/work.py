@@ -33,7 +33,7 @@ from stages.store.base import Store
 
 _UNSET = ("", "None", "Unknown")
 _OUTPUTS = ("log", "others", "slurm.out")
-# Reasons for which a job is pending for ever.
+# Words of reasons for which a job is pending for ever.
 _HOPELESS = (
     "PartitionNodeLimit",
     "PartitionTimeLimit",
@@ -41,7 +41,16 @@ _HOPELESS = (
     "InvalidAccount",
     "InvalidQOS",
     "JobHeldAdmin",
-    "QOSMaxWallDurationPerJobLimit",
+    "AccountNotAllowed",
+    "DependencyNever",
+    "JobHoldMaxRequeue",
+    "MaxWallDuration",
+    "MinutesLimit",
+    "PerJob",
+    "QOSMin",
+    "QOSNotAllowed",
+    "QOSUsageThreshold",
+    "launch failed",
 )
 # Between two looks at a job's files.
 _LOOK_SECONDS = 0.5
@@ -202,7 +211,7 @@ class SlurmJob:
             self._job.notice(f"job {self._number} runs on {queued.nodes}")
         elif queued.state == "PENDING" and queued.reason != "None":
             self._job.notice(f"job {self._number} is pending: {queued.reason}")
-            if queued.reason in _HOPELESS:
+            if any(words in queued.reason for words in _HOPELESS):
                 execution = self._execution
                 request = self._job.request
                 options = submit_options(request, execution.slurm, execution.grace_seconds)

@@ -36,7 +36,11 @@ class Records:
         # Records that this host is changing stay as they are until then.
         if lock is not None:
             try:
-                self._pull(folder, self._bucket.list(folder))
+                there = self._bucket.list(folder)
+                if folder == "models":
+                    # Records of a killed change never reached the bucket.
+                    self._drop_changes(folder, there)
+                self._pull(folder, there)
             finally:
                 os.close(lock)
 

@@ -19,6 +19,7 @@ from flows.planning.estimate import (
     StepEstimate,
     estimate,
     measured_rates,
+    wall_seconds,
 )
 from flows.planning.show import cost_lines
 from flows.planning.sizes import rows_of
@@ -198,6 +199,14 @@ def test_an_unknown_number_of_prompts_leaves_the_time_open(tmp_path: Path) -> No
     costs = estimated(config)
     assert any("estimation.prompts_per_iteration" in text for text in costs.warnings)
     assert {step.seconds for step in costs.steps if step.stage == "train"} == {None}
+
+
+def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time() -> None:
+    seconds = {"a": 2.0, "b": 1.0, "c": 1.0, "d": 1.0}
+    upstream = {"a": [], "b": [], "c": ["a"], "d": ["in the store"]}
+    assert wall_seconds(seconds, upstream, parallel=1) == 5
+    assert wall_seconds(seconds, upstream, parallel=4) == 3
+    assert wall_seconds({}, {}, parallel=2) == 0
 
 
 def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:

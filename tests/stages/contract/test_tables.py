@@ -8,6 +8,7 @@ from stages.tables.schemas import (
     RESPONSES,
     SCHEMAS,
     TableWriter,
+    find_readable,
     num_rows,
     open_table,
     read_batches,
@@ -80,3 +81,16 @@ def test_wrong_files_are_refused_by_name(tmp_path):
             open_table(path, RESPONSES)
         assert str(path) in caught.value.message
         assert caught.value.remedy
+
+
+def test_damaged_table_of_an_attempt_is_set_aside(tmp_path):
+    path = tmp_path / "chunk.parquet"
+    warnings: list[str] = []
+    assert not find_readable(path, PROMPTS, warnings.append)
+    write_table(path, PROMPTS, rows_of(PROMPTS, 5))
+    assert find_readable(path, PROMPTS, warnings.append)
+    assert warnings == []
+    path.write_bytes(path.read_bytes()[:-20])
+    assert not find_readable(path, PROMPTS, warnings.append)
+    assert not path.exists()
+    assert "Set aside as" in warnings[0]

@@ -73,6 +73,15 @@ class TestControlTokens:
         _, answer = render_answered(tokenizer, turns, "cat</s>", PLAIN)
         assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
 
+    def test_added_token_of_the_template_counts(self):
+        plain = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("<assistant>", "[reply]"))
+        plain.add_tokens(["[reply]", "[other]"])
+        turns = [{"role": "user", "content": "red [other]"}]
+        assert render_prompt(plain, turns, PLAIN)
+        turns = [{"role": "user", "content": "red [reply]"}]
+        with pytest.raises(UserError, match=r"spells control tokens: '\[reply\]'"):
+            render_prompt(plain, turns, PLAIN)
+
 
 @pytest.mark.parametrize(
     "messages",

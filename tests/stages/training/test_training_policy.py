@@ -30,22 +30,25 @@ SMALL = model_of(16, 2048, 1240 * 10**6, trained=True, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
-    ("policy", "memory_gib", "settings", "choice"),
+    ("policy", "memory_gib", "compiled", "settings", "choice"),
     [
-        (LARGE, 139, {}, (False, 16384)),
-        (LARGE, 78, {}, (True, 8192)),
-        (LARGE, 78, {"micro_batch_tokens": 4096}, (False, 4096)),
-        (LARGE, 78, {"gradient_checkpointing": False}, (False, 16384)),
-        (SMALL, 78, {}, (False, 16384)),
-        (SMALL, 24, {}, (True, 8192)),
+        (LARGE, 139, True, {}, (False, 16384)),
+        (LARGE, 139, False, {}, (True, 8192)),
+        (LARGE, 78, True, {}, (True, 8192)),
+        (LARGE, 78, True, {"micro_batch_tokens": 4096}, (False, 4096)),
+        (LARGE, 78, True, {"gradient_checkpointing": False}, (False, 8192)),
+        (SMALL, 78, False, {}, (False, 16384)),
+        (SMALL, 40, True, {}, (True, 8192)),
         # The CPU, and DeepSpeed.
-        (SMALL, None, {}, (True, 8192)),
-        (SMALL, None, {"gradient_checkpointing": False}, (False, 8192)),
+        (SMALL, None, False, {}, (True, 8192)),
+        (SMALL, None, False, {"gradient_checkpointing": False}, (False, 8192)),
     ],
 )
-def test_activations_are_kept_where_memory_should_do(policy, memory_gib, settings, choice):
+def test_activations_are_kept_where_memory_should_do(
+    policy, memory_gib, compiled, settings, choice
+):
     memory = memory_gib and memory_gib * 2**30
-    chosen = with_memory_choices(params(**settings), policy, memory)
+    chosen = with_memory_choices(params(**settings), policy, memory, compiled=compiled)
     assert (chosen.gradient_checkpointing, chosen.token_budget) == choice
 
 
