@@ -57,7 +57,7 @@ def _sample(
         for index in range(size // 2)
     ]
     # Kernels are chosen, and memory is taken, by a first pass.
-    found = list(backend.generate(iter(prompts[:_CHECKED])))
+    found = list(backend.generate(prompts[:_CHECKED]))
     model = load_causal_lm(source, dtype=params.dtype)
     gap = max(_gap(model, prompts[place], sample) for place, _, sample in found)
     del model
@@ -65,7 +65,7 @@ def _sample(
     reset_peak(device)
     wait(device)
     started = time.perf_counter()
-    samples = list(backend.generate(iter(prompts)))
+    samples = list(backend.generate(prompts))
     wait(device)
     seconds = time.perf_counter() - started
     tokens = sum(len(sample.token_ids) for _, _, sample in samples)

@@ -36,7 +36,7 @@ class Backend(Protocol):
     """An engine with a policy loaded, made by its module's ``load(policy, params, events)``."""
 
     def generate(
-        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]]
+        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]] = frozenset()
     ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed.
 

@@ -42,7 +42,7 @@ class TransformersBackend:
         """Nothing to end: the model goes with its last reference."""
 
     def generate(
-        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]]
+        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]] = frozenset()
     ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         size = self._params.transformers.batch_size

@@ -29,7 +29,7 @@ class VllmBackend:
         self._engine = start_engine(policy, params)
 
     def generate(
-        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]]
+        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]] = frozenset()
     ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         from vllm.inputs.engine import tokens_input

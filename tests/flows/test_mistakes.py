@@ -202,7 +202,7 @@ def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> N
     done = geb("run", config)
     assert done.returncode == 64
     told = " ".join((done.stdout + done.stderr).split())
-    for part in ("are ties", hint, "remedy"):
+    for part in ("make a tie", hint, "remedy"):
         assert part in told
     store = tmp_path / "store"
     assert list(store.glob("artifacts/*/.scratch-*")) == []

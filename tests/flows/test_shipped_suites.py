@@ -138,7 +138,7 @@ def test_length_control_wants_comparisons_with_reference_answers(tmp_path: Path)
 def test_suite_with_another_oracle_takes_no_threshold_of_the_run() -> None:
     changes = {
         "evaluation": {"correct_from": 1.0, "pass_at_k": [1]},
-        "suites": {"math": {"score": {"oracle": "math_verify"}}, "own": {}},
+        "suites": {"math": {"score": {"oracle": "math_verify"}}, "own": {"prompts": "x.jsonl"}},
     }
     config = load_overridden(ROOT / "configs/quickstart.yaml", changes, "test")
     assert config.for_suite("own").evaluation.correct_from == 1.0

@@ -79,10 +79,10 @@ def test_sampling_stays_below_the_length_that_moves_a_neighbour(
     params = GenerateParams(num_samples=1, max_new_tokens=4, temperature=0.0)
     backend = transformers_backend.load(policy, params, Emitter(io.StringIO()))
     short, long = (Prompt([3] * length, [0]) for length in (4, LIMIT - 4))
-    assert len(list(backend.generate(iter([short, long])))) == 2
+    assert len(list(backend.generate([short, long]))) == 2
     longer = Prompt([3] * (LIMIT - 3), [0])
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens") as caught:
-        list(backend.generate(iter([short, longer])))
+        list(backend.generate([short, longer]))
     assert f"generate.max_length_tokens={LIMIT}" in caught.value.remedy
 
 
