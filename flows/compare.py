@@ -25,7 +25,7 @@ def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | St
     Args:
         runs: Names of two or more runs.
         name: Name of the comparison; empty makes one of the runs' names.
-        store: The store: a folder, or s3://, gs:// or az://; empty takes that of GEB_STORE.
+        store: The store: a folder, or s3://, gs:// or az://; empty takes GEB_STORE's.
     """
     try:
         found = compare_runs(open_store(store_of({"store": store})), runs, name)

@@ -103,7 +103,7 @@ def run_cells(
 ) -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
-    An interrupt or a cancellation starts no further cell, and stops those that run. Observers hear
+    An interrupt or a cancellation starts no further cell, and stops running ones. Observers hear
     of the progress under the name of the sweep. UserError if there are no cells.
     """
     if parallel_runs < 1:

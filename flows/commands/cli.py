@@ -150,7 +150,7 @@ def _tell(error: BaseException) -> int:
             code = EXIT_USER if error.errno == errno.ENAMETOOLONG else EXIT_FAILED
             return _say(code, f"{error.filename!s}: {error.strerror}", remedy)
     causes = list(_causes(error))
-    # pydantic makes an error of its own of a signal that comes while it serialises.
+    # pydantic turns a signal that comes while it serialises into its error.
     if any(isinstance(each, typer.Abort | StoppedError | KeyboardInterrupt) for each in causes):
         messages().print(_STOPPED)
         return _EXIT_INTERRUPTED

@@ -103,7 +103,7 @@ def configured(
 def chosen(
     overrides: list[str] | None, *, store: str | None = None, runner: str | None = None
 ) -> list[str]:
-    """``--store`` and ``--runner`` as overrides, before those of ``--set``, which win."""
+    """``--store`` and ``--runner`` as overrides, before ``--set``, which wins."""
     options = [f"store={json.dumps(store)}"] if store else []
     options += [f"execution.runner={runner}"] if runner else []
     return [*options, *(overrides or ())]
@@ -118,7 +118,7 @@ def configured_run(store: str, run: str) -> RunConfig:
 def forced_from(stage: str | None, iteration: int | None, iterations: int) -> StepFilter:
     """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
 
-    Without a stage these are no steps; without an iteration they begin in the first.
+    Without a stage they are empty; without an iteration they begin in the first.
 
     Raises:
         UserError: The run has no such stage in that iteration.

@@ -75,7 +75,7 @@ def sweep(
         str, typer.Option(metavar="SEED,SEED", help="Seeds of each combination.")
     ] = "0",
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the sweep; that of CONFIG if unset.")
+        str | None, typer.Option(metavar="NAME", help="Name of the sweep; CONFIG's if unset.")
     ] = None,
     parallel_runs: ParallelRuns = 1,
     overrides: Overrides = None,

@@ -55,7 +55,7 @@ def init(
 
 
 def write_task(folder: Path, policy: str | None) -> None:
-    """Writes the files of a task; without a policy, the task makes a tiny model of its own."""
+    """Writes the files of a task; without a policy, the task makes a tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")
     values = {

@@ -20,7 +20,7 @@ from stages.store.opening import open_store
 
 def fields(
     prefix: Annotated[
-        str, typer.Argument(metavar="[PREFIX]", help="Only those that begin so: `train`.")
+        str, typer.Argument(metavar="[PREFIX]", help="Only fields with this beginning: `train`.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:

@@ -58,7 +58,7 @@ def logs(
         str | None,
         typer.Argument(
             metavar="[STEP]",
-            help="A step; if left out, those that run, else those that failed, else the last.",
+            help="A step; by default the running ones, else the failed ones, else the last.",
         ),
     ] = None,
     store: StorePath = "store",

@@ -84,7 +84,7 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
     """Finds artifacts that no run's last steps and no registered model need, and leftovers.
 
     What a needed artifact was made of is needed too. A key that is being computed is left alone.
-    What was written to in the last ``older_than`` seconds is left alone, too.
+    Folders that were written to in the last ``older_than`` seconds stay, too.
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())
@@ -100,7 +100,7 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
 
 
 def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Deletes what :func:`collect` found, unless a run needs it by now; returns what it deleted."""
+    """Deletes what :func:`collect` found, unless a run needs it; returns what it deleted."""
     removed = []
     for each in garbage:
         # Runs record the keys that they want before they compute or read them.
@@ -137,7 +137,7 @@ def _needed(store: Store) -> set[_Name]:
     """Keys of all runs' last steps and registered models, and of all that they were made of.
 
     Raises:
-        DamagedRecordError: A record cannot be read, so that nobody knows what it needs.
+        DamagedRecordError: A record cannot be read, so its needs are unknown.
     """
     versions = ModelRegistry(store).all_versions()
     waiting = [(each.checkpoint.stage, each.checkpoint.key) for each in versions]

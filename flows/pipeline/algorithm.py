@@ -130,7 +130,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
 
 
 def _within(do: Do, iteration: int, part: str = "") -> Do:
-    """Takes steps in hand as those of an iteration, and of a part of it."""
+    """Takes steps in hand as steps of an iteration, and of a part of it."""
     return lambda step: do(replace(step, iteration=iteration, part=part))
 
 
@@ -146,7 +146,7 @@ def sample_and_score(
 ) -> Samples:
     """Samples responses to a table of prompts and scores them, shard by shard.
 
-    A judge that compares sets the responses against those of ``base``, sample by sample, so that ½
+    A judge that compares sets the responses against ``base``'s, sample by sample, so that ½
     means as good as those; without ``base``, against themselves. With ``sampled``, these responses
     are scored once more, and none are sampled.
     """

@@ -112,7 +112,7 @@ def _check_tries(evaluation: Evaluation) -> None:
 
 
 def oracles(config: RunConfig) -> dict[str, ScoreParams]:
-    """The run's oracle and those of its suites, by their places in the configuration."""
+    """The oracles of the run and its suites, by their places in the configuration."""
     own = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
     return {"score": config.score} | {place: score for place, score in own.items() if score}
 

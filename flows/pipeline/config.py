@@ -64,12 +64,12 @@ class Inputs(Settings):
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
     objective_code: str | None = None
-    """Python file of an objective of your own (`train.objective: python`)."""
+    """Python file of a custom objective (`train.objective: python`)."""
     strategy_code: str | None = None
-    """Python file of a pair strategy of your own (`pair.strategy: python`)."""
+    """Python file of a custom pair strategy (`pair.strategy: python`)."""
     preferences: str | None = None
     """Preference data to train on in the place of samples, in TRL's format (docs/training.md).
-    Without `prompts`, its prompts are those that are split and held out."""
+    Without `prompts`, the split and held-out prompts are its own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -131,9 +131,9 @@ class Suite(Settings):
     score: ScoreParams | None = None
     """Oracle; unset takes the run's, with the run's model and code."""
     oracle_model: str | None = None
-    """Reward model of an oracle of its own."""
+    """Reward model of the suite's oracle."""
     oracle_code: str | None = None
-    """Python file, or judge's prompt template, of an oracle of its own."""
+    """Python file, or judge's prompt template, of the suite's oracle."""
     evaluate: EvaluateParams | None = None
     """Metrics; unset takes the run's `evaluate`."""
     length_control: str | None = None
@@ -183,7 +183,7 @@ class StageSettings(Settings):
     iterations: int = Field(3, ge=1, le=1000)
     """Iterations T."""
     pair_data: Literal["current", "accumulate"] = "current"
-    """Train on this iteration's pairs, or on those of all iterations so far."""
+    """Train on the pairs of this iteration, or of all iterations so far."""
     inputs: Inputs = Inputs()
     """Inputs from outside."""
     prepare: PrepareParams = PrepareParams()

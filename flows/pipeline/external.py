@@ -60,7 +60,7 @@ def resolved(place: str, repo_type: RepoType, state: str) -> External:
 def unread(place: str, repo_type: RepoType) -> External:
     """An input that is neither read nor looked up: its place replaces its content.
 
-    Steps made of it can be listed and compared with each other, not computed.
+    Steps with it can be listed and compared with each other, not computed.
     """
     path = Path(place).expanduser()
     repo, _, revision = place.partition("@")

@@ -27,7 +27,7 @@ class FieldRow:
     """One field of a configuration.
 
     Attributes:
-        name: Its name with the sections before it; `NAME` stands for a name of one's own.
+        name: Its name with the sections before it; `NAME` is a name that the user chooses.
         default: The default as JSON; None if a value is required.
         speed_only: Whether it changes speed or place alone, so that no artifact's key holds it.
     """
@@ -64,7 +64,7 @@ def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
             yield from field_rows(section, f"{prefix}{name}.")
             continue
         yield _row(f"{prefix}{name}", field)
-        # Sections under names of one's own, such as `suites`.
+        # Sections under names that the user chooses, such as `suites`.
         inner = get_args(section)[-1] if get_origin(section) is dict else None
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from field_rows(inner, f"{prefix}{name}.NAME.")

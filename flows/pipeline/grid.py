@@ -67,7 +67,7 @@ def cells(
     """Every combination of values under every seed, the seeds of one combination together.
 
     Names of runs begin with the sweep's. UserError if the name, a field or a value is wrong, or
-    there are no seeds.
+    the seeds are empty.
     """
     require_name(name, "sweep")
     if not seeds or len(set(seeds)) != len(seeds):

@@ -27,7 +27,7 @@ def resolve_model(place: str, store: Store) -> list[External]:
         The whole checkpoint, and after it the adapter on it if the registered model is one.
 
     Raises:
-        UserError: There is no such model.
+        UserError: The model is unknown.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     if "/" in place or Path(place).expanduser().exists():
@@ -38,7 +38,7 @@ def resolve_model(place: str, store: Store) -> list[External]:
 
 
 def suite_input(suite: str | None, name: str) -> str:
-    """Name of a suite's input among those of its run; without a suite, the input's own."""
+    """Name of a suite's input among the run's inputs; without a suite, the input's own."""
     return name if suite is None else f"suites.{suite}.{name}"
 
 
@@ -83,7 +83,7 @@ def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -
     """Finds one input of a run; see :func:`every_input`.
 
     Raises:
-        UserError: There is no such file.
+        UserError: The file is missing.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     try:

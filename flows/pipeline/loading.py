@@ -59,7 +59,7 @@ def overrides_of(said: Sequence[str]) -> dict[str, Any]:
 def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 
-    Errors are those of :func:`load_settings`, and say by ``place`` where overrides come from.
+    Errors are as in :func:`load_settings`, and name the overrides' ``place``.
     """
     current = copy.deepcopy(dict(overrides))
     anchor_paths(current, Path.cwd())
@@ -79,7 +79,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     Fields have their full names, ``train.kappa``; messages say by ``place`` where they come from.
 
     Raises:
-        UserError: There is no such field, or a value is wrong; the message names all of them.
+        UserError: A field is unknown, or a value is wrong; the message names all of them.
     """
     values = config.to_values()
     for name, value in fields.items():
@@ -128,7 +128,7 @@ def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
 
 
 def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The sections of a file laid over those that it extends; they are not checked.
+    """The sections of a file laid over the files that it extends; they are not checked.
 
     Raises:
         UserError: It cannot be read, or extends itself.
@@ -240,7 +240,7 @@ def _cut(text: str) -> str:
 
 
 def _fields_at(model: type[BaseModel], place: Iterable[str]) -> dict[str, FieldInfo]:
-    """Fields of the section at ``place``; none if there is no such section."""
+    """Fields of the section at ``place``; none without the section."""
     for part in place:
         field = model.model_fields.get(part)
         if field is None or not (

@@ -65,7 +65,7 @@ class DockerSettings(Settings):
 
 
 def _for_stage(kind: type[Settings], everywhere: Settings, own: Settings | None) -> dict[str, Any]:
-    """One stage's settings: its own fields over those of all stages, mappings merged by keys."""
+    """One stage's settings: its own fields over all stages', mappings merged by keys."""
     merged = {name: getattr(everywhere, name) for name in kind.model_fields}
     for name in own.model_fields_set if own is not None else ():
         value = getattr(own, name)
@@ -136,7 +136,7 @@ class KubernetesSettings(PodSettings):
     """Pods of the kubernetes runner. Limits of memory, CPUs, GPUs and time are in `resources`."""
 
     stages: dict[str, PodSettings] = Field(default_factory=dict)
-    """Settings of single stages by their names, over the settings beside this one."""
+    """Settings of single stages by their names, over the other settings of this section."""
     namespace: str | None = None
     """Namespace of the pods; unset takes the one of KUBECONFIG's current context, or within a pod
     its own."""
@@ -166,13 +166,13 @@ class KubernetesSettings(PodSettings):
         return path, self.volumes[str(path)]
 
     def pod_of(self, stage: str) -> PodSettings:
-        """Settings of a stage's pods: its own over those of all stages, mappings merged."""
+        """Settings of a stage's pods: its own over the settings of all stages, mappings merged."""
         own = self.stages.get(stage)
         return PodSettings.model_construct(**_for_stage(PodSettings, self, own))
 
 
 class SlurmJobSettings(Settings):
-    """Options of a job, beside the `resources` of its stage."""
+    """Options of a job, in addition to the `resources` of its stage."""
 
     partition: str | None = None
     """Partition; unset takes the cluster's default."""
@@ -197,10 +197,10 @@ class SlurmSettings(SlurmJobSettings):
     """Jobs of the slurm runner. CPUs, memory, GPUs and nodes are in `resources`."""
 
     stages: dict[str, SlurmJobSettings] = Field(default_factory=dict)
-    """Settings of single stages by their names, over the settings beside this one."""
+    """Settings of single stages by their names, over the other settings of this section."""
 
     def job(self, stage: str) -> SlurmJobSettings:
-        """Settings of a stage's jobs: its own over those of all stages, mappings merged."""
+        """Settings of a stage's jobs: its own over the settings of all stages, mappings merged."""
         own = self.stages.get(stage)
         return SlurmJobSettings.model_construct(**_for_stage(SlurmJobSettings, self, own))
 
@@ -241,7 +241,7 @@ class Execution(Settings):
     """Time for a stage to end after it was asked to, before it is killed."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"
     """Pods and Slurm jobs of an orchestrator that is gone: they end after two minutes without a
-    sign of it (stop), or go on (keep). A resumed run takes over those that still run."""
+    sign of it (stop), or go on (keep). A resumed run takes over stages that still run."""
     fork_server: bool = True
     """Fork server of the process runner: stages without a GPU start as forks of a process that has
     loaded torch and transformers already, which saves seconds a stage."""

@@ -36,10 +36,10 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
 
     Without a preset, fields that ``overrides`` leaves out have their defaults. The store is that of
     ``GEB_STORE`` if the overrides name none. Overrides are sections and fields, and under
-    `settings` lines like those of ``--set``.
+    `settings` lines as in ``--set``.
 
     Raises:
-        UserError: There is no such preset, or a value is wrong; the message names all of them.
+        UserError: The preset is unknown, or a value is wrong; the message names all of them.
     """
     store = os.environ.get(STORE_VARIABLE)
     given = ({"store": store} if store else {}) | laid_over(overrides)
@@ -69,7 +69,7 @@ def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def store_of(overrides: Mapping[str, Any]) -> str:
-    """The store that ``overrides`` name, else that of ``GEB_STORE``, else ``store`` here."""
+    """The store that ``overrides`` name, else ``GEB_STORE``'s, else ``store`` here."""
     named = laid_over(overrides).get("store") or os.environ.get(STORE_VARIABLE)
     return location_of(named or DEFAULT_STORE)
 

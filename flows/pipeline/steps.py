@@ -32,7 +32,7 @@ class Sampling:
     """Settings under which responses are sampled.
 
     Attributes:
-        params: Settings of every shard but for its index.
+        params: Settings of every shard, without its index.
         seed: Seed of every shard.
         against_opponents: Whether the oracle compares each response with one of another policy.
     """

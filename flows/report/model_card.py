@@ -20,7 +20,7 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     Adapters that were saved next to a checkpoint go into the folder `adapter`.
 
     Raises:
-        UserError: There is no such model, or the folder is not empty.
+        UserError: The model is unknown, or the folder is not empty.
     """
     version, artifact = ModelRegistry(store).resolve(model)
     card = model_card(store, version, artifact)

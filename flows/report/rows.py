@@ -80,7 +80,7 @@ class MethodRow:
         evaluation: As in :class:`Row`.
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
-        difference: Mean minus that of the first method; None for the first.
+        difference: Mean minus the first method's; None for the first.
         test: ``paired`` or ``Welch``, see :func:`difference_of_methods`; empty for the first.
         adjusted_p_value: The difference's p-value after Holm's correction over the methods; None
             without a test.

@@ -83,7 +83,7 @@ def _tested(difference: float, test: Any, whole: float | None) -> Estimate:
 def paired_difference(first: Floats, second: Floats) -> Estimate:
     """Mean of ``second − first`` over the prompts that two runs have in common.
 
-    The interval is a bootstrap over prompts, the p-value that of a permutation test that swaps the
+    The interval is a bootstrap over prompts, the p-value is a permutation test's that swaps the
     two runs' values within prompts: exact if 2^P is at most :data:`PERMUTATIONS`.
 
     Args:

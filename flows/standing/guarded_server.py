@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 ALLOWED_HOSTS = "GEB_ALLOWED_HOSTS"
-"""Variable with further host names of the server, separated by commas: those of a proxy."""
+"""Variable with further host names of the server, such as a proxy's, separated by commas."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -56,7 +56,7 @@ class Guarded:
 
 
 def create_app() -> Guarded:
-    """Makes Prefect's server, for loopback names and those of ``GEB_ALLOWED_HOSTS``."""
+    """Makes Prefect's server, for loopback names and the names in ``GEB_ALLOWED_HOSTS``."""
     # Imported here: Prefect's server takes seconds to load, and tests of the class do without it.
     from prefect.server.api import server
     from prefect.server.database.configurations import AioSqliteConfiguration

@@ -46,7 +46,7 @@ def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
 
     Raises:
         UserError: The configured server does not know us.
-        GebError: It does not answer, or the one of our own does not start.
+        GebError: It does not answer, or ours does not start.
     """
     if get_current_settings().api.url:
         require_access()
@@ -98,13 +98,13 @@ def start_server(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            # The UI asks port 4200 unless it is told; links in messages lead to it.
+            # Without it the UI asks port 4200; links in messages lead to it.
             env={
                 **os.environ,
                 "PREFECT_SERVER_UI_API_URL": f"{address}/api",
                 "PREFECT_UI_URL": address,
                 "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
-                # Its output goes into a file of its own, whatever the terminal shows.
+                # Its output goes into its log, whatever the terminal shows.
                 "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
                 **environment,
             },

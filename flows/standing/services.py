@@ -27,7 +27,7 @@ _SERVER_SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
         "prefect.server.concurrency.lease_storage.filesystem"
     ),
-    # SQLite lets one write at a time; beside stages that take every core it needs patience.
+    # SQLite lets one write at a time; while stages take every core it needs patience.
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
 }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 BASE = "base.json"
-"""File beside the adapter's: the digest of its base, as requests give it."""
+"""File next to the adapter's: the digest of its base, as requests give it."""
 _INPUT: TypeAdapter[Input] = TypeAdapter(Input)
 
 

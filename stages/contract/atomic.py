@@ -13,7 +13,7 @@ from stages.contract.errors import GebError, UserError
 
 @contextmanager
 def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Yields a temporary name beside ``path``, which is renamed to it when the block ends well.
+    """Yields a temporary name next to ``path``, which is renamed to it when the block ends well.
 
     A reader sees the file before or the file after. On an error the temporary file is removed.
     A ``durable`` file outlives a loss of power: content and name are synced to disk.

@@ -87,7 +87,7 @@ def check_weight_files(folder: Path) -> None:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint; an empty one if there is no such file."""
+    """The JSON object in a file of a checkpoint; an empty one without the file."""
     try:
         return read_record(path, dict[str, Any], _WHOLE)
     except FileNotFoundError:

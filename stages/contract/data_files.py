@@ -13,7 +13,7 @@ from stages.contract.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".parquet")
 FILE_SUFFIXES = (*DATA_SUFFIXES, ".json")
-"""Those of files that are named; JSON beside other files of a folder is seldom its rows."""
+"""Suffixes of named files; JSON among other files of a folder seldom holds its rows."""
 BATCH_ROWS = 1024
 _BUFFER_BYTES = 1 << 20
 
@@ -54,7 +54,7 @@ def count_rows(path: Path) -> int:
 
 
 def files_of_folder(folder: Path) -> list[Path]:
-    """Data files of a folder by name, without hidden ones, which are no part of its digest."""
+    """Data files of a folder by name, without hidden ones, which its digest leaves out."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -63,7 +63,7 @@ def files_of_folder(folder: Path) -> list[Path]:
 
 
 def column_names(path: Path) -> tuple[str, ...]:
-    """Columns of a Parquet file; none of another, whose rows have columns of their own.
+    """Columns of a Parquet file; none of another file, whose rows may have different columns.
 
     Raises:
         UserError: A Parquet file is none.

@@ -111,7 +111,7 @@ def digest_of(place: Path) -> str:
 def state_of(place: Path) -> str:
     """Digest of names, sizes and times of modification of the files that :func:`digest_of` reads.
 
-    It is the same as long as nobody writes into them.
+    It stays the same until something writes into them.
     """
     files = [place] if place.is_file() else files_of(place)
     stats = ((each.relative_to(place).as_posix(), each.stat()) for each in files)
@@ -142,7 +142,7 @@ def check_folder(folder: Path) -> None:
     """Hashes every file that a folder lists.
 
     Raises:
-        DamagedArtifactError: One is missing, unreadable or differs, or there is no list.
+        DamagedArtifactError: One is missing, unreadable or differs, or the list is missing.
     """
     path = folder / _LIST
     try:

@@ -28,7 +28,7 @@ class UserError(GebError, ValueError):
     """A request, a configuration or its data is wrong: exit code 64, never retried.
 
     Args:
-        message: What is wrong, with the value and the place where it was found.
+        message: The mistake, with its value and its place.
         remedy: What the person can do about it.
     """
 
@@ -54,7 +54,7 @@ class StoreError(GebError):
 
 
 class NoStoreError(StoreError):
-    """There is no store at the place: it is wrong, or its file system is not mounted (yet)."""
+    """The place holds no store: it is wrong, or its file system is not mounted (yet)."""
 
 
 class ConflictError(StoreError):
@@ -66,7 +66,7 @@ class DamagedRecordError(UserError, StoreError):
 
 
 class DamagedArtifactError(GebError):
-    """An artifact's files are not those that its manifest lists."""
+    """An artifact's files differ from its manifest."""
 
 
 class LeaseLostError(GebError):

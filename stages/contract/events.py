@@ -29,7 +29,7 @@ def escape_controls(text: str) -> str:
 
 def _writable(text: object) -> str:
     """The start of a message, without control characters."""
-    # Half of a surrogate pair is no character; file names and texts of programs may hold one.
+    # File names and texts of programs may hold half of a surrogate pair.
     start = str(text)[:_MAX_CHARACTERS].encode("utf-8", "backslashreplace").decode()
     return escape_controls(start)
 
@@ -50,7 +50,7 @@ class Progress(BaseModel):
 class Metric(BaseModel):
     """Values worth watching while a stage works (loss, reward, tokens per second)."""
 
-    # By default they would be written as null, and the line would be no metric when it is read.
+    # By default they would be written as null, and the line would not be read as a metric.
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     type: Literal["metric"] = "metric"
@@ -87,7 +87,7 @@ _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def parse_event(line: str) -> Event | None:
-    """Reads one line of a stage's stdout; None for anything that is no event."""
+    """Reads one line of a stage's stdout; None if it is not an event."""
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError:

@@ -58,7 +58,7 @@ class OutputSpec:
 def check_inputs(
     stage: str, specs: Mapping[str, InputSpec], given: Mapping[str, Sequence[Kind | None]]
 ) -> None:
-    """Compares the inputs of a request with those that its stage declares.
+    """Compares the inputs of a request with the stage's declaration.
 
     ``given`` are the kinds of what is given; None if a kind cannot be known.
 
@@ -184,7 +184,7 @@ class StageParams(Settings):
     inputs: ClassVar[Mapping[str, InputSpec]] = {}
     """Inputs by name."""
     outputs: ClassVar[Mapping[str, OutputSpec]] = {}
-    """Files and folders of the artifact by path; ``*`` in a path stands for any text."""
+    """Files and folders of the artifact by path; ``*`` in a path matches any text."""
     image: ClassVar[ImageName] = "core"
     """Container image that the stage needs; see :meth:`image_for`."""
     late_modules: ClassVar[tuple[str, ...]] = ()

@@ -132,7 +132,7 @@ def kind_of(source: Input) -> Kind | None:
 
 
 def check_sources(params: StageParams, inputs: Mapping[str, Sequence[Any]]) -> None:
-    """Compares inputs with those that a stage declares; see :func:`check_inputs`."""
+    """Compares inputs with a stage's declaration; see :func:`check_inputs`."""
     kinds = {name: [kind_of(each) for each in group] for name, group in inputs.items()}
     check_inputs(params.stage, params.inputs, kinds)
 

@@ -121,6 +121,6 @@ def _library() -> Any:
             f"evaluate.length_controlled needs AlpacaEval's own code ({error})",
             "run `make setup-eval`, and set execution.interpreters.eval to .venv-eval/bin/python",
         ) from error
-    # It sets up logging of its own.
+    # It sets up logging.
     logging.getLogger("alpaca_eval").setLevel(logging.ERROR)
     return glm_winrate

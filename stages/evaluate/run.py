@@ -65,7 +65,7 @@ class _Side:
 
 
 def run(ctx: StageContext[EvaluateParams]) -> None:
-    """Computes the metrics of the policy's samples, beside those of the base model's."""
+    """Computes the metrics of the policy's and the base model's samples."""
     reference = None
     if ctx.params.log_pi_ref != "off":
         # Loads torch: only if log π_ref is asked for.
@@ -83,7 +83,7 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
     }
     if ctx.params.length_controlled:
-        # Its library is in an environment of its own.
+        # Its library is in a separate environment.
         from stages.evaluate.length_control import length_controlled
 
         metrics |= length_controlled(ctx)
@@ -151,7 +151,7 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
 
 
 def _kept_prompts(sides: list[_Side], count: int) -> set[str]:
-    """The prompts with the smallest ids among those that both models answered."""
+    """The prompts with the smallest ids that both models answered."""
     answered = [
         {
             prompt_id

@@ -278,7 +278,7 @@ def _estimate(name: str, figure: PromptFigure) -> Estimate:
     return ratio_of_sums(totals, counts)
 
 
-# Hashes held back before they are merged: a bound on memory beside the distinct n-grams themselves.
+# Hashes held back before they are merged: a bound on memory besides the distinct n-grams.
 _MERGE_AT = 1 << 21
 
 _Hashes = npt.NDArray[np.int64]

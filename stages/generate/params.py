@@ -113,7 +113,7 @@ class GenerateParams(StageParams, ChatSettings):
     """Context for prompt and response together, in tokens; unset takes the model's. A prompt that
     leaves less than ``max_new_tokens`` of it is dropped and counted."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response beside the checkpoint's end-of-sequence ids."""
+    """Token ids that end a response, as the checkpoint's end-of-sequence ids do."""
     dtype: NumberType = "auto"
     """Type of weights and activations. `auto` is bfloat16 on a GPU, and on this machine's CPU if it
     has instructions for it (avx512_bf16, amx); else float32."""

@@ -32,7 +32,7 @@ _LATE_MODULES = ("pandas",)
 def main() -> None:
     """Forks a supervisor and its stage for each packet, until the other end is closed."""
     requests = socket.socket(fileno=0)
-    # The kernel takes ended forks away; nobody here asks for them.
+    # The kernel takes ended forks away; nothing here asks for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         packet, streams, _, _ = socket.recv_fds(requests, _PACKET_BYTES, 3)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _load(name: str) -> None:
-    """Imports a stage's module and those that it imports late."""
+    """Imports a stage's module and its late modules."""
     if name in sys.modules:
         return
     # The stage meets the same error when it imports the module itself, and tells it.

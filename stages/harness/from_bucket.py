@@ -23,7 +23,7 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
     """Computes the artifact of a request and returns its address.
 
     ``place`` is the request's, as :meth:`stages.store.base.Store.share` returned it. UserError if
-    there is no such request, or something in it is wrong.
+    the request is missing, or something in it is wrong.
     """
     store = open_store(store_of(place))
     assert isinstance(store, RemoteStore)

@@ -98,7 +98,7 @@ def execute(command: list[str]) -> NoReturn:
 def supervise(
     options: argparse.Namespace, become: Callable[[list[str]], NoReturn] = execute
 ) -> int:
-    """Runs a program in a fork, until it ends by itself or is told to; returns its exit code.
+    """Runs a program in a fork, until it ends by itself or on request; returns its exit code.
 
     ``become`` runs the program's command line in the fork.
     """

@@ -39,7 +39,7 @@ def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] =
 
 
 def with_system_prompt(messages: Messages, system_prompt: str) -> Messages:
-    """``messages`` with a system turn in front if they open with none of their own."""
+    """``messages`` with a system turn in front if they open without one."""
     if system_prompt and messages[0]["role"] != "system":
         return [{"role": "system", "content": system_prompt}, *messages]
     return messages
@@ -48,10 +48,10 @@ def with_system_prompt(messages: Messages, system_prompt: str) -> Messages:
 def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) -> list[int]:
     """Token ids after which the model's next token is the first of its response.
 
-    A system prompt is put in front of messages that open with no system turn of their own.
+    A system prompt is put in front of messages that open without a system turn.
 
     Raises:
-        UserError: There is no user turn, the template refuses the messages, it doubles the BOS, or
+        UserError: A user turn is missing, the template refuses the messages, it doubles the BOS, or
             a text spells control tokens.
     """
     if not any(message["role"] == "user" for message in messages):
@@ -84,7 +84,7 @@ def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: 
 def render_answered(
     tokenizer: Any, messages: Messages, answer: str, settings: ChatSettings
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its answer; the prompt's are those of :func:`render_prompt`.
+    """Token ids of a prompt and of its answer; the prompt's are as in :func:`render_prompt`.
 
     An end token that the answer spells at its end is the template's own.
 

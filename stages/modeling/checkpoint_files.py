@@ -73,7 +73,7 @@ def _is_finite_stored(weight: torch.Tensor) -> bool:
 
 @contextmanager
 def explained(what: str, source: ModelSource) -> Iterator[None]:
-    """Turns whatever a library says of a checkpoint that it cannot load into one message.
+    """Turns a library's errors about a checkpoint that it cannot load into one message.
 
     Raises:
         UserError: It cannot: the same files would not be loaded by a retry either.

@@ -71,8 +71,8 @@ def load_causal_lm(
     :func:`default_device` if ``device`` is unset.
 
     Raises:
-        UserError: There is no checkpoint, weights of the model are missing from it or have other
-            shapes, one is not a finite number, or the adapter does not fit.
+        UserError: The checkpoint or some of its weights are missing, weights have other shapes, one
+            is not a finite number, or the adapter does not fit.
     """
     model = _load(AutoModelForCausalLM, source, dtype, device)
     return model if source.adapter is None else merge_adapter(model, Path(source.adapter))
@@ -104,7 +104,7 @@ def load_sequence_classifier(source: ModelSource, *, dtype: NumberType) -> Any:
 
 
 def load_exactly(model_class: Any, source: ModelSource, *, dtype: NumberType) -> Any:
-    """Loads a model of a class of our own as :func:`load_causal_lm` loads its models.
+    """Loads a model of one of our classes as :func:`load_causal_lm` loads its models.
 
     Besides, a checkpoint with weights that the class does not know, or with other shapes, is
     refused.

@@ -1,4 +1,4 @@
-"""Checks of a loaded model and its rotary embeddings: what would be wrong in silence is refused.
+"""Checks of a loaded model and its rotary embeddings: what would go wrong unnoticed is refused.
 
 Models of transformers differ in what they do with padding, with arguments that they do not know, in
 training mode, and behind the head. Each check compares two ways to compute the same values.
@@ -37,7 +37,7 @@ class UnfitModelError(ValueError):
 
 
 def check_logprobs(model: Any) -> None:
-    """Checks that log-probabilities can be read off a linear head, whatever lies beside a row.
+    """Checks that log-probabilities can be read off a linear head, whatever lies next to a row.
 
     A model whose weights ZeRO-3 has sharded can be run, and is checked, once DeepSpeed's engine has
     it.
@@ -132,7 +132,7 @@ def _padded_rows(model: Any) -> Tensor:
 def _tokens(model: Any) -> Tensor:
     """Tokens spread over the vocabulary: one may say nothing, as padding with an embedding of 0."""
     weight = model.get_input_embeddings().weight
-    # Under ZeRO-3 the weight's own shape is empty; `ds_shape` is that of the whole.
+    # Under ZeRO-3 the weight's own shape is empty; `ds_shape` is the whole weight's.
     vocabulary = getattr(weight, "ds_shape", weight.shape)[0]
     return torch.linspace(0, vocabulary - 1, sum(map(sum, _GROUPS)), device=model.device).long()
 
@@ -140,7 +140,7 @@ def _tokens(model: Any) -> Tensor:
 def _gap(found: Tensor, expected: Tensor) -> Tensor:
     """Relative difference of hidden states, [..., H] to [...].
 
-    Its median over tokens stands for a row: in 16 bits a router may send a token elsewhere for the
+    Its median over tokens represents a row: in 16 bits a router may send a token elsewhere for the
     last digit of a score.
     """
     found = found.float()
@@ -194,7 +194,7 @@ def _errors_named() -> Iterator[None]:
 
 
 def require_static_rope(config: Any, place: str, *, longest: int, remedy: str) -> None:
-    """Checks that no sequence passes the context, or changes the embeddings of those beside it.
+    """Checks that no sequence passes the context, or changes its neighbours' embeddings.
 
     Past the context a model without a place for the token crashes, another one answers at positions
     that it never saw, and ``dynamic`` rotary embeddings change for good. ``longrope`` (Phi-3) takes

@@ -27,11 +27,11 @@ class Source:
 
     name: str
     num_rows: int
-    """Rows, or lines if blank ones are not told apart."""
+    """Rows, or lines where blank ones count."""
     read: Callable[[], Iterator[Row]]
     """Starts reading from the first row."""
     columns: tuple[str, ...] = ()
-    """All its columns, for messages, if rows have those of interest only."""
+    """All its columns, for messages, if rows have only columns of interest."""
     unread_fields: set[str] = field(default_factory=set)
     """Fields of messages, other than role and content, in the rows of :meth:`rows` so far."""
 
@@ -63,7 +63,7 @@ def open_source(
 ) -> Source:
     """Opens one input of the request: a file, a folder of files (by name), or a hub data set.
 
-    Hidden files of a folder are no part of it, as they are none of its digest.
+    Hidden files of a folder are left out, as in its digest.
 
     Args:
         given: The input.
