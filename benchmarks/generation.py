@@ -3,7 +3,7 @@
     python -m benchmarks.generation                       # CPU: some minutes
     python -m benchmarks.generation --model-shape 8b --prompts 2048 --max-new-tokens 1024   # a GPU
 
-Random weights and made-up prompts, or those that ``--model`` and ``--prompts-of`` name. Each
+Random weights and made-up prompts, or what ``--model`` and ``--prompts-of`` name. Each
 take turns and the median counts. Tokens per second are those after start-up: for the stage from the
 moment its engine is ready to its last written byte, for the bare engine (``LLM.generate``
 on the same token ids) the time of that call. ``--json`` prints the same as JSON. Exit code 1 if the
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -> Run:
-    """Runs one contestant in a process of its own."""
+    """Runs one contestant in a separate process."""
     if contestant in (STAGE, TRANSFORMERS):
         backend = "vllm" if contestant == STAGE else "transformers"
         return run_stage(contestant, backend, folder, f"{backend}-{turn}", options)

@@ -93,13 +93,19 @@ def main() -> None:
     )
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=_COMPARED)
     parser.add_argument("--all", action="store_true", help="all contestants")
-    parser.add_argument("--rounds", type=int, default=1, help="the median of so many is taken")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="number of repetitions, of which the median is taken"
+    )
     parser.add_argument("--pairs", type=int, help="preference pairs; the shape's own if unset")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--lora-rank", type=int, default=0, help="adapters; 0 trains all weights")
     parser.add_argument(
-        "--beside", type=int, default=0, metavar="N", help="so many busy processes run beside it"
+        "--beside",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of busy processes that run at the same time",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()

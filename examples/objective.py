@@ -1,4 +1,4 @@
-"""An objective of one's own: χPO (arXiv 2407.13399, Eq. 8), which docs/research.md walks through.
+"""A custom objective: χPO (arXiv 2407.13399, Eq. 8), which docs/research.md walks through.
 
     L = −log σ(clip_{2R}(β φ(π/π_ref)(y_w) − β φ(π/π_ref)(y_l))),   φ(u) = u + log u
 

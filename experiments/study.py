@@ -274,7 +274,7 @@ def _is_preset(run: StudyRun) -> bool:
 def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
     """Those whose every step the store has under today's key, with their results.
 
-    A run that several cells ask for stands in each.
+    A run that several cells ask for is in each.
     """
     asked = list(runs)
     summaries: dict[str, Summary] = {}

@@ -31,7 +31,7 @@ def outcomes(folder: Path) -> dict[str, Counter[str]]:
 
 
 def killed_share(counts: Counter[str]) -> float | None:
-    """Share of killed mutants among those that were run; None where none was."""
+    """Share of killed mutants among the mutants that were run; None without any."""
     run = counts.total() - counts["not run"]
     return counts["killed"] / run if run else None
 

@@ -30,7 +30,7 @@ FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Make
 
 
 def main() -> int:
-    """Makes each change, runs its tests, and says which went unnoticed."""
+    """Makes each change, runs its tests, and prints which went unnoticed."""
     wirings = tomllib.loads((ROOT / "tests/wirings.toml").read_text(encoding="utf-8"))["wiring"]
     chosen = [int(each) for each in sys.argv[1:]] or range(1, len(wirings) + 1)
     unnoticed = 0
@@ -45,7 +45,7 @@ def main() -> int:
             (copy / environment.name).symlink_to(environment)
         for number in chosen:
             wiring = wirings[number - 1]
-            # Tests that fail anyhow, as for want of an environment, notice nothing.
+            # Tests that fail anyhow, as without an environment, notice nothing.
             if (tests := tuple(wiring["tests"])) not in passed and fails(copy, *tests):
                 sys.exit(f"{wiring['what']}: {', '.join(tests)} fail without the change")
             passed.add(tests)

@@ -1,4 +1,4 @@
-"""Checkpoints of the policy and of the reward model that nobody should pass."""
+"""Damaged checkpoints of the policy and of the reward model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bad:
 
     Attributes:
         damage: Changes the files of its folder.
-        says: Texts that the message must have beside the name of the folder.
+        says: Texts that the message must have besides the folder's name.
         by: See :class:`benchmarks.bad_inputs.trial.Case`.
         why: Why it is right to accept it.
     """
@@ -130,7 +130,7 @@ def _linked(name: str, target: str) -> Damage:
 
 
 def _emptied(*names: str) -> Damage:
-    """A folder with nothing but some of its files, or a file that is no part of a checkpoint."""
+    """A folder with only some of its files, or a file that does not belong to a checkpoint."""
 
     def damage(folder: Path) -> None:
         for each in folder.iterdir():
@@ -340,7 +340,7 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
 
     Args:
         folder: An empty folder.
-        config: Configuration of a run, beside its good checkpoints ``policy`` and ``reward``.
+        config: Configuration of a run, next to its good checkpoints ``policy`` and ``reward``.
     """
     both = {name: _CHECKPOINTS[name] for name in _OF_BOTH}
     groups = [

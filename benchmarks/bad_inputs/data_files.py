@@ -1,4 +1,4 @@
-"""Files of prompts, of supervised data and of oracles that nobody should pass."""
+"""Damaged files of prompts, of supervised data and of oracles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.bad_inputs.trial import Case
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 
 Write = Callable[[Path], object]
-"""Makes a file, or whatever stands in its place."""
+"""Makes a file, or something else in its place."""
 _BAD_LINE = 9
 _MEGABYTES = 20 << 20
 
@@ -28,8 +28,8 @@ class Bad:
 
     Attributes:
         file: Its name.
-        content: What is in it, or a function that makes it.
-        says: Texts that the message must have beside the name of the file.
+        content: Its content, or a function that makes it.
+        says: Texts that the message must have besides the file's name.
         by: See :class:`benchmarks.bad_inputs.trial.Case`.
         why: Why it is right to accept it.
         names_file: False if the place is a setting, which the message names.

@@ -1,4 +1,4 @@
-"""A case of a bad input, and what ``geb`` made of it."""
+"""A case of a bad input, and the answer of ``geb``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Case:
 
     Attributes:
         kind: Kind of input.
-        name: What is bad.
+        name: The damage.
         arguments: Arguments of ``geb``, the command first.
         says: Texts that the message must have: the value and its place.
         by: The command that must refuse the input: the one of ``arguments``; ``run`` if ``plan``,
@@ -58,7 +58,7 @@ class Outcome:
         seconds: Wall time of all commands.
         output: What the last one printed; of ``plan`` and ``run``, which are asked for JSON on
             stdout, the messages on stderr.
-        faults: What is wrong with the answer, in words; none if it is right.
+        faults: Faults of the answer, in words; none if it is right.
     """
 
     case: Case
@@ -124,7 +124,7 @@ def _is_json(text: str) -> bool:
 
 
 def _faults(case: Case, codes: list[int], output: str) -> list[str]:
-    """What is wrong with an answer."""
+    """Faults of an answer."""
     wanted = {"itself": [case.code], "run": [EXIT_OK, case.code], None: [EXIT_OK, EXIT_OK]}[case.by]
     faults = [] if codes == wanted else [f"exit codes {codes}, not {wanted}"]
     if "Traceback" in output:

@@ -1,7 +1,7 @@
 """Campaign of faults: runs that are killed, stopped, cut off or damaged end as a calm one.
 
 ``python -m benchmarks.chaos --runs 20 --seed 0`` prints a line for each run: its runner and store,
-its faults, how often it was resumed, and whether all artifacts are those of the calm run. Exit code
+its faults, how often it was resumed, and whether all artifacts equal the calm run's. Exit code
 1 where one differs, a process outlives its orchestrator by ``--orphan-seconds``, or a command shows
 a traceback. Such a run is kept; its last lines and the command that repeats it are printed.
 

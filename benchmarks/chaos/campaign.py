@@ -227,7 +227,7 @@ class Campaign:
 
 @contextlib.contextmanager
 def _disk(folder: Path) -> Iterator[bool]:
-    """A folder for one run; true where it is on a file system of its own, which root can mount."""
+    """A folder for one run; true if it is on a separate file system, which root can mount."""
     folder.mkdir()
     is_own = os.geteuid() == 0 and mount("-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder))
     try:

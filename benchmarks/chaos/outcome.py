@@ -24,7 +24,7 @@ class Outcome:
         faults: What befell it, each with what it hit.
         attempts: How often it was resumed until it ended well.
         seconds: Time of all that.
-        identical: True where all artifacts are those of the calm run.
+        identical: True if all artifacts equal the calm run's.
         orphans: Processes that outlived their orchestrator.
         tracebacks: Tracebacks that its commands showed.
     """

@@ -32,7 +32,7 @@ class Place(ABC):
 
     @abstractmethod
     def open(self) -> Store:
-        """The store as nobody has seen it before: nothing is cached."""
+        """The store as a new host sees it: nothing is cached."""
 
     @abstractmethod
     def forget(self, keys: Iterable[tuple[str, str]]) -> None:

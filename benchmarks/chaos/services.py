@@ -72,7 +72,7 @@ class Services:
         self._stack = contextlib.ExitStack()
         self._s3_port: int | None = None
         self.prefect = PrefectServer(folder / "prefect")
-        # All that is started from here reports to it, but for runs with a server of their own.
+        # All programs started from here report to it, except runs that start a server.
         os.environ["PREFECT_API_URL"] = self.prefect.api
         self._stack.callback(self.prefect.end)
 

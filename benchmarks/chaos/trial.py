@@ -51,12 +51,12 @@ class Trial:
 
     Attributes:
         setting: Its kind.
-        folder: Folder of its files, on a file system of its own as root.
+        folder: Folder of its files, on a separate file system as root.
         place: Its store.
         draw: Draws victims and times.
         services: What it shares with others.
         gate: Its way to the bucket, if its store is in one.
-        environment: Variables of its commands beside this process's.
+        environment: Variables of its commands in addition to this process's.
         orphan_seconds: Time for its processes to end after their orchestrator.
         said: Its faults.
         mark: Value of the environment variable of its processes.
@@ -77,7 +77,7 @@ class Trial:
     orphans: int = 0
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Resumes the run; its output goes beside the store."""
+        """Resumes the run; its output goes next to the store."""
         self.attempts += 1
         environment = {**os.environ, **self.environment, _MARK: self.mark}
         if self.setting.server == "own":

@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(name: str, seconds: float, options: argparse.Namespace) -> bool:
-    """Runs a section in a process of its own; False if it failed."""
+    """Runs a section in a separate process; False if it failed."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--section", name]
     command += ["--output", str(options.output), *(["--dry"] if options.dry else [])]
     before = options.output.read_text().count("\n") if options.output.exists() else 0
@@ -67,7 +67,7 @@ def _run(name: str, seconds: float, options: argparse.Namespace) -> bool:
     if seconds <= 0:
         error = "no time was left"
     else:
-        # A session of its own, so that what it started ends with it.
+        # A new session, so that its children end with it.
         process = subprocess.Popen(command, start_new_session=True)
         try:
             code = process.wait(seconds)

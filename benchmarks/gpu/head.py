@@ -1,4 +1,4 @@
-"""Log-probabilities of 8,192 tokens by a large head, both passes, beside the bare products.
+"""Log-probabilities of 8,192 tokens by a large head, both passes, compared with the bare products.
 
 Values and gradients are first compared with float64: ‖found − exact‖ / ‖exact‖.
 

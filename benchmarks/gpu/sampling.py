@@ -80,7 +80,7 @@ def _sample(
 
 @torch.inference_mode()
 def _gap(model: Any, prompt: Prompt, sample: Sample) -> float:
-    """The largest difference of a sample's log-probabilities from those of a forward pass."""
+    """The largest difference of a sample's log-probabilities from a forward pass's."""
     ids = torch.tensor([[*prompt.token_ids, *sample.token_ids]], device=model.device)
     logp = model(ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(-1)
     chosen = logp.gather(1, ids[0, len(prompt.token_ids) :, None])[:, 0]

@@ -1,6 +1,6 @@
 """Steps of plain DPO as the engine takes them, on models of random weights made in memory.
 
-Each variation is a training of its own from the same weights and pairs: a pass for log π_ref, steps
+Each variation trains from the same weights and pairs: a pass for log π_ref, steps
 that warm up, and steps that count. Tokens are those of all responses with their prompts; pairs'
 prompts are computed, and counted in model FLOPs, once.
 """

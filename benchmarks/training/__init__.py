@@ -1,1 +1,1 @@
-"""Parts of the training benchmark: its shapes and data, and those that are compared."""
+"""Parts of the training benchmark: its shapes and data, and its contestants."""

@@ -1,4 +1,4 @@
-"""Those that are compared: each trains in a process of its own and says what it took.
+"""The contestants: each trains in a separate process and reports its cost.
 
     python -m benchmarks.training.contestants NAME JOB.json
 

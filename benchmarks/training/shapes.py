@@ -1,4 +1,4 @@
-"""Models and pairs that the training benchmark is run on: made up, or those of a run."""
+"""Models and pairs of the training benchmark: made up, or a run's."""
 
 from __future__ import annotations
 

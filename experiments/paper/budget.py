@@ -29,7 +29,7 @@ def budget(
 ) -> dict[str, Any]:
     """Estimates the runs of cells; a coefficient without a finished tuning run is its first value.
 
-    Arguments are those of :func:`experiments.study.tuning_runs`; parallel runs share the time
+    Arguments are as in :func:`experiments.study.tuning_runs`; parallel runs share the time
     evenly.
 
     Returns:

@@ -50,7 +50,7 @@ def paper(
         kappa: `grid`, the best of a cell's values on seeds that are not reported; `ratio`, the
             preset's own κ or ratio of bonus to loss.
         judge: The judge of AlpacaEval and coherence; unset, both are left out.
-        config: What is to differ from the cells' configurations in all runs.
+        config: Settings that differ from the cells' configurations in all runs.
     """
     name = f"paper-{scale}"
     try:
@@ -106,7 +106,7 @@ def compute(
 def _compute(
     runs: Sequence[study.StudyRun], parallel_runs: int, session: Session
 ) -> dict[str, str]:
-    """Runs what the store lacks; the errors of those that failed, by their names."""
+    """Runs what the store lacks; the errors of failed runs, by their names."""
     cells = {each.name: each.cell for each in runs}
     for each in study.finished(runs):
         cells.pop(each.name, None)

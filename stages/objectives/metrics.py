@@ -64,7 +64,7 @@ def loss_and_metrics(
     (over tokens for probability="token" and for terms of the user's): how hard each pulls at the
     log-probabilities themselves.
 
-    Arguments are those of `geb_objective`, and κ; log π can be differentiated.
+    Arguments are as in `geb_objective`, and κ; log π can be differentiated.
 
     Returns:
         The loss of each pair, [B], attached to the log-probabilities that were given; and sums over

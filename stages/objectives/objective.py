@@ -67,7 +67,7 @@ class ResponseLogps:
         return self.logratio / self.num_tokens if params.length_normalised else self.logratio
 
     def bonus(self, params: ObjectiveParams) -> Bonus:
-        """The exploratory bonus of each response; without a design, the unit of π is no matter."""
+        """The exploratory bonus of each response; without a design, any unit of π will do."""
         probability = "sequence" if params.design == "none" else params.probability
         logps = (self.logp, self.ref_logp)
         found = exploratory_bonus(
@@ -180,7 +180,7 @@ def geb_objective(
         rejected: the other ones, in the same order.
         params: the objective.
         tie: booleans [B]; a pair of which neither response is preferred has no preference loss.
-        own: terms that take the place of those of the settings.
+        own: terms that replace the settings' terms.
     """
     terms = own(chosen, rejected) if own else {}
     compared = [side.compared_logratio(params) for side in (chosen, rejected)]

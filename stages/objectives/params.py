@@ -1,4 +1,4 @@
-"""Settings of the objective and of κ. Defaults are those of the paper's published code."""
+"""Settings of the objective and of κ. Defaults are the paper's published code's."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -75,7 +75,7 @@ class KappaParams(Settings):
         return 1.0 if self.kappa is None else self.kappa
 
     def result_fields(self) -> dict[str, Any]:
-        """Settings that enter the key; an unset κ as the number that it stands for."""
+        """Settings that enter the key; an unset κ as its number."""
         return super().result_fields() | {"kappa": self.kappa_or_default()}
 
     @model_validator(mode="after")

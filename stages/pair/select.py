@@ -44,7 +44,7 @@ def _worst(scores: Sequence[float]) -> int:
 
 
 def ranked(scores: Sequence[float], first: int, second: int) -> Selection:
-    """The two in order of score; at a tie the earlier sample stands in the chosen place."""
+    """The two in order of score; at a tie the earlier sample is the chosen one."""
     return (second, first) if scores[second] > scores[first] else (first, second)
 
 

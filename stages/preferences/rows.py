@@ -19,7 +19,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Preference:
-    """A prompt with the preferred and the other response; scores are 1 and 0 if none are told."""
+    """A prompt with the preferred and the other response; without scores these are 1 and 0."""
 
     messages: Messages
     chosen: str

@@ -66,7 +66,7 @@ def _pair(
         counts["other_prompts"] += 1
         return None
     row = _tokenized(tokenizer, identity, preference, params)
-    # Different texts may have the same tokens, which no training tells apart.
+    # Different texts may have the same tokens, between which no training distinguishes.
     if preference.tie or row["chosen_token_ids"] == row["rejected_token_ids"]:
         counts["ties"] += 1
         return None

@@ -1,6 +1,6 @@
 """Division of prompts among D_1…D_T and the test set. Pure.
 
-Shapes: ``N`` rows of all sources, those of the ``test`` source last.
+Shapes: ``N`` rows of all sources, the ``test`` source's last.
 
 Every decision looks only at the seed and the prompt's identity, so that it does not depend on the
 order of rows. At 16 bytes a row, a million prompts cost tens of MiB here, not their texts.

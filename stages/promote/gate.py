@@ -93,7 +93,7 @@ def _holds(
     holder: str,
     tolerance: float,
 ) -> GateResult:
-    """Compares mean rewards; as samples of their own, although they may share prompts."""
+    """Compares mean rewards as separate samples, although they may share prompts."""
     confidence = params.better_than_base_confidence
     value = metrics.get("mean_reward")
     held = other.get("mean_reward")

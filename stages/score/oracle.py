@@ -32,7 +32,7 @@ class Oracle(Protocol):
 
         Args:
             rows: ``messages``, ``response``, ``reference_answer``, ``prompt_id`` and
-                ``sample_index`` of each response, all those of a prompt together; ``opponent``
+                ``sample_index`` of each response, a prompt's together; ``opponent``
                 if the stage was given opponents.
 
         Yields:

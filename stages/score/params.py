@@ -72,7 +72,7 @@ class ServerSettings(Settings):
 
 
 class HttpSettings(ServerSettings):
-    """A reward server of your own."""
+    """A custom reward server."""
 
     identity: str | None = None
     """Name and version that the server must give as its own."""

@@ -99,7 +99,7 @@ def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
 def load_file(path: Path, name: str) -> PythonOracle:
     """Loads the function ``name`` of a file."""
     function = load_function(path, name, setting="score.python.function", signature=_SIGNATURE)
-    # The file's content, not its name: the name is no part of the key.
+    # The file's content, not its name: the key leaves the name out.
     identity = f"python:{name}@{sha256_file(path)[:16]}"
     return PythonOracle(function, identity, f"the oracle {path.name}:{name}")
 

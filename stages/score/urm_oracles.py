@@ -99,7 +99,7 @@ def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Clas
 
 
 def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[Verdict]:
-    """One verdict for each conversation of a batch, with means and gate weights beside it."""
+    """One verdict for each conversation of a batch, with means and gate weights."""
     names = (*ATTRIBUTES, *(f"gate_{name}" for name in ATTRIBUTES))
     rows = zip(reading(output).tolist(), output.means.tolist(), output.gates.tolist(), strict=True)
     verdicts = []

@@ -1,1 +1,1 @@
-"""Screen stage: prompts without those that the starting policy solves."""
+"""Screen stage: prompts that the starting policy does not solve."""

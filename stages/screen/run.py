@@ -47,7 +47,7 @@ def _solved(ctx: StageContext[ScreenParams]) -> set[bytes]:
     """Ids of the prompts with a response that scores well enough."""
     solved = set()
     for batch in read_scored(ctx.paths("responses"), ctx.paths("scores"), columns=()):
-        # NaN, if there is no score, is not greater than anything.
+        # NaN, for a missing score, is not greater than anything.
         scores = batch.scores.to_numpy(zero_copy_only=False)
         enough = np.greater_equal(scores, ctx.params.solved_score)
         for prompt_id, (start, stop) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):

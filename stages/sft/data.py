@@ -136,7 +136,7 @@ def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
 def make_example(tokenizer: Any, conversation: Messages, params: SftParams) -> Example:
     """Renders a conversation; the prompt has exactly the ids that sampling will start from.
 
-    Errors are those of :func:`stages.modeling.chat.render_answered`.
+    Errors are as in :func:`stages.modeling.chat.render_answered`.
     """
     *prompt, answer = conversation
     parts = render_answered(tokenizer, prompt, answer["content"], params)
@@ -146,7 +146,7 @@ def make_example(tokenizer: Any, conversation: Messages, params: SftParams) -> E
 def make_examples(
     tokenizer: Any, conversations: Iterable[Placed], params: SftParams, max_length: int
 ) -> tuple[list[Example], int]:
-    """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit."""
+    """Renders conversations of at most ``max_length`` tokens, and counts the others."""
     examples = []
     num_dropped = 0
     for place, conversation in conversations:

@@ -103,7 +103,7 @@ class ConversationFit(Fit[SftParams]):
             model = new_model(params.architecture, self.tokenizer, seed, device)
             loaded = logprob_model(model, params, place="the new model")
         self._num_parameters = sum(
-            # ZeRO-3 leaves an empty tensor where the weight was, with its number beside it.
+            # ZeRO-3 leaves an empty tensor where the weight was, with its number as an attribute.
             getattr(each, "ds_numel", each.numel())
             for each in loaded.policy.parameters()
         )

@@ -15,7 +15,7 @@ class Held:
 
     Attributes:
         kind: An artifact, the state of an attempt, what a killed one left, or what was set aside.
-        stage: Its stage, and ``key`` its key; empty if nobody knows.
+        stage: Its stage, and ``key`` its key; empty if unknown.
         place: Where it is, below the store's root.
         written: When something in it was last written, in seconds since the epoch.
     """

@@ -4,7 +4,7 @@ The kernel frees a lock when its holder dies, however it dies. Unlike a pid, a l
 in every container that sees the file: pids differ between pid namespaces.
 
 A lease is JSON (owner, expiry) in a folder that hosts may share, and its holder renews it from a
-thread. Every change of the file happens under a lock on a guard file beside it, so that two
+thread. Every change of the file happens under a lock on a guard file next to it, so that two
 processes never both take an expired lease. A holder on this machine, in whatever container, keeps
 another file locked for as long as it lives: its lease ends with it at once, and does not expire
 while it lives, however long its threads are held up.
@@ -151,8 +151,8 @@ class FileLease:
         """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
         if not self._path.exists():
             return None
-        # Within the guard: the look locks the alive file for a moment, and nobody must be taking
-        # the lease just then.
+        # Within the guard: the look locks the alive file for a moment, and no process must take the
+        # lease just then.
         with exclusive_lock(self._guard_path):
             record = self._read()
             return record if record is not None and self._is_alive(record) else None
@@ -223,7 +223,7 @@ class FileLease:
                 is_ours = self._renew()
             except (OSError, GebError):
                 # A full disk or a file server that restarts may pass. Whether another took the
-                # lease meanwhile is seen when it has; until then nobody can publish either.
+                # lease meanwhile is seen when it has; until then no process can publish either.
                 continue
             if not is_ours:
                 self._lost.set()

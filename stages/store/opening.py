@@ -25,7 +25,7 @@ def location_of(location: str) -> str:
 
 
 def local_folder(location: str) -> Path:
-    """Folder of this host that holds a store, or the local folders of those in buckets."""
+    """Folder of this host that holds a store, or the local folders of stores in buckets."""
     return cache_home() if "://" in location else Path(location_of(location))
 
 
@@ -41,8 +41,8 @@ def open_store(location: str, *, create: bool = False) -> Store:
 
     Raises:
         UserError: The location, the bucket or the credentials are wrong.
-        StoreError: There is no store, or it cannot be reached. Nothing is ever recomputed because
-            of it.
+        StoreError: The store is missing, or it cannot be reached. Nothing is ever recomputed for
+            that.
     """
     location = location_of(location)
     if "://" in location:

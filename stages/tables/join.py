@@ -61,7 +61,7 @@ def read_scored(
         responses: Responses tables; no prompt is in two of them, and the rows of one are together.
         scores: Scores tables, in the same order.
         columns: Columns of the responses wanted; None for all.
-        score_columns: Columns of the scores wanted beside the score itself.
+        score_columns: Columns of the scores in addition to the score itself.
         batch_rows: Rows read at a time. A prompt with more responses makes its batch larger.
 
     Raises:

@@ -87,7 +87,7 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
             "The oracle's score; null where it could not score the response.",
             optional=True,
         ),
-        "error": Column(pa.string(), "Reason why there is no score.", optional=True),
+        "error": Column(pa.string(), "Reason for a missing score.", optional=True),
         "components": Column(
             pa.map_(pa.string(), pa.float64()),
             "Parts of the score by name, where the oracle tells them.",
