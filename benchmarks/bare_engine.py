@@ -64,7 +64,7 @@ def main() -> None:
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
     seconds = time.perf_counter() - started
     cpu_seconds = time.process_time() - cpu_started
-    tokens = sum(len(each.outputs[0].token_ids) for each in outputs)
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": tokens}))
 
 

@@ -32,7 +32,7 @@ def serve(folder: Path) -> Iterator[str]:
     Each repository has any revision. Yields the server's address.
     """
     files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
-    commit = hashlib.sha1("".join(_digest(each.read_bytes()) for each in files).encode())
+    commit = hashlib.sha1("".join(_digest(file.read_bytes()) for file in files).encode())
     own = {"folder": folder, "commit": commit.hexdigest()}
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), own)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -91,7 +91,7 @@ class HubHandler(BaseHTTPRequestHandler):
             found = folder.rglob("*") if is_whole else folder.glob("*")
             self._json([_entry(each, place) for each in sorted(found)])
         else:
-            names = [{"rfilename": each.relative_to(place).as_posix()} for each in files]
+            names = [{"rfilename": file.relative_to(place).as_posix()} for file in files]
             self._json({"id": repo, "sha": self.commit, "tags": [], "siblings": names})
 
     def _file(self, repo: Path, names: list[str]) -> None:

@@ -164,7 +164,7 @@ def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -
             tokens_at_once = shape.tokens_at_once
             count = options.pairs or shape.pairs
             pairs = make_pairs(shape, table, num_pairs=count, scale=options.scale)
-        trained: dict[str, list[Training]] = {each: [] for each in options.contestants}
+        trained: dict[str, list[Training]] = {contestant: [] for contestant in options.contestants}
         for round_ in range(options.rounds):
             for place_, each in enumerate(options.contestants):
                 work = folder / f"work-{round_}-{place_}"
@@ -199,9 +199,9 @@ def _busy_processes(number: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for each in processes:
-            each.kill()
-            each.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _train(name: str, job: TrainingJob, work: Path) -> Training:

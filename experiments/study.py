@@ -82,7 +82,7 @@ class Row:
 
     def coefficients(self) -> list[dict[str, Any]]:
         """Each value of the grid as the field that it sets; one empty one without a grid."""
-        return [{name: each} for name, values in self.grid.items() for each in values] or [{}]
+        return [{name: value} for name, values in self.grid.items() for value in values] or [{}]
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,11 @@ def tuning_runs(
         UserError: A configuration is wrong.
     """
     return [
-        each
+        run
         for row in rows
         for coefficient in row.coefficients()
         if row.grid
-        for each in _runs(row, coefficient, row.tuning_seeds[:most_seeds], overrides, tunes=True)
+        for run in _runs(row, coefficient, row.tuning_seeds[:most_seeds], overrides, tunes=True)
     ]
 
 
@@ -220,10 +220,10 @@ def reported_runs(
     ``chosen``.
     """
     return [
-        each
+        run
         for row in rows
         if row.seeds and (not row.grid or row in chosen)
-        for each in _runs(row, chosen.get(row, {}), row.seeds[:most_seeds], overrides, tunes=False)
+        for run in _runs(row, chosen.get(row, {}), row.seeds[:most_seeds], overrides, tunes=False)
     ]
 
 
@@ -249,9 +249,9 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
     whose runs were measured in part has the mean of that part.
     """
     groups: dict[Row, dict[str, list[StudyRun]]] = {}
-    for each in runs:
-        if each.name in measured:
-            groups.setdefault(each.row, {}).setdefault(str(each.coefficient), []).append(each)
+    for run in runs:
+        if run.name in measured:
+            groups.setdefault(run.row, {}).setdefault(str(run.coefficient), []).append(run)
 
     def rank(own: Sequence[StudyRun]) -> tuple[float, bool]:
         return fmean(measured[each.name] for each in own), _is_preset(own[0])
@@ -262,7 +262,7 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
 
 def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
     """Mean rewards of the last iteration by the runs' names; runs without figures are left out."""
-    return {each.name: each.figures()["mean_reward"] for each in runs if each.figures()}
+    return {run.name: run.figures()["mean_reward"] for run in runs if run.figures()}
 
 
 def _is_preset(run: StudyRun) -> bool:

@@ -79,14 +79,17 @@ class ModelComparison:
         return vars(self.models) | {
             "artifact": self.artifact,
             "figures": {"policy": policy, "base": base},
-            "differences": [asdict(each) for each in self.differences],
+            "differences": [asdict(difference) for difference in self.differences],
             "page": self.page,
             "verdict": self.verdict(),
         }
 
     def verdict(self) -> str:
         """The difference of the mean rewards, with its interval and test."""
-        found = next((each for each in self.differences if each.figure == "mean_reward"), None)
+        found = next(
+            (difference for difference in self.differences if difference.figure == "mean_reward"),
+            None,
+        )
         test = (found.difference, found.adjusted_p_value) if found else (None, None)
         said = difference_text(self.models.policy, *test)
         prompts = f", {found.prompts} prompts" if found else ""

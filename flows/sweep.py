@@ -71,7 +71,8 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int, session: Sess
     store = open_store(planned[0].config.store, create=True)
     findings = run_cells(planned, parallel_runs, session, name)
     labels = {
-        each.cell.config.name: each.cell.label() if each.cell.fields else name for each in findings
+        finding.cell.config.name: finding.cell.label() if finding.cell.fields else name
+        for finding in findings
     }
     found = None
     if done := [each.summary for each in findings if each.summary]:

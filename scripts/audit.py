@@ -64,7 +64,7 @@ def _audit(lock: Path, exceptions: list[str]) -> list[dict]:
             "json",
             "--progress-spinner",
             "off",
-            *(part for each in exceptions for part in ("--ignore-vuln", each)),
+            *(part for exception in exceptions for part in ("--ignore-vuln", exception)),
         ],
         capture_output=True,
         text=True,

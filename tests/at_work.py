@@ -16,7 +16,7 @@ def hangs(event: Event) -> bool:
 
 def said(events: list[Event]) -> list[str]:
     """Messages of the log among events."""
-    return [each.message for each in events if isinstance(each, Log)]
+    return [event.message for event in events if isinstance(event, Log)]
 
 
 class AtWork:

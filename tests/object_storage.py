@@ -121,9 +121,9 @@ class Gate:
     def close(self) -> None:
         """Breaks all connections, and every new one."""
         self._is_open = False
-        for each in self._connections:
+        for connection in self._connections:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._connections.clear()
 
     def hold(self) -> None:

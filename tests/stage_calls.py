@@ -44,7 +44,7 @@ def user_turn(text: str) -> list[dict[str, str]]:
 
 def write_prompts(path: Path, prompts: Sequence[str | list[dict[str, str]]]) -> Path:
     """Writes a PROMPTS table of texts or conversations and returns its path."""
-    conversations = [user_turn(each) if isinstance(each, str) else each for each in prompts]
+    conversations = [user_turn(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     write_table(
         path,
         PROMPTS,

@@ -49,10 +49,10 @@ class Fault:
 @contextmanager
 def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     """A fault: all processes of the second node get SIGKILL."""
-    for each in processes:
+    for process in processes:
         # In a container the kernel ends the others with the first one.
         with suppress(psutil.NoSuchProcess):
-            each.kill()
+            process.kill()
     yield
 
 

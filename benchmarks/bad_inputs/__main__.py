@@ -61,7 +61,9 @@ def _show(outcomes: list[Outcome]) -> None:
         cells = [len(of_kind), right["itself"], right["run"], right[None]]
         cells.append(len(of_kind) - sum(right.values()))
         sys.stdout.write(f"| {kind} | {' | '.join(map(str, cells))} |\n")
-    for case in (each.case for each in outcomes if each.case.by is None and not each.faults):
+    for case in (
+        outcome.case for outcome in outcomes if outcome.case.by is None and not outcome.faults
+    ):
         sys.stdout.write(f"accepted: {case.kind}, {case.name}: {case.why}\n")
 
 
@@ -85,7 +87,7 @@ def main() -> int:
             outcomes.append(tried(case))
             if outcomes[-1].faults:
                 _tell(outcomes[-1])
-    wrong = [each for each in outcomes if each.faults]
+    wrong = [outcome for outcome in outcomes if outcome.faults]
     if asked.json:
         sys.stdout.write(json.dumps([asdict(each) for each in outcomes], indent=1))
         return int(bool(wrong))

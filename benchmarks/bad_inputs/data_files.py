@@ -429,7 +429,7 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
             place = folder / f"{short.replace(' ', '-')}-{number}" / bad.file
             place.parent.mkdir()
             put(place, bad.content)
-            given = [each.replace("FILE", str(place)) for each in settings]
+            given = [setting.replace("FILE", str(place)) for setting in settings]
             says = (place.name, *bad.says) if bad.by and bad.names_file else bad.says
             arguments = ["plan", str(config), *given]
             yield Case(kind, name, arguments, says, bad.by, bad.why, bad.code)

@@ -32,9 +32,9 @@ def kill(trial: Trial) -> None:
 
 def kill_all(trial: Trial) -> None:
     """Kills all processes at once, as the end of a host."""
-    for each in trial.processes():
+    for process in trial.processes():
         with contextlib.suppress(psutil.Error):
-            each.kill()
+            process.kill()
 
 
 def stop(trial: Trial) -> None:
@@ -50,10 +50,10 @@ def stop(trial: Trial) -> None:
 
 def interrupt(trial: Trial) -> None:
     """Sends the orchestrator SIGTERM."""
-    for each in trial.processes():
+    for process in trial.processes():
         with contextlib.suppress(psutil.Error):
-            if role(each) == "orchestrator":
-                each.send_signal(signal.SIGTERM)
+            if role(process) == "orchestrator":
+                process.send_signal(signal.SIGTERM)
 
 
 def fill(trial: Trial) -> None:

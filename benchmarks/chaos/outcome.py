@@ -48,7 +48,7 @@ class Outcome:
     @property
     def struck(self) -> list[str]:
         """Names of the faults that did not come too late."""
-        return [each.split(":")[0] for each in self.faults if not each.endswith(TOO_LATE)]
+        return [fault.split(":")[0] for fault in self.faults if not fault.endswith(TOO_LATE)]
 
     def line(self) -> str:
         """One line for a person."""
@@ -97,15 +97,15 @@ def _counts(
 ) -> str:
     """A table of the outcomes by group; one may be in several."""
     counts: dict[str, Counter[str]] = {}
-    for each in outcomes:
-        for group in groups(each):
+    for outcome in outcomes:
+        for group in groups(outcome):
             counts.setdefault(group, Counter()).update(
                 runs=1,
-                faults=len(each.struck),
-                attempts=each.attempts,
-                identical=int(each.identical),
-                orphans=each.orphans,
-                tracebacks=each.tracebacks,
+                faults=len(outcome.struck),
+                attempts=outcome.attempts,
+                identical=int(outcome.identical),
+                orphans=outcome.orphans,
+                tracebacks=outcome.tracebacks,
             )
     columns = ("runs", "faults", "attempts", "identical", "orphans", "tracebacks")
     rows = [

@@ -107,7 +107,7 @@ def _compute(
     runs: Sequence[study.StudyRun], parallel_runs: int, session: Session
 ) -> dict[str, str]:
     """Runs what the store lacks; the errors of failed runs, by their names."""
-    cells = {each.name: each.cell for each in runs}
+    cells = {run.name: run.cell for run in runs}
     for each in study.finished(runs):
         cells.pop(each.name, None)
     found = run_cells(list(cells.values()), parallel_runs, session)

@@ -62,7 +62,8 @@ def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
         "coverage": headline,
         "failed": dict(found.failed),
         "tables": [
-            {"name": each.name, "setting": each.setting, "rows": each.records()} for each in tables
+            {"name": table.name, "setting": table.setting, "rows": table.records()}
+            for table in tables
         ],
         "runs": [
             {

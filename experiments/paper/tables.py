@@ -68,7 +68,7 @@ def paper_rows(
     rows = read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
     if kappa == "ratio":
         rows = [_without_search(each) for each in rows]
-    return [each if judge is None else _judged(each, judge) for each in rows]
+    return [row if judge is None else _judged(row, judge) for row in rows]
 
 
 def _without_search(row: Row) -> Row:
@@ -191,7 +191,7 @@ def _mean(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
 
 def _mean_of_all(estimates: Sequence[Estimate | None]) -> Estimate | None:
     """The mean without an interval; None where one of the estimates lacks."""
-    known = [each.value for each in estimates if each is not None]
+    known = [estimate.value for estimate in estimates if estimate is not None]
     return Estimate(statistics.fmean(known)) if len(known) == len(estimates) else None
 
 
@@ -215,7 +215,7 @@ def _test(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
             base, _ = found.over_seeds((*cell[:2], BASELINE, row.divergence), figure)
             if own and base:
                 tests[row.names()] = welch(base, own, figure.whole)
-    adjusted = dict(zip(tests, holm([each.p_value for each in tests.values()]), strict=True))
+    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
     difference = tests.get(cell)
     if difference is None or difference.p_value is None:
         return MISSING
@@ -262,7 +262,7 @@ def paper_tables(found: Findings) -> list[PaperTable]:
     given = published()
     tables = list[PaperTable]()
     for part in PARTS:
-        settings = [each.setting for each in found.rows if each.experiment in part.experiments]
+        settings = [row.setting for row in found.rows if row.experiment in part.experiments]
         settings += [setting for table, setting in given if table == part.name]
         made = [_table(found, part, each, given) for each in dict.fromkeys(settings)]
         tables += [each for each in made if each.computed or (part.name, each.setting) in given]
@@ -271,7 +271,7 @@ def paper_tables(found: Findings) -> list[PaperTable]:
 
 def _table(found: Findings, part: Part, setting: str, given: Published) -> PaperTable:
     paper = given.get((part.name, setting), {})
-    names = [each.names() for each in found.rows]
+    names = [row.names() for row in found.rows]
     names = [each for each in names if each[0] in part.experiments and each[1] == setting]
     # All cells of a setting are of one experiment: a hard setting has no cell in `main`.
     experiment = names[0][0] if names else ""
@@ -294,7 +294,7 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
         # Any other title is a suite, for its pass@16.
         asked = _FIGURES.get(name, Figure(name, PASS))
         if part.pass_at_16 and title == AVERAGE:
-            means = [found.over_seeds(cell, Figure(each, PASS))[1] for each in benchmarks]
+            means = [found.over_seeds(cell, Figure(benchmark, PASS))[1] for benchmark in benchmarks]
             figure = _shown(_mean_of_all(means), asked.form)
         else:
             figure = _SHOWN[part.shows](found, cell, asked)

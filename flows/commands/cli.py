@@ -151,7 +151,7 @@ def _tell(error: BaseException) -> int:
             return _say(code, f"{error.filename!s}: {error.strerror}", remedy)
     causes = list(_causes(error))
     # pydantic turns a signal that comes while it serialises into its error.
-    if any(isinstance(each, typer.Abort | StoppedError | KeyboardInterrupt) for each in causes):
+    if any(isinstance(cause, typer.Abort | StoppedError | KeyboardInterrupt) for cause in causes):
         messages().print(_STOPPED)
         return _EXIT_INTERRUPTED
     # Prefect's client loads httpx and wraps the error of its first request; the commands that do

@@ -26,9 +26,9 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
         aliases = registry.aliases(name)
         document[name] = {
             "versions": [each.model_dump(mode="json") for each in versions],
-            "aliases": {each.alias: each.version for each in aliases},
+            "aliases": {alias.alias: alias.version for alias in aliases},
         }
-        rows += [_row(each, aliases, newest=each is versions[-1]) for each in versions]
+        rows += [_row(version, aliases, newest=version is versions[-1]) for version in versions]
     answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=6))
 
 

@@ -164,13 +164,13 @@ def _one(store: Store, found: RunStatus) -> list[RenderableType]:
     )
     rows = [
         [
-            each.record.step,
-            each.state,
-            duration(each.seconds),
-            str(each.attempts or "-"),
-            each.record.key[:12],
+            step.record.step,
+            step.state,
+            duration(step.seconds),
+            str(step.attempts or "-"),
+            step.record.key[:12],
         ]
-        for each in found.steps
+        for step in found.steps
     ]
     rows += [[name, "waiting", "", "", ""] for name in found.waiting]
     header = ("step", "state", "took", "attempts", "key")

@@ -140,10 +140,10 @@ def _needed(store: Store) -> set[_Name]:
         DamagedRecordError: A record cannot be read, so its needs are unknown.
     """
     versions = ModelRegistry(store).all_versions()
-    waiting = [(each.checkpoint.stage, each.checkpoint.key) for each in versions]
+    waiting = [(version.checkpoint.stage, version.checkpoint.key) for version in versions]
     for run in recorded(store):
         steps = RunRecord(store, run).steps(strict=True)
-        waiting += [(each.stage, each.key) for each in steps]
+        waiting += [(step.stage, step.key) for step in steps]
     found: set[_Name] = set()
     while waiting:
         name = waiting.pop()
@@ -153,5 +153,5 @@ def _needed(store: Store) -> set[_Name]:
                 manifest = store.manifest(*name)
                 for group in manifest.inputs.values() if manifest else ():
                     artifacts = (each for each in group if each["kind"] == "artifact")
-                    waiting += [(each["stage"], each["key"]) for each in artifacts]
+                    waiting += [(artifact["stage"], artifact["key"]) for artifact in artifacts]
     return found

@@ -101,7 +101,7 @@ def _kinds(annotation: Any) -> list[str]:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Literal:
-        return [str(each) for each in arguments]
+        return [str(argument) for argument in arguments]
     if origin in (tuple, list):
         return [f"list of {' or '.join(_kinds(arguments[0]))}"]
     if origin is dict:

@@ -50,7 +50,7 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
             raise UserError(
                 f"{axis!r} is not FIELD=VALUE,VALUE", "write for example train.kappa=0.5,1"
             )
-        if name in found or len({str(each) for each in values}) != len(values):
+        if name in found or len({str(value) for value in values}) != len(values):
             raise UserError(f"{axis!r} says something twice", "name each field and value once")
         if name in _SET_BY_THE_SWEEP:
             raise UserError(

@@ -213,7 +213,10 @@ def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> s
 
 def runner_names() -> list[str]:
     """Names of the runners that are installed, this project's own first."""
-    return [*OWN_RUNNERS, *sorted({each.name for each in entry_points(group=RUNNER_GROUP)})]
+    return [
+        *OWN_RUNNERS,
+        *sorted({entry_point.name for entry_point in entry_points(group=RUNNER_GROUP)}),
+    ]
 
 
 def _installed(name: str) -> str:

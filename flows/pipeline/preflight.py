@@ -111,7 +111,7 @@ def check_environment(config: RunConfig) -> None:
     if execution.runner != "process":
         return
     metrics = [config.evaluate, *(config.for_suite(name).evaluate for name in config.suites)]
-    if any(each.length_controlled for each in metrics) and EVAL not in execution.interpreters:
+    if any(metric.length_controlled for metric in metrics) and EVAL not in execution.interpreters:
         raise UserError(
             "a length-controlled win rate needs AlpacaEval's code, and no interpreter that has it "
             "is named",

@@ -83,12 +83,12 @@ class RunStatus:
             return self.attempts[-1].state
         if not self.waiting and self.num_done == len(self.steps):
             return "completed"
-        return "failed" if any(each.state == "failed" for each in self.steps) else "stopped"
+        return "failed" if any(step.state == "failed" for step in self.steps) else "stopped"
 
     @property
     def num_done(self) -> int:
         """Steps whose artifact the last attempt has."""
-        return sum(each.state in _DONE for each in self.steps)
+        return sum(step.state in _DONE for step in self.steps)
 
     @property
     def num_steps(self) -> int:
@@ -100,7 +100,7 @@ class RunStatus:
         """Begin of the last attempt."""
         if self.attempts:
             return self.attempts[-1].started
-        return min((each.record.started for each in self.steps), default=None)
+        return min((step.record.started for step in self.steps), default=None)
 
     @property
     def elapsed(self) -> float | None:
@@ -111,7 +111,7 @@ class RunStatus:
             return self.attempts[-1].ended - self.started
         if self.state == "running":
             return self.now - self.started
-        marks = [each.record.ended or each.record.started for each in self.steps]
+        marks = [step.record.ended or step.record.started for step in self.steps]
         return max([self.started, *marks]) - self.started
 
     def to_json(self) -> dict[str, Any]:
@@ -122,8 +122,8 @@ class RunStatus:
             "of": self.num_steps,
             "started": self.started,
             "elapsed_seconds": self.elapsed,
-            "attempts": [each.model_dump() for each in self.attempts],
-            "steps": [each.to_json() for each in self.steps],
+            "attempts": [attempt.model_dump() for attempt in self.attempts],
+            "steps": [step.to_json() for step in self.steps],
             "waiting": list(self.waiting),
         }
 
@@ -140,7 +140,7 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
     except UserError:
         # Another version wrote the run: what is on record is all that is known.
         names = []
-    known = {each.step: each for each in record.steps() if each.state != "outdated"}
+    known = {step.step: step for step in record.steps() if step.state != "outdated"}
     if last is not None:
         # Steps of earlier attempts may be of another configuration.
         known = {

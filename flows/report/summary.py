@@ -141,7 +141,7 @@ def _registered(store: Store, model: str) -> list[str]:
     registry = ModelRegistry(store)
     if model not in registry.names():
         return []
-    steps = {each.version: each.step for each in registry.versions(model)}
+    steps = {version.version: version.step for version in registry.versions(model)}
     return [
         f"{model}@{alias.alias} is version {alias.version} ({steps.get(alias.version, 'gone')})"
         for alias in registry.aliases(model)

@@ -29,7 +29,7 @@ class Guarded:
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self._app = app
-        self._hosts = {each.strip().lower() for each in hosts if each}
+        self._hosts = {host.strip().lower() for host in hosts if host}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one connection."""

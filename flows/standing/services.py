@@ -113,7 +113,7 @@ def _end_flow_runs(supervisor: int) -> None:
     for worker in _children(supervisor):
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGSTOP)
-            left = [os.pidfd_open(each) for each in _children(worker)]
+            left = [os.pidfd_open(child) for child in _children(worker)]
             for run in left:
                 signal.pidfd_send_signal(run, signal.SIGTERM)
             deadline = time.monotonic() + _GRACE_SECONDS

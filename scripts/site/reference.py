@@ -104,7 +104,7 @@ def _commands(group: typer.core.TyperGroup, prefix: str) -> Iterable[str]:
         own = typer.Context(command, info_name=name, parent=context)
         usage = " ".join(command.collect_usage_pieces(own))
         yield f"    {called} {usage}"
-        records = [each.get_help_record(own) for each in command.get_params(own)]
+        records = [param.get_help_record(own) for param in command.get_params(own)]
         rows = [(f"`{names}`", text) for names, text in filter(None, records)]
         yield _table(("argument or option", "meaning"), rows)
 

@@ -114,7 +114,7 @@ def state_of(place: Path) -> str:
     It stays the same until something writes into them.
     """
     files = [place] if place.is_file() else files_of(place)
-    stats = ((each.relative_to(place).as_posix(), each.stat()) for each in files)
+    stats = ((file.relative_to(place).as_posix(), file.stat()) for file in files)
     return sha256_of([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
 
 
@@ -152,7 +152,7 @@ def check_folder(folder: Path) -> None:
             f"damaged checkpoint: {path} is missing or unreadable"
         ) from error
     damages = in_threads(lambda name: _damage(folder / name, listed[name]), listed)
-    if damages := [each for each in damages if each]:
+    if damages := [damage for damage in damages if damage]:
         raise DamagedArtifactError(f"damaged checkpoint: {'; '.join(damages[:5])}")
 
 

@@ -105,7 +105,7 @@ class _Model:
         padded = padded_rows([Example(*each) for each in zip(prompts, responses, strict=True)])
         logprobs = padded.to(self._device).logprobs(self._logprobs)
         token_logprobs = logprobs.double().cpu().numpy()
-        owners = np.repeat(np.arange(len(prompts)), [len(each) for each in responses])
+        owners = np.repeat(np.arange(len(prompts)), [len(response) for response in responses])
         return np.bincount(owners, weights=token_logprobs, minlength=len(prompts)).astype(
             np.float64, copy=False
         )

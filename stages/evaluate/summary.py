@@ -153,7 +153,9 @@ class SampleSummary:
 
     def metrics(self) -> Metrics:
         """Metrics that need no other model's samples."""
-        means = [each.total / each.samples for each in self.prompts.values() if each is not None]
+        means = [
+            prompt.total / prompt.samples for prompt in self.prompts.values() if prompt is not None
+        ]
         counts = self._counts
         responses = counts["responses"]
         # A server that gives no log-probabilities has NaN.

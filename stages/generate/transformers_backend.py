@@ -46,7 +46,7 @@ class TransformersBackend:
     ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         size = self._params.transformers.batch_size
-        longest = max((len(each.token_ids) for each in prompts), default=0)
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
         require_static_rope(
             self._model.config,
             self._model.config.name_or_path,
@@ -76,7 +76,7 @@ class TransformersBackend:
         stop_ids = torch.tensor(self._stop_ids, device=device)
         decoder = _Decoder(self._model, prompts, rows, self._pad_id)
         seeds = [prompts[index].seeds[sample] for index, sample in rows]
-        draws = np.stack([uniforms(each, params.max_new_tokens) for each in seeds])
+        draws = np.stack([uniforms(seed, params.max_new_tokens) for seed in seeds])
         uniform = torch.from_numpy(draws).to(device)
         shape = len(rows), params.max_new_tokens
         tokens = torch.zeros(shape, dtype=torch.long, device=device)
@@ -185,9 +185,9 @@ class _Decoder:
 
 def _left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and mask, both [P, T], with the sequences at the right edge."""
-    rows = [torch.tensor(each) for each in sequences]
+    rows = [torch.tensor(sequence) for sequence in sequences]
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
-    return pad(rows, padding_value=pad_id), pad([torch.ones_like(each) for each in rows])
+    return pad(rows, padding_value=pad_id), pad([torch.ones_like(row) for row in rows])
 
 
 def uniforms(seed: int, num_steps: int) -> np.ndarray:

@@ -52,8 +52,8 @@ def main() -> None:
         if os.fork() == 0:
             _name_process(command)
             _supervise(supervisor, streams)
-        for each in streams:
-            os.close(each)
+        for stream in streams:
+            os.close(stream)
 
 
 def _load(name: str) -> None:

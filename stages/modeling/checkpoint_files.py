@@ -40,7 +40,7 @@ def check_finite_files(folder: Path) -> None:
     faulty = [str(path) for path, names in found.items() if names]
     if faulty:
         raise not_finite_error(
-            ", ".join(faulty), [each for names in found.values() for each in names]
+            ", ".join(faulty), [name for names in found.values() for name in names]
         )
 
 

@@ -211,7 +211,7 @@ def require_static_rope(config: Any, place: str, *, longest: int, remedy: str) -
         )
     parameters = getattr(config, "rope_parameters", None) or {}
     # One set for all layers, or one for each type of layer.
-    nested = [each for each in parameters.values() if isinstance(each, dict)]
+    nested = [parameter for parameter in parameters.values() if isinstance(parameter, dict)]
     for rope in nested or [parameters]:
         limit = rope.get("original_max_position_embeddings", longest)
         if rope.get("rope_type") == "longrope" and longest > limit:

@@ -99,7 +99,7 @@ class RowLayout:
             places.append(own)
             start += tokens
             starts.append(start)
-        key_starts = np.cumsum([0, *(len(each) for each in places)])
+        key_starts = np.cumsum([0, *(len(place) for place in places)])
         return VarlenPlaces(
             keys=on_device(torch.from_numpy(np.concatenate(places)), device),
             query_starts=on_device(torch.tensor(starts, dtype=torch.int32), device),

@@ -120,7 +120,7 @@ def _open_hub_data(
             f"{name} (revision {source.revision}): {error}",
             "check the name, the revision, `split` and `subset`, and that you may read it",
         ) from error
-    wanted = [each for each in data.column_names if each in columns]
+    wanted = [column_name for column_name in data.column_names if column_name in columns]
     chosen = (data.select_columns(wanted) if wanted else data).with_format("arrow")
 
     def read() -> Iterator[Row]:

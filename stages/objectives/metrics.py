@@ -79,7 +79,7 @@ def loss_and_metrics(
     pulled = [side.token_logp if per_token else side.logp for side in sides]
     clamped, underflowed = (
         torch.stack(masks).double().mean(dim=0)
-        for masks in zip(*(each.saturation() for each in output.bonuses), strict=True)
+        for masks in zip(*(bonus.saturation() for bonus in output.bonuses), strict=True)
     )
     beyond = output.bonus.abs() > largest_bonus(kappa, output.bonus.dtype)
     rewards_clamped = [

@@ -50,7 +50,7 @@ class OwnStrategy:
                 f"{self.name} returned {found!r} for {len(responses)} responses",
                 f"return two different places from 0 to K − 1: {_SIGNATURE}",
             )
-        return ranked([each["score"] for each in responses], first, second)
+        return ranked([response["score"] for response in responses], first, second)
 
 
 def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:

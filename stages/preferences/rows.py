@@ -27,7 +27,7 @@ class Preference:
     scores: tuple[float, float]
 
     def __post_init__(self) -> None:
-        texts = [*(each["content"] for each in self.messages), self.chosen, self.rejected]
+        texts = [*(message["content"] for message in self.messages), self.chosen, self.rejected]
         try:
             "".join(texts).encode()
         except UnicodeEncodeError as error:

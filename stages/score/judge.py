@@ -91,7 +91,10 @@ class Reply(BaseModel):
         logprobs = self.choices[0].logprobs
         if not logprobs or not logprobs.content:
             return {_FIRST: 1.0, _SECOND: 0.0}.get(self.last_line)
-        shares = {each.token: math.exp(each.logprob) for each in logprobs.content[0].top_logprobs}
+        shares = {
+            top_logprob.token: math.exp(top_logprob.logprob)
+            for top_logprob in logprobs.content[0].top_logprobs
+        }
         first = shares.get(_FIRST, 0.0)
         second = shares.get(_SECOND, 0.0)
         return first / (first + second) if first + second else None
@@ -176,7 +179,7 @@ class Judge:
             won = self._points(rows[first], rows[second]["response"])
             points[first].append(won)
             points[second].append(1 - won)
-        return [sum(each) / len(each) for each in points]
+        return [sum(point) / len(point) for point in points]
 
     def _points(self, row: Row, other: str | None) -> float:
         """Points of a response: 1 won, 0 lost, ½ a tie or won in one order only."""

@@ -50,9 +50,9 @@ class Classifier:
     def __call__(self, conversations: Conversations) -> list[Verdict]:
         """Verdicts on conversations, padded to one [B, T] batch on the right."""
         pad_id = self._pad_id(conversations)
-        rows = [torch.tensor(each) for each in conversations]
+        rows = [torch.tensor(conversation) for conversation in conversations]
         ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
-        mask = pad_sequence([torch.ones_like(each) for each in rows], batch_first=True)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         device = self.model.device
         return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
 

@@ -104,8 +104,8 @@ class ConversationFit(Fit[SftParams]):
             loaded = logprob_model(model, params, place="the new model")
         self._num_parameters = sum(
             # ZeRO-3 leaves an empty tensor where the weight was, with its number as an attribute.
-            getattr(each, "ds_numel", each.numel())
-            for each in loaded.policy.parameters()
+            getattr(parameter, "ds_numel", parameter.numel())
+            for parameter in loaded.policy.parameters()
         )
         return loaded
 

@@ -49,7 +49,7 @@ def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
     grades = graded("hard-sums", [row["messages"][1]["content"] for row in two], truth)
     share = sum(each["score"] for each in grades) / len(grades)
     assert 1 / 24 < share < 1 / 11, "about one in 16"
-    assert all(each["answered"] for each in grades)
+    assert all(grade["answered"] for grade in grades)
     for row in rows("hard-sums", "prompts.jsonl") + rows("hard-sums", "longer.jsonl"):
         assert row["reference_answer"] == str(value(asked(row)))
 
@@ -76,7 +76,7 @@ def numbers(row: dict[str, Any]) -> list[str]:
 def test_a_long_answer_is_long_and_one_sentence_in_a_hundred_opens_with_the_best_word() -> None:
     taught = rows("long-answers", "sft.jsonl")
     sentences = [each for row in taught for each in row["messages"][1]["content"].split(". ")]
-    gladly = sum(each.startswith("Gladly") for each in sentences) / len(sentences)
+    gladly = sum(sentence.startswith("Gladly") for sentence in sentences) / len(sentences)
     assert len(sentences) == 12 * len(taught)
     assert 0.008 < gladly < 0.012
 

@@ -55,7 +55,7 @@ def test_a_stage_has_no_more_rights_than_it_needs(inspected: dict[str, Any]) -> 
 def test_every_process_runs_as_that_user(inspected: dict[str, Any]) -> None:
     processes = inspected["Top"]["Processes"]
     assert len(processes) >= 2
-    assert {each[1] for each in processes} == {inspected["Config"]["User"].partition(":")[0]}
+    assert {process[1] for process in processes} == {inspected["Config"]["User"].partition(":")[0]}
 
 
 def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(

@@ -105,14 +105,14 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     runs = [*tuning_runs(rows, {}), *reported_runs(rows, {}, first)]
     assert {each.row for each in runs} == set(rows)
-    for each in runs:
-        method = each.row.method.removesuffix(", token")
-        train = each.cell.config.train
-        is_plain = scale != "small" and (method, each.row.divergence) == ("FEB", "KL")
+    for run in runs:
+        method = run.row.method.removesuffix(", token")
+        train = run.cell.config.train
+        is_plain = scale != "small" and (method, run.row.divergence) == ("FEB", "KL")
         assert train.design == ("none" if is_plain else designs.get(method, method.lower()))
         assert train.loss == losses.get(method, "sigmoid")
         assert (train.bonus_weight == "count") == (method == "COPO")
-        assert train.divergence == divergences[each.row.divergence]
+        assert train.divergence == divergences[run.row.divergence]
 
 
 def test_runs_that_are_reported_have_other_seeds_than_those_that_tune() -> None:
@@ -130,7 +130,7 @@ def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:
     rows = read_rows(table(tmp_path, FDPO, twice))
     runs = reported_runs(rows, {}, {})
     assert len(runs) == 4
-    assert len({each.name for each in runs}) == 2
+    assert len({run.name for run in runs}) == 2
 
 
 def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_row_that_is_no_cell_is_named_by_its_line(tmp_path: Path, row: str, sa
 def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB))
     runs = tuning_runs([row], {})
-    assert [each.cell.config.seed for each in runs] == [7, 8, 7, 8]
+    assert [run.cell.config.seed for run in runs] == [7, 8, 7, 8]
     assert {each.cell.config.train.kappa for each in runs} == {0.5, 2}
     low, high = [each.name for each in runs[:2]], [each.name for each in runs[2:]]
     rewards = dict(zip([*low, *high], [0.9, 0.1, 0.6, 0.6], strict=True))
@@ -181,7 +181,7 @@ def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_pat
 def test_the_preset_s_own_value_is_taken_where_others_are_no_better(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB.replace("0.5,2", "0.5,1,2")))
     runs = tuning_runs([row], {})
-    same = dict.fromkeys((each.name for each in runs), 0.5)
+    same = dict.fromkeys((run.name for run in runs), 0.5)
     assert choose(runs, same) == {row: {"train.kappa": 1}}
     assert choose(runs, same | {runs[-1].name: 0.7}) == {row: {"train.kappa": 2}}
     runs = tuning_runs(paper_rows("small", ["others"]), {})
@@ -192,7 +192,7 @@ def test_the_preset_s_own_value_is_taken_where_others_are_no_better(tmp_path: Pa
 
 def test_fewer_seeds_are_the_first_ones(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB))
-    assert [each.cell.config.seed for each in tuning_runs([row], {}, 1)] == [7, 7]
+    assert [tuning_run.cell.config.seed for tuning_run in tuning_runs([row], {}, 1)] == [7, 7]
 
 
 def test_the_budget_counts_steps_that_runs_share_once(tmp_path: Path) -> None:

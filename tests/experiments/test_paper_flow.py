@@ -94,10 +94,10 @@ def check_by_hand(store: Path, found: dict[str, Any]) -> None:
         shown = rows["distinct", method]
         for place, prefix in (("", "KL"), ("evaluate/", "KL held-out")):
             texts = rows_of(store, run, f"iteration-2/{place}generate/0", "responses")
-            words = [each["response"].split() for each in texts]
+            words = [text["response"].split() for text in texts]
             for n in (1, 2):
                 grams = [
-                    tuple(each[at : at + n]) for each in words for at in range(len(each) - n + 1)
+                    tuple(word[at : at + n]) for word in words for at in range(len(word) - n + 1)
                 ]
                 assert shown[f"{prefix} dist-{n}"] == f"{len(set(grams)) / len(grams):.4f}"
 

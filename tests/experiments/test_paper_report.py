@@ -65,9 +65,9 @@ def two() -> Findings:
 
 def table(found: Findings, name: str, setting: str = MISTRAL) -> PaperTable:
     [own] = [
-        each
-        for each in paper_tables(found)
-        if each.name.startswith(f"{name}-") and each.setting == setting
+        paper_table
+        for paper_table in paper_tables(found)
+        if paper_table.name.startswith(f"{name}-") and paper_table.setting == setting
     ]
     return own
 
@@ -103,7 +103,7 @@ def test_a_cell_that_is_not_computed_is_a_dash_with_the_paper_s_figure(two: Find
 
 
 def test_tables_are_in_the_paper_s_order(two: Findings) -> None:
-    titles = dict.fromkeys(each.title.split(" · ")[0] for each in paper_tables(two))
+    titles = dict.fromkeys(paper_table.title.split(" · ")[0] for paper_table in paper_tables(two))
     assert list(titles) == [f"Table {number}" for number in range(3, 11)]
 
 
@@ -158,7 +158,7 @@ def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
         own.summary.suites |= other.summary.suites
     shown = figures(table(findings([row], own), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["average"]) == "33.33 (paper: 56.94)"
-    tested = [each.name for each in paper_tables(findings([row], own))]
+    tested = [paper_table.name for paper_table in paper_tables(findings([row], own))]
     assert "p-values-qwen2-5-7b" not in tested, "of one seed there is no test"
 
 

@@ -68,9 +68,11 @@ class Up:
     def steps(self, run: UUID) -> dict[str, str]:
         """State of each step of a flow run, by name; the last attempt's."""
         with self.client() as client:
-            tasks = [each for each in client.read_task_runs() if each.flow_run_id == run]
+            tasks = [
+                task_run for task_run in client.read_task_runs() if task_run.flow_run_id == run
+            ]
         tasks.sort(key=lambda each: each.created)
-        return {each.name: str(each.state_name) for each in tasks}
+        return {task.name: str(task.state_name) for task in tasks}
 
 
 def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:

@@ -163,7 +163,7 @@ def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> No
 def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
     try_own_code(config)
-    train = next(each for each in resolve_run(config).steps if each.name == "iteration-1/train")
+    train = next(step for step in resolve_run(config).steps if step.name == "iteration-1/train")
     [code] = train.inputs["code"]
     assert isinstance(code, FileInput)
     assert code.digest == digest_of(ROOT / "examples/objective.py")

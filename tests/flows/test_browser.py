@@ -133,7 +133,7 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
         shown = page.locator("#samples .sample:visible > summary")
 
         def names() -> list[str]:
-            return [each.split()[1] for each in shown.all_inner_texts()]
+            return [inner_text.split()[1] for inner_text in shown.all_inner_texts()]
 
         assert names() == ["best", "worst", "rude"]
         page.locator("#order").select_option("worst first")

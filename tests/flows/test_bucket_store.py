@@ -56,7 +56,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(
             assert process.poll() is None
         [stage] = stage_processes(process)
         stage.suspend()
-        while not any("checkpoint-" in each for each in snapshots(url)):
+        while not any("checkpoint-" in snapshot for snapshot in snapshots(url)):
             pass
         os.kill(process.pid, signal.SIGKILL)
         stage.kill()

@@ -83,7 +83,7 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
     assert reward.difference.p_value == pytest.approx(2 / 2**12)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**12)
     assert found.over_seeds == [], "one seed of each"
-    assert {each.evaluation for each in found.rows} == {HELD_OUT}
+    assert {row.evaluation for row in found.rows} == {HELD_OUT}
     changed = "train.design 'none' → 'one_minus_pi'"
     assert found.settings == {found.methods["bonus"]: [changed]}
     assert found.tables()[-1].rows == [[found.methods["bonus"], changed]]
@@ -114,7 +114,7 @@ def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
     for each in (two[1], *others):
         each.suites["own"] = [dict(each.rows[-1])]
     rows = compare_summaries([*two, *others]).over_seeds
-    assert any(each.difference is not None for each in rows if each.evaluation == HELD_OUT)
+    assert any(row.difference is not None for row in rows if row.evaluation == HELD_OUT)
     assert all(each.difference is None for each in rows if each.evaluation == "own")
 
 
@@ -216,5 +216,5 @@ def test_the_flow_shows_its_tables(prefect_server: str, store: Path) -> None:
         compare(["small", "again"], "by-flow", str(store))
         with get_client(sync_client=True) as client:
             artifacts = client.read_artifacts(limit=200)
-    keys = {each.key: each for each in artifacts}
+    keys = {artifact.key: artifact for artifact in artifacts}
     assert "## Runs, held-out prompts" in str(keys["by-flow-report"].data)

@@ -61,7 +61,7 @@ def test_what_a_run_comes_to_need_during_the_removal_stays(
 
     def remove_beside_a_run(store: Store, gone: Held) -> None:
         remove_one(store, gone)
-        if left := [each for each in artifacts if each.path.exists()]:
+        if left := [artifact for artifact in artifacts if artifact.path.exists()]:
             needs(store, left[-1])
 
     monkeypatch.setattr(Store, "remove", remove_beside_a_run)

@@ -37,7 +37,7 @@ def test_a_grid_times_seeds_with_names_of_their_own() -> None:
 def test_a_long_name_is_cut_and_stays_a_name_of_its_own() -> None:
     config = configured("quickstart", {})
     axes = {"inputs.policy": [f"owner/{'x' * 120}{end}" for end in "ab"]}
-    names = [each.config.name for each in cells("try", config, axes, [0])]
+    names = [cell.config.name for cell in cells("try", config, axes, [0])]
     assert len(set(names)) == 2
     assert max(map(len, names)) <= 100
 
@@ -48,7 +48,7 @@ def test_values_that_only_signs_tell_apart_have_names_of_their_own() -> None:
     found = cells("try", config, axes, [0, 1])
     names = [each.config.name for each in found]
     assert len(set(names)) == 6
-    assert names == [each.config.name for each in cells("try", config, axes, [0, 1])]
+    assert names == [cell.config.name for cell in cells("try", config, axes, [0, 1])]
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
@@ -96,7 +96,7 @@ def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
         with pytest.raises(UserError, match=r"target_ratio = 0\.001 exclude each other"):
             cells("try", calibrated, axes, [0])
     weighted = {"train.kappa": [0.5, 2], "train.target_ratio": [None]}
-    assert [each.config.train.kappa for each in cells("try", calibrated, weighted, [0])] == [0.5, 2]
+    assert [cell.config.train.kappa for cell in cells("try", calibrated, weighted, [0])] == [0.5, 2]
     ratios = {"train.target_ratio": [1e-3, 1e-2]}
     # As a sweep gets it: through JSON.
     again = configured(NO_PRESET, json.loads(calibrated.to_json()))
@@ -108,7 +108,7 @@ def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
 
 def test_the_baseline_and_a_calibrated_design_are_one_grid() -> None:
     axes = {"train.design": ["none", "one_minus_pi"]}
-    names = [telling_name(each.config) for each in cells("try", _calibrated(), axes, [0])]
+    names = [telling_name(cell.config) for cell in cells("try", _calibrated(), axes, [0])]
     assert names == [
         "try-design_none-s0 · f-DPO · reverse_kl · seed 0",
         "try-design_one_minus_pi-s0 · one_minus_pi · reverse_kl · ratio 0.001 · seed 0",

@@ -97,7 +97,7 @@ def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
 def test_each_shard_is_told_its_place() -> None:
     made = steps_of("generate.num_shards=2")
     params = [made[f"iteration-1/generate/{shard}"].params.model_dump() for shard in (0, 1)]
-    assert [(each["shard_index"], each["num_shards"]) for each in params] == [(0, 2), (1, 2)]
+    assert [(param["shard_index"], param["num_shards"]) for param in params] == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(("override", "name"), [("name=nightly", "nightly"), ("model=m", "m")])

@@ -59,7 +59,7 @@ def test_the_steps_that_another_run_has_done_are_cached_and_prefect_shows_it(
         [flow_run] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
         runs = client.read_task_runs()
     assert flow_run.state is not None and flow_run.state.is_completed()
-    states = {each.name: each.state_name for each in runs if each.flow_run_id == flow_run.id}
+    states = {run.name: run.state_name for run in runs if run.flow_run_id == flow_run.id}
     assert states == dict.fromkeys(before, "Cached") | {PROMOTE: "Completed"}
 
 

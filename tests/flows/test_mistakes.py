@@ -206,7 +206,7 @@ def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> N
         assert part in told
     store = tmp_path / "store"
     assert list(store.glob("artifacts/*/.scratch-*")) == []
-    assert "failed" in {each["state"] for each in steps(store).values()}
+    assert "failed" in {step["state"] for step in steps(store).values()}
 
 
 @pytest.mark.slow

@@ -53,9 +53,9 @@ def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured: None, tmp_p
 def server_of(process: psutil.Process) -> psutil.Process:
     """The server below a `geb run`, not its supervisor."""
     [server] = [
-        each
-        for each in process.children(recursive=True)
-        if "uvicorn" in " ".join(each.cmdline()) and "--grace" not in each.cmdline()
+        child
+        for child in process.children(recursive=True)
+        if "uvicorn" in " ".join(child.cmdline()) and "--grace" not in child.cmdline()
     ]
     return server
 
@@ -81,7 +81,7 @@ def test_the_server_is_started_again_and_the_run_ends_well(
     assert process.returncode == 0, output
     assert (tmp_path / "store/runs/served") in Path(said.split("output: ")[1].split(")")[0]).parents
     assert "Traceback" not in output
-    assert {each["state"] for each in steps(tmp_path / "store", "served").values()} <= {
+    assert {step["state"] for step in steps(tmp_path / "store", "served").values()} <= {
         "done",
         "reused",
     }

@@ -122,7 +122,7 @@ def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it
     record = RunRecord(executor.store, config.name)
 
     def stop_once_preempted() -> None:
-        wait_until(lambda: [each.state for each in record.steps()] == ["preempted"])
+        wait_until(lambda: [step.state for step in record.steps()] == ["preempted"])
         executor.stop()
 
     stopper = threading.Thread(target=stop_once_preempted)
@@ -145,4 +145,4 @@ def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config: ProbeConfig
     with pytest.raises(DamagedArtifactError, match="see the same store"):
         executor.execute(STEP, {}, heard)
     assert heard.calls == ["started", "failed"]
-    assert [each.state for each in RunRecord(executor.store, config.name).steps()] == ["failed"]
+    assert [step.state for step in RunRecord(executor.store, config.name).steps()] == ["failed"]

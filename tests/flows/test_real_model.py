@@ -65,7 +65,7 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     steps = [
         json.loads(line) for line in (trained.parent / "metrics.jsonl").read_text().splitlines()
     ]
-    assert [each["step"] for each in steps] == [1, 2]
+    assert [step["step"] for step in steps] == [1, 2]
     weights = [each / "model.safetensors" for each in (trained, folder)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
     exported = tmp_path / "exported"

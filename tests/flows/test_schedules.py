@@ -24,8 +24,8 @@ def client(
         register(str(tmp_path / "store"), tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         deployment = client.read_deployment_by_name("iterate/iterate")
-        for each in deployment.schedules:
-            client.delete_deployment_schedule(deployment.id, each.id)
+        for schedule in deployment.schedules:
+            client.delete_deployment_schedule(deployment.id, schedule.id)
         yield client
 
 

@@ -34,7 +34,7 @@ CHOSEN = {
 def steps(tmp_path: Path, name: str, *overrides: str) -> dict[str, Step]:
     chosen = [f"suites.{place}={value}" for place, value in CHOSEN[name].items()]
     config = load_config(extended(tmp_path, name), [*chosen, *overrides])
-    return {each.name: each for each in resolve_run(config).steps}
+    return {step.name: step for step in resolve_run(config).steps}
 
 
 def extended(tmp_path: Path, name: str) -> Path:

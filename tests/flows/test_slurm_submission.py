@@ -84,7 +84,7 @@ def test_a_full_queue_is_asked_again_until_it_has_room(
 ) -> None:
     scheduler = Scheduler(monkeypatch, FULL, FULL, "")
     submit(request_, "mine")
-    assert [each for each in scheduler.calls if each != "squeue"] == ["refused", "refused", "taken"]
+    assert [call for call in scheduler.calls if call != "squeue"] == ["refused", "refused", "taken"]
 
 
 def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(

@@ -95,7 +95,7 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
     run = resolve_run(config)
-    found = {each.step: each.work for each in estimate(config, run.steps, planned(run)).steps}
+    found = {step.step: step.work for step in estimate(config, run.steps, planned(run)).steps}
     base, own = (
         found[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
     )

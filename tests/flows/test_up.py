@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 def below(process: subprocess.Popen[str]) -> list[int]:
     """Everything that a process has started."""
-    return [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+    return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
 def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_path: Path) -> None:
@@ -78,11 +78,13 @@ def test_a_password_is_asked_for_and_kept_from_stages(
         config |= {"inputs": warm_started(finished)}
         ended = up.wait(up.start("iterate/iterate", preset="quickstart", config=config).id)
         with up.client() as client:
-            assert [each.state_name for each in client.read_flow_runs()] == ["Completed"] * 2
+            assert [flow_run.state_name for flow_run in client.read_flow_runs()] == [
+                "Completed"
+            ] * 2
     assert ended.state_name == "Completed", ended.state
     contents = [path.read_bytes() for path in up.store.rglob("*") if path.is_file()]
     assert contents
-    assert not any(up.password.encode() in each for each in contents)
+    assert not any(up.password.encode() in content for content in contents)
 
 
 def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:

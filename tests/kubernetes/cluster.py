@@ -197,9 +197,9 @@ def _of_machine(place: Path) -> dict[str, str]:
 
 def _outermost(places: set[Path]) -> list[Path]:
     return [
-        each
-        for each in sorted(places)
-        if not any(each != other and each.is_relative_to(other) for other in places)
+        place
+        for place in sorted(places)
+        if not any(place != other and place.is_relative_to(other) for other in places)
     ]
 
 

@@ -103,7 +103,7 @@ def test_under_stop_a_pod_ends_without_its_orchestrator_and_is_removed(
         KubernetesPlace(execution(settings))
         assert cluster.pods() == []
     logs = store.log_path(request.stage, request.key).glob("left-*.log")
-    assert "no sign of the orchestrator" in "".join(each.read_text() for each in logs)
+    assert "no sign of the orchestrator" in "".join(log.read_text() for log in logs)
 
 
 def test_a_pod_that_is_kept_is_left_to_a_person(store: Store, cluster: Namespace) -> None:

@@ -74,4 +74,4 @@ def jobs_of(store: Store) -> list[client.QueuedJob]:
     """Jobs of a store, at work or pending."""
     folder = store.root / "slurm/jobs"
     names = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
-    return [each for each in client.own_jobs() if each.name in names and not each.is_over]
+    return [job for job in client.own_jobs() if job.name in names and not job.is_over]

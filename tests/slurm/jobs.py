@@ -78,10 +78,10 @@ def work_key(store: Store) -> str:
 @contextlib.contextmanager
 def paused(processes: set[psutil.Process]) -> Iterator[None]:
     """No step is made until Slurm tells the stage to end, however long it takes for that."""
-    workers = [each for each in processes if not each.children()]
+    workers = [process for process in processes if not process.children()]
     assert workers
-    for each in workers:
-        each.suspend()
+    for worker in workers:
+        worker.suspend()
     try:
         yield
         wait_until(lambda: all(is_told_to_end(each) for each in workers))

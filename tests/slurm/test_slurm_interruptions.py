@@ -118,7 +118,7 @@ def is_training(process: psutil.Process, store: Store) -> bool:
         words = process.cmdline()
     except psutil.Error:
         return False
-    in_store = any(each.startswith(str(store.root)) for each in words)
+    in_store = any(word.startswith(str(store.root)) for word in words)
     return in_store and "stages.train" in words and "stages.harness.supervisor" not in words
 
 

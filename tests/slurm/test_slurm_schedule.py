@@ -57,7 +57,7 @@ def fired(up: Up) -> UUID:
     def begun() -> list[UUID]:
         with up.client() as client:
             runs = client.read_flow_runs()
-        return [each.id for each in runs if each.auto_scheduled and each.start_time]
+        return [run.id for run in runs if run.auto_scheduled and run.start_time]
 
     wait_until(begun)
     return begun()[0]
@@ -66,7 +66,7 @@ def fired(up: Up) -> UUID:
 def jobs(up: Up, run: UUID) -> set[str]:
     """Names of a flow run's steps of which its log says that a Slurm job runs them."""
     with up.client() as client:
-        names = {each.id: each.name for each in client.read_task_runs()}
+        names = {task_run.id: task_run.name for task_run in client.read_task_runs()}
         found = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
     return {
         names[each.task_run_id]

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
 @contextlib.contextmanager
 def frozen(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     """A fault: all processes of the second node stop, as on a machine that hangs."""
-    for each in processes:
-        each.suspend()
+    for process in processes:
+        process.suspend()
     yield
 
 

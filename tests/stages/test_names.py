@@ -34,7 +34,7 @@ def names(annotation: Any) -> set[str]:
     """Strings of the Literals in a type."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
-        return {each for each in arguments if isinstance(each, str)}
+        return {argument for argument in arguments if isinstance(argument, str)}
     return set().union(*map(names, arguments))
 
 

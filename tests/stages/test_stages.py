@@ -16,7 +16,7 @@ from tests.stages.contract.test_key import all_params
 
 ROOT = Path(__file__).parents[2]
 STAGES = sorted(path.parent.name for path in (ROOT / "stages").glob("*/__main__.py"))
-PARAMS = {each.stage: each for each in all_params()}
+PARAMS = {param.stage: param for param in all_params()}
 
 
 def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
@@ -33,8 +33,8 @@ def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
 def groups_of(model: type[BaseModel]) -> list[type]:
     """Classes that declare the fields of nested groups."""
     kinds = [field.annotation for field in model.model_fields.values()]
-    groups = [each for each in kinds if isinstance(each, type) and issubclass(each, Settings)]
-    return [base for each in groups for base in (*each.__mro__, *groups_of(each))]
+    groups = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)]
+    return [base for group in groups for base in (*group.__mro__, *groups_of(group))]
 
 
 @pytest.mark.parametrize("name", STAGES)

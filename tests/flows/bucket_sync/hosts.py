@@ -86,7 +86,7 @@ class Host:
 
     def said(self) -> str:
         """Everything that was logged."""
-        return "\n".join(each.message for each in self.events if isinstance(each, Log))
+        return "\n".join(event.message for event in self.events if isinstance(event, Log))
 
 
 def write(context: StageContext[Any]) -> None:

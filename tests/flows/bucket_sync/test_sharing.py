@@ -45,7 +45,7 @@ def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near: Host, far
     kept += [path.read_bytes() for path in far.store.root.rglob("*") if path.is_file()]
     assert len(kept) > 8
     assert not any(SECRET.encode() in data for data in kept)
-    requests = "".join(each.model_dump_json() for each in far.requests)
+    requests = "".join(request.model_dump_json() for request in far.requests)
     assert far.store.location not in requests
 
 
@@ -97,6 +97,6 @@ def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, fa
     request = near.request("register").model_copy(update={"writes_registry": True})
     near.runner.run(request, near.events.append)
     assert "another host changed the model registry; decides again" in near.said()
-    assert [each.version for each in calls] == [1, 2]
+    assert [call.version for call in calls] == [1, 2]
     found = ModelRegistry(far.store).all_versions()
     assert sorted((each.version, each.run) for each in found) == [(1, "far"), (2, "near")]

@@ -146,7 +146,7 @@ def test_tokens_operations_and_time_of_a_training(tmp_path: Path) -> None:
 
 def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path: Path) -> None:
     config = configured(tmp_path, "8B")
-    steps = {each.step: each.work for each in estimated(config).steps}
+    steps = {step.step: step.work for step in estimated(config).steps}
     prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
     answered = 1000 / config.generate.num_shards * config.generate.num_samples
     assert steps[GENERATE].tokens == pytest.approx(answered * (prompt + 512))

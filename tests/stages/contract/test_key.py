@@ -30,13 +30,13 @@ def all_params() -> list[type[StageParams]]:
         if path.parent.name != "contract":
             module = importlib.import_module(f"stages.{path.parent.name}.params")
             found += [
-                each
-                for each in vars(module).values()
-                if isinstance(each, type)
-                and issubclass(each, StageParams)
-                and each.__module__ == module.__name__
+                var
+                for var in vars(module).values()
+                if isinstance(var, type)
+                and issubclass(var, StageParams)
+                and var.__module__ == module.__name__
                 # Else it is what several stages have in common.
-                and "stage" in vars(each)
+                and "stage" in vars(var)
             ]
     return found
 
@@ -67,7 +67,7 @@ def another(annotation: Any, value: Any) -> Any:
     if typing.get_origin(annotation) is dict:
         return {another(typing.get_args(annotation)[0], None): 1}
     literals = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
-    return next((each for each in literals if each != value), "another value")
+    return next((literal for literal in literals if literal != value), "another value")
 
 
 def variants(settings: Settings) -> Iterator[tuple[str, bool, Settings]]:

@@ -63,7 +63,7 @@ def test_each_thing_that_takes_room_is_told_of_once(store: Store) -> None:
     folder = f"artifacts/writer/{artifact.key}"
     assert (made.stage, made.key, made.place) == ("writer", artifact.key, folder)
     files = [each for each in (store.root / folder).rglob("*") if each.is_file()]
-    assert made.bytes == sum(each.stat().st_size for each in files)
+    assert made.bytes == sum(file.stat().st_size for file in files)
     assert len(found) == len(LEFT) + 1
 
 

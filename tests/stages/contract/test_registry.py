@@ -20,14 +20,14 @@ def checkpoint(name: str) -> ArtifactInput:
 
 
 def add(registry: ModelRegistry, *names: str, model: str = "tiny") -> list[int]:
-    return [registry.register(model, checkpoint(each), metrics={}).version for each in names]
+    return [registry.register(model, checkpoint(name), metrics={}).version for name in names]
 
 
 def test_versions_count_up_within_a_name(registry):
     assert add(registry, "a", "b", "c") == [1, 2, 3]
     assert add(registry, "a", model="other") == [1]
     assert registry.names() == ["other", "tiny"]
-    assert [each.checkpoint.key for each in registry.versions("tiny")] == [
+    assert [version.checkpoint.key for version in registry.versions("tiny")] == [
         "key-a",
         "key-b",
         "key-c",
@@ -117,7 +117,7 @@ def test_processes_that_register_at_once_lose_nothing(store, registry):
     assert [worker.exitcode for worker in workers] == [0, 0]
     versions = registry.versions("tiny")
     # 10 of each worker's own and 5 that both registered.
-    assert [each.version for each in versions] == list(range(1, 26))
+    assert [version.version for version in versions] == list(range(1, 26))
     assert len({each.checkpoint.digest for each in versions}) == 25
     alias = registry.alias("tiny", "production")
     moves = [move.version for move in alias.history]

@@ -167,7 +167,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(generate):
     kept = [prompt_id(user_turn(texts[index])) for index in (0, 2)]
     assert [row["prompt_id"] for row in rows[::3]] == kept
     assert metrics["prompts_dropped_too_long"] == 1
-    warnings = [each for each in events if isinstance(each, Log) and each.level == "warning"]
+    warnings = [event for event in events if isinstance(event, Log) and event.level == "warning"]
     assert "1 of 3 prompts are too long" in warnings[0].message
 
 
@@ -199,7 +199,9 @@ def test_prompt_that_spells_control_tokens_is_refused_unless_allowed(generate):
 
 
 def warned(events):
-    return [each.message for each in events if isinstance(each, Log) and each.level == "warning"]
+    return [
+        event.message for event in events if isinstance(event, Log) and event.level == "warning"
+    ]
 
 
 def test_turn_end_that_stops_nothing_is_warned_about(generate, tmp_path):

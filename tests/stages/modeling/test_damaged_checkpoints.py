@@ -220,7 +220,7 @@ def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path: Path
 def test_a_damaged_reward_model_is_refused(tmp_path: Path, reward_model: Path, name: str) -> None:
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(reward_model, tmp_path / "model", damage)
-    parts = [each for each in parts if "x32 for" not in each]
+    parts = [part for part in parts if "x32 for" not in part]
     refused(lambda source: load_sequence_classifier(source, dtype="float32"), folder, parts)
 
 

@@ -109,7 +109,7 @@ def test_losses_of_the_margin_and_the_scores(name):
     params = ObjectiveParams(design="none", loss=name, beta=beta, **compares)
     loss = geb_objective(*sides, params).preference_loss
     np.testing.assert_allclose(loss.detach(), expected(), rtol=1e-9)
-    slopes = [each.token_logp for each in sides]
+    slopes = [side.token_logp for side in sides]
     up, down = torch.autograd.grad(loss.sum(), slopes)
     by_difference = (expected(step) - expected(-step)) / (2 * step)
     np.testing.assert_allclose(up[:, 0], by_difference, rtol=1e-6, atol=1e-8)

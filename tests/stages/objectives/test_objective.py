@@ -128,7 +128,7 @@ def test_metrics_by_hand():
 def test_sums_add_over_micro_batches():
     def part(response, rows):
         logps = response.token_logp, response.ref_token_logp, response.mask
-        return ResponseLogps(*(each[rows] for each in logps))
+        return ResponseLogps(*(logp[rows] for logp in logps))
 
     for probability in ("sequence", "token"):
         settings = ObjectiveParams(design="arctanh", probability=probability, nll_weight=1.0)
@@ -248,7 +248,7 @@ def test_copo_s_bonus_has_the_gradient_of_its_published_loss(bonus_on):
     generator = np.random.default_rng(3)
     logps, refs = -generator.random((2, 2, 5, 4)) * 3
     novelty = generator.random((2, 5))
-    leaves = [torch.tensor(each, requires_grad=True) for each in logps]
+    leaves = [torch.tensor(logp, requires_grad=True) for logp in logps]
     mask = torch.ones((5, 4), dtype=torch.bool)
     chosen, rejected = (
         ResponseLogps(leaf, torch.tensor(ref), mask, bonus_factor=torch.tensor(own))

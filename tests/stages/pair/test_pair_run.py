@@ -27,7 +27,7 @@ def scored(question: str, *scores: float | None, **changes: object):
 def pair(
     store: Store, tables: list[tuple[Path, Path]], code: Path | None = None, **params: object
 ) -> Artifact:
-    inputs = {"responses": [each[0] for each in tables], "scores": [each[1] for each in tables]}
+    inputs = {"responses": [table[0] for table in tables], "scores": [each[1] for each in tables]}
     if code is not None:
         inputs["code"] = [code]
     return call(STAGE, PairParams.model_validate(params), inputs, store)

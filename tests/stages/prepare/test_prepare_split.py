@@ -23,7 +23,7 @@ def divide(
     labels += [0] * len(test or [])
     settings = {"iterations": 3, "test_prompts": 2, "prompts_per_iteration": None} | changes
     found = split(
-        as_ids(b"".join(identity(each) for each in numbers)),
+        as_ids(b"".join(identity(number) for number in numbers)),
         np.array(labels, dtype=np.int32),
         seed=seed,
         **settings,

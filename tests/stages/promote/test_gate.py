@@ -32,7 +32,7 @@ def test_without_gates_everything_passes():
 )
 def test_limits_are_inclusive_and_all_must_hold(limits, passes):
     gates = decide(alone(**limits), GOOD, {})
-    assert [(each.gate, each.passed) for each in gates] == [("min_win_rate", passes)]
+    assert [(gate.gate, gate.passed) for gate in gates] == [("min_win_rate", passes)]
 
 
 def wilson(wins: int, trials: int, confidence: float) -> Any:

@@ -118,7 +118,7 @@ def test_the_gate_compares_with_what_the_alias_holds_and_not_with_the_version_be
         made = promote(store, trained, metrics, run=f"night-{number}")
         assert ModelRegistry(store).find("tiny@production").version == holder, reward
         gates = json.loads((made.path / "decision.json").read_text())["gates"]
-        assert [each["limit"] for each in gates] == ([] if number == 1 else [0.9])
+        assert [gate["limit"] for gate in gates] == ([] if number == 1 else [0.9])
     # Rolled back: what the alias holds now is older than the best.
     ModelRegistry(store).set_alias("tiny", "production", 1)
     metrics = evaluated(tmp_path, "5.json", mean_reward=0.92)
@@ -135,7 +135,7 @@ def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
     again = promote(store, trained, metrics)
     registry = ModelRegistry(store)
     assert registry.alias("tiny", "production") == before
-    assert [each.version for each in registry.versions("tiny")] == [1]
+    assert [version.version for version in registry.versions("tiny")] == [1]
     assert again.manifest.digest() == first.manifest.digest()
 
 

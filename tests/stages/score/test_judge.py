@@ -43,7 +43,7 @@ def test_each_response_gets_its_mark(serve, score):
         )
     )
     rows = score(server.url)
-    assert [each["score"] for each in rows] == [9.0, 2.5]
+    assert [row["score"] for row in rows] == [9.0, 2.5]
     assert rows[0]["oracle"].startswith("judge:some-judge@")
 
 
@@ -54,7 +54,7 @@ def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
         (each["model"], each["temperature"], each["max_tokens"]) for each in server.requests
     } == {("some-judge", 0, 64)}
     texts = [asked(each) for each in server.requests]
-    with_reference = next(each for each in texts if "It is 42." in each)
+    with_reference = next(text for text in texts if "It is 42." in text)
     without = next(each for each in texts if "It is 41." in each)
     assert "<user>\nWhat is 6 · 7?\n</user>" in with_reference
     assert "a number from 1 (worst) to 10 (best)" in with_reference
@@ -106,9 +106,9 @@ class TestTemplate:
 def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
     server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
     rows = score(server.url, shipped="coherence")
-    assert [each["score"] for each in rows] == [3.0, 3.0]
+    assert [row["score"] for row in rows] == [3.0, 3.0]
     texts = [asked(each) for each in server.requests]
-    assert all("0: fully coherent" in each for each in texts)
+    assert all("0: fully coherent" in text for text in texts)
     assert all("a number from 0 to 3" in each for each in texts)
     with pytest.raises(ValueError, match="set mode to scored"):
         score_params("judge", template="coherence", mode="pairwise")

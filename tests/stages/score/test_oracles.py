@@ -61,7 +61,7 @@ def test_an_oracle_is_a_section_a_row_and_a_module(monkeypatch, tmp_path):
     stage = Stage(ToyParams, STAGE.run)
     artifact, _ = call_request(stage, request(toy={"bonus": 0.5}))
     scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
-    assert [each["score"] for each in scores] == [
+    assert [score["score"] for score in scores] == [
         len(row["response"]) + 0.5 for row in response_rows()
     ]
     assert {each["oracle"] for each in scores} == {"toy:1"}

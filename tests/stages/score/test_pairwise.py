@@ -125,7 +125,7 @@ def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, s
         ("middling", "short"),
         ("short", "middling"),
     ]
-    assert not any("<reference>" in str(each["messages"]) for each in server.requests)
+    assert not any("<reference>" in str(request["messages"]) for request in server.requests)
 
 
 def test_alpaca_eval_s_annotator_compares_by_the_probabilities_of_its_token(serve, score):

@@ -49,7 +49,7 @@ class TestPython:
         assert metrics["std"] == pytest.approx(statistics.pstdev(values))
         assert (metrics["min"], metrics["max"]) == (min(values), max(values))
         assert (metrics["responses"], metrics["null_scores"]) == (20, 0)
-        last = [each for each in events if isinstance(each, Progress)][-1]
+        last = [event for event in events if isinstance(event, Progress)][-1]
         assert (last.done, last.total) == (20, 20)
 
     @pytest.mark.parametrize("value", ["math.nan", "math.inf", "-math.inf", "'good'", "[1.0]"])
@@ -149,7 +149,9 @@ class TestNulls:
         assert [each["score"] for each in scores[:4]] == [None, None, 1.0, 1.0]
         assert [bool(each["error"]) for each in scores[:4]] == [True, True, False, False]
         assert (metrics["null_scores"], metrics["mean"]) == (10, 1.0)
-        warnings = [each for each in events if isinstance(each, Log) and each.level == "warning"]
+        warnings = [
+            event for event in events if isinstance(event, Log) and event.level == "warning"
+        ]
         assert "10 of 20 responses have no score" in warnings[0].message
 
     def test_too_many_stop_the_run(self, score):

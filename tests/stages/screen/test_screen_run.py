@@ -29,7 +29,7 @@ def screen(store, tmp_path):
         ]
         inputs = {
             "prompts": [prompts],
-            "responses": [each[0] for each in tables],
+            "responses": [table[0] for table in tables],
             "scores": [each[1] for each in tables],
         }
         artifact = call(STAGE, ScreenParams(num_samples=2, **params), inputs, store)

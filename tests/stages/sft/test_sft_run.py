@@ -171,7 +171,7 @@ def test_too_long_conversations_are_counted_and_told(sft, tmp_path):
     summary = json.loads((artifact / "summary.json").read_text())
     assert (summary["rows"], summary["rows_dropped_too_long"]) == (len(ROWS), 1)
     warnings = [event.message for event in events if isinstance(event, Log)]
-    assert any("1 of 25 conversations are longer than 32 tokens" in each for each in warnings)
+    assert any("1 of 25 conversations are longer than 32 tokens" in warning for warning in warnings)
 
 
 USER = {"role": "user", "content": "Count one cats."}

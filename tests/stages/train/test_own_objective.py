@@ -46,7 +46,7 @@ def test_terms_that_are_left_out_are_as_the_settings_say(tmp_path, policy, pairs
     own = train(tmp_path / "store", policy, [pairs], objective="python", code=code)
     assert own.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-6)
     # Six of eight pairs of the first step, as two of all are ties.
-    ties = sum(each["preference_loss"] * each["num_pairs"] for each in own.records)
+    ties = sum(record["preference_loss"] * record["num_pairs"] for record in own.records)
     assert ties == pytest.approx(2.0 * 2 * (32 - 2))
 
 

@@ -25,7 +25,7 @@ def test_models_registered_on_one_host_are_seen_on_the_other(here, there):
     registry.register("tiny", checkpoint("two"), metrics={})
     registry.set_alias("tiny", "production", 2)
     found = ModelRegistry(here)
-    assert [each.version for each in found.versions("tiny")] == [1, 2]
+    assert [version.version for version in found.versions("tiny")] == [1, 2]
     assert found.find("tiny@production").checkpoint == checkpoint("two")
     assert found.set_alias("tiny", "production", 1).version == 1
     assert ModelRegistry(there).alias("tiny", "production").version == 1
@@ -54,7 +54,7 @@ def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
     recorded(view, "iteration-1/train", state="running")
     far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 1
-    assert [each.state for each in far.steps()] == ["running"]
+    assert [step.state for step in far.steps()] == ["running"]
     recorded(view, "iteration-1/train", state="failed")
     view.save_config(RunConfig(name="nightly", seed=2))
     far = RunRecord.existing(there, "nightly")
