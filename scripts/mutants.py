@@ -44,7 +44,7 @@ def main(folder: Path) -> int:
     width = max(map(len, found), default=0)
     print(f"{'':{width}}  mutants  {'  '.join(columns)}  killed %")
     for name, counts in [*found.items(), ("all", whole)]:
-        numbers = "  ".join(f"{counts[each]:{len(each)}}" for each in columns)
+        numbers = "  ".join(f"{counts[column]:{len(column)}}" for column in columns)
         share = killed_share(counts)
         shown = "-" if share is None else f"{100 * share:.1f}"
         print(f"{name:{width}}  {counts.total():7}  {numbers}  {shown:>8}")

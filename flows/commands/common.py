@@ -227,8 +227,8 @@ def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
 def answer_comparison(as_json: bool, found: Comparison) -> None:
     """Prints a comparison of runs: its verdict, its tables, the address of its page."""
     shown: list[RenderableType] = [Text(f"{found.verdict()}\n", style="bold")]
-    for each in found.tables():
-        shown += [each, Text(f"{each.note}\n", style="dim")]
+    for table in found.tables():
+        shown += [table, Text(f"{table.note}\n", style="dim")]
     answer(as_json, found.to_json() | {"page": found.page}, *shown, f"page  {found.page}")
 
 
