@@ -74,7 +74,7 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_option(
     chosen = execution(**changes)
     options = submit_options(request, chosen.slurm, chosen.grace_seconds)
     with pytest.raises(UserError, match=message) as caught:
-        check_job(request, options)
+        check_job(request, chosen, options)
     assert "sinfo" in caught.value.remedy
 
 
