@@ -64,6 +64,5 @@ def test_a_judge_s_suite_through_a_run(
     base, policy = found["compared"]
     for row in (base, policy):
         assert 0 <= row["length_controlled_win_rate"] <= 1
-        assert row["components.comparisons"] == 1
     page = (finished.parent / "store/runs/eval-suites/report.html").read_text()
     assert "LC win rate" in page
