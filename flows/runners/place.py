@@ -79,7 +79,7 @@ class Work(Protocol):
 
     @property
     def title(self) -> str:
-        """What it is and how it is called there, for people."""
+        """Kind and name of the work, for people: `job 12`."""
 
     def follow(self) -> Ending:
         """Passes on what the stage prints and returns how it ended.

@@ -101,8 +101,7 @@ def _shard(ctx: Context, prompts: Path) -> tuple[int, int]:
 class Chunk:
     """The responses to the prompts from ``first`` to before ``stop`` of the prompts table.
 
-    The file's name holds the bounds, so that chunks of another size, left by an attempt with other
-    settings of speed, are never taken for these.
+    The file's name holds the bounds: an attempt with another ``chunk_prompts`` has other files.
     """
 
     first: int

@@ -151,7 +151,7 @@ class TrainingLoop(Generic[B]):
         return values
 
     def _agree(self, done: int) -> tuple[bool, bool]:
-        """Whether one of the processes shall stop, and whether a checkpoint is due, for all."""
+        """Agreement of all processes: whether to stop, and whether to write a checkpoint."""
         every_steps = self.plan.params.checkpoint_every_steps
         is_late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
         is_due = is_late if every_steps is None else done % every_steps == 0
