@@ -260,7 +260,7 @@ _PROMPTS: dict[str, Bad] = {
     "fewer prompts than are held out": Bad(
         "bad.jsonl",
         _all({"prompt": "red"}, {"prompt": "blue"}),
-        ("test_prompts is 4", "2 distinct prompts"),
+        ("test_prompts is 4", "has 2 rows"),
         names_file=False,
     ),
     "as many prompts as are held out": Bad(
@@ -367,37 +367,6 @@ _ORACLE_FILES: dict[str, Bad] = {
         ("ZeroDivisionError", "line 2"),
     ),
 }
-_INSTRUCTIONS = {"prompt": "red", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
-
-
-def _suite(*rows: Any, says: tuple[str, ...] = (), **more: Any) -> Bad:
-    return Bad("bad.jsonl", _all(*rows), says, **more)
-
-
-_IFEVAL: dict[str, Bad] = {
-    "no instructions": _suite(
-        {"prompt": "red"}, says=("line 1", "instruction_id_list", "columns: prompt")
-    ),
-    "instructions without arguments": _suite(
-        {"prompt": "red", "instruction_id_list": []}, says=("line 1", "'kwargs'")
-    ),
-    "an argument that is not a number": Bad(
-        "bad.jsonl",
-        b'{"prompt": "red", "instruction_id_list": [], "kwargs": [NaN]}',
-        ("line 1", "reference_columns"),
-    ),
-    "half a line": _suite(
-        _INSTRUCTIONS,
-        says=("line 2",),
-    ),
-    "empty": Bad("bad.jsonl", b"", ("no prompts",)),
-    "Parquet with a date": Bad(
-        "bad.parquet",
-        _table(prompt=["red"], instruction_id_list=[["a"]], kwargs=pa.array([0], pa.date32())),
-        ("row 1", "reference_columns"),
-    ),
-}
-_IFEVAL["half a line"] = Bad("bad.jsonl", _all(_INSTRUCTIONS) + b'\n{"prom', ("line 2",))
 
 
 def cases(folder: Path, config: Path) -> Iterator[Case]:
@@ -408,10 +377,6 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
         config: Configuration of a run with good inputs.
     """
     supervised = "--set=inputs.policy=null"
-    ifeval = (
-        "--set=suites.ifeval={prompts: FILE, prepare: {reference_columns: [instruction_id_list, "
-        "kwargs]}}",
-    )
     groups: list[tuple[str, str, tuple[str, ...], dict[str, Bad]]] = [
         ("prompts", "prompts", ("--set=inputs.prompts=[FILE]",), _COMMON | _PROMPTS),
         ("held-out prompts", "held out", ("--set=inputs.test_prompts=FILE",), _HELD_OUT),
@@ -421,7 +386,6 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
             (supervised, "--set=inputs.warm_start=FILE"),
             _COMMON | _SUPERVISED,
         ),
-        ("IFEval data", "ifeval", ifeval, _IFEVAL),
         ("oracle files", "oracle", ("--set=inputs.oracle_code=FILE",), _ORACLE_FILES),
     ]
     for kind, short, settings, table in groups:
