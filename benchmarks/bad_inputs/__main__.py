@@ -52,7 +52,7 @@ def _tell(outcome: Outcome) -> None:
 def _show(outcomes: list[Outcome]) -> None:
     """Prints a row for each kind of input, and the inputs that are rightly accepted."""
     sys.stdout.write(
-        "\n| kind | tried | by the plan or command | by a stage | accepted | wrong |\n"
+        "\n| kind | tried | by the plan or command | by plan or stage | accepted | wrong |\n"
     )
     sys.stdout.write("| --- | ---: | ---: | ---: | ---: | ---: |\n")
     for kind in dict.fromkeys(each.case.kind for each in outcomes):
