@@ -9,12 +9,12 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import spawn
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Emitter
@@ -28,21 +28,41 @@ _ALONE = (
 )
 
 
-def load_function(path: Path, name: str, *, setting: str, signature: str) -> Callable[..., Any]:
-    """Loads the function ``name`` of a file; messages have the name's setting and a signature.
+class UserFunction:
+    """The function ``name`` of a file; a subclass says what it is for and checks its results.
 
     Raises:
         UserError: The file cannot be imported, or has no such function.
     """
-    namespace = _execute(path)
-    function = namespace.get(name)
-    if callable(function):
-        return function
-    functions = sorted(each for each, value in namespace.items() if callable(value))
-    raise UserError(
-        f"{path} has no function {name!r}; it has: {', '.join(functions) or 'none'}",
-        f"set {setting} to the name of one with the signature {signature}",
-    )
+
+    noun: ClassVar[str]
+    """The function's purpose, in messages."""
+    section: ClassVar[str]
+    """Section of the configuration that names the function and gives its settings."""
+    signature: ClassVar[str]
+    remedy: ClassVar[str]
+    """Remedy for an exception of the function."""
+
+    def __init__(self, path: Path, name: str, settings: Mapping[str, Any] | None = None) -> None:
+        self.title = f"the {self.noun} {path.name}:{name}"
+        self._settings = settings or {}
+        namespace = _execute(path)
+        self._function = namespace.get(name)
+        if not callable(self._function):
+            functions = sorted(key for key, value in namespace.items() if callable(value))
+            raise UserError(
+                f"{path} has no function {name!r}; it has: {', '.join(functions) or 'none'}",
+                f"set {self.section}.function to the name of one with the signature "
+                f"{self.signature}",
+            )
+
+    def call(self, *arguments: Any) -> Any:
+        """What the function returns; a list of what it yields."""
+        assert callable(self._function)
+        with _explained(self.title, self.remedy):
+            result = self._function(*arguments, **self._settings)
+            # A generator runs only now.
+            return list(result) if isinstance(result, Iterator) else result
 
 
 def _execute(path: Path) -> dict[str, Any]:
@@ -54,7 +74,7 @@ def _execute(path: Path) -> dict[str, Any]:
     # name that hides no module that the file imports.
     sys.modules[module.__name__] = module
     before = set(sys.modules)
-    with user_code(str(path), _ALONE):
+    with _explained(str(path), _ALONE):
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     imported = {name: sys.modules[name] for name in sys.modules.keys() - before}
     files = {name: getattr(other, "__file__", None) or "/" for name, other in imported.items()}
@@ -65,7 +85,7 @@ def _execute(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def user_code(name: str, remedy: str) -> Iterator[None]:
+def _explained(name: str, remedy: str) -> Iterator[None]:
     """Turns what code of the user raises into an error that names it.
 
     Processes that are not forks are refused: they cannot import the file, and a pool of them waits
@@ -98,7 +118,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _try(events: Emitter) -> None:
-    """Tries the function that the command line names; a function may end the process instead."""
+    """Tries the function that the command line names; the function may end the process."""
     module, code, function, argument = sys.argv[1:]
     importlib.import_module(module).try_file(Path(code), function, json.loads(argument))
     events.info("tried")

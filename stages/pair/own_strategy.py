@@ -2,22 +2,18 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from stages.contract.errors import UserError
-from stages.harness.user_code import load_function, user_code
+from stages.harness.user_code import UserFunction
 from stages.pair.select import Selection, ranked
 from stages.tables.join import ScoredBatch
 
-_SIGNATURE = "(responses, seed, **settings) -> (i, j)"
 
-
-@dataclass(frozen=True)
-class OwnStrategy:
+class UserStrategy(UserFunction):
     """Calls ``function(responses, seed, **settings)``.
 
     Each response is a mapping: its prompt's ``messages``, its text ``response``, its ``score``, the
@@ -25,9 +21,10 @@ class OwnStrategy:
     policy that sampled it.
     """
 
-    function: Callable[..., Any]
-    settings: Mapping[str, Any]
-    name: str
+    noun = "pair strategy"
+    section = "pair.python"
+    signature = "(responses, seed, **settings) -> (i, j)"
+    remedy = "fix the function, or pair.python.settings"
 
     def over(self, batch: ScoredBatch) -> Callable[[Sequence[int], int], Selection]:
         """Selects among rows of a batch."""
@@ -39,16 +36,15 @@ class OwnStrategy:
 
     def select(self, responses: Sequence[Mapping[str, Any]], seed: int) -> Selection:
         """Places of the two responses, the better scored one first."""
-        with user_code(self.name, "fix the function, or pair.python.settings"):
-            found = self.function(responses, seed, **self.settings)
+        places = self.call(responses, seed)
         try:
-            first, second = map(operator.index, found)
+            first, second = map(operator.index, places)
         except (TypeError, ValueError):
             first = second = -1
-        if first == second or not all(0 <= each < len(responses) for each in (first, second)):
+        if first == second or not all(0 <= place < len(responses) for place in (first, second)):
             raise UserError(
-                f"{self.name} returned {found!r} for {len(responses)} responses",
-                f"return two different places from 0 to K − 1: {_SIGNATURE}",
+                f"{self.title} returned {places!r} for {len(responses)} responses",
+                f"return two different places from 0 to K − 1: {self.signature}",
             )
         return ranked([response["score"] for response in responses], first, second)
 
@@ -70,12 +66,6 @@ def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnStrategy:
-    """Loads the function ``name`` of a file."""
-    function = load_function(path, name, setting="pair.python.function", signature=_SIGNATURE)
-    return OwnStrategy(function, settings, f"the pair strategy {path.name}:{name}")
-
-
 def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
     """Calls the function ``name`` of a file on made-up responses without components."""
     made_up = [
@@ -89,4 +79,4 @@ def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
         }
         for number, score in enumerate((0.25, 1.0, -0.5, 0.25))
     ]
-    load_file(path, name, settings).select(made_up, 1)
+    UserStrategy(path, name, settings).select(made_up, 1)

@@ -21,7 +21,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.pair.own_strategy import OwnStrategy, load_file
+from stages.pair.own_strategy import UserStrategy
 from stages.pair.params import PairParams
 from stages.pair.select import STRATEGIES, Selection
 from stages.tables.join import ScoredBatch, read_scored
@@ -49,7 +49,7 @@ def run(ctx: StageContext[PairParams]) -> None:
     tally = Tally()
     python = ctx.params.python
     is_own = ctx.params.strategy == "python"
-    own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
+    own = UserStrategy(ctx.path("code"), python.function, python.settings) if is_own else None
     parts = ("components",) if own else ()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for batch in read_scored(responses, scores, score_columns=parts):
@@ -76,7 +76,7 @@ def pair_batch(
     params: PairParams,
     seed: int,
     tally: Tally,
-    own: OwnStrategy | None = None,
+    own: UserStrategy | None = None,
 ) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
     scores = batch.scores.to_numpy(zero_copy_only=False)
@@ -105,7 +105,7 @@ _Select = Callable[[Sequence[int], int], Selection]
 
 
 def _selector(
-    batch: ScoredBatch, scores: list[float], params: PairParams, own: OwnStrategy | None
+    batch: ScoredBatch, scores: list[float], params: PairParams, own: UserStrategy | None
 ) -> _Select:
     if own is not None:
         return own.over(batch)

@@ -2,20 +2,18 @@
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.harness.user_code import load_function, user_code
+from stages.harness.user_code import UserFunction
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
-_SIGNATURE = "(prompts, responses, references) -> scores"
 _TRIAL_PROMPT = {
     "messages": [{"role": "user", "content": "A trial prompt."}],
     "reference_answer": None,
@@ -23,8 +21,7 @@ _TRIAL_PROMPT = {
 _TRIAL_RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 
 
-@dataclass(frozen=True)
-class PythonOracle:
+class PythonOracle(UserFunction):
     """Calls ``function(prompts, responses, references)``.
 
     ``prompts`` are lists of messages (``role`` and ``content``), ``responses`` texts, and
@@ -32,43 +29,42 @@ class PythonOracle:
     cannot score it, or a mapping with the number under ``score`` and named components beside it.
     """
 
-    function: Callable[..., Any]
-    identity: str
-    name: str
+    noun = "oracle"
+    section = "score.python"
+    signature = "(prompts, responses, references) -> scores"
+    remedy = "fix the function; a response without a score gets None"
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path, name)
+        # The file's content, not its name: the key leaves the name out.
+        self.identity = f"python:{name}@{sha256_file(path)[:16]}"
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        scores = self._call(rows)
+        scores = self.call(
+            [row["messages"] for row in rows],
+            [row["response"] for row in rows],
+            [row["reference_answer"] for row in rows],
+        )
+        one_each = f"return one score per response: {self.signature}"
+        if not isinstance(scores, Iterable):
+            kind = type(scores).__name__
+            raise UserError(f"{self.title} returned {kind}, not a sequence of scores", one_each)
+        scores = list(scores)
         if len(scores) != len(rows):
             raise UserError(
-                f"{self.name} returned {len(scores)} scores for {len(rows)} responses",
-                f"return one score per response: {_SIGNATURE}",
+                f"{self.title} returned {len(scores)} scores for {len(rows)} responses", one_each
             )
         for place, (row, score) in enumerate(zip(rows, scores, strict=True)):
             yield place, self._verdict(row, score)
 
-    def _call(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        with user_code(self.name, "fix the function; a response without a score gets None"):
-            scores = self.function(
-                [row["messages"] for row in rows],
-                [row["response"] for row in rows],
-                [row["reference_answer"] for row in rows],
-            )
-            if isinstance(scores, Iterable):
-                # Within the block: a generator runs only now.
-                return list(scores)
-        raise UserError(
-            f"{self.name} returned {type(scores).__name__}, not a sequence of scores",
-            f"return one score per response: {_SIGNATURE}",
-        )
-
     def _verdict(self, row: Mapping[str, Any], score: Any) -> Verdict:
         if score is None:
-            return Verdict(None, f"{self.name} returned None")
+            return Verdict(None, f"{self.title} returned None")
         values = score if isinstance(score, Mapping) else {"score": score}
         if "score" not in values:
             raise UserError(
-                f"{self.name} returned {score!r} for {_place(row)}, a mapping without 'score'",
+                f"{self.title} returned {score!r} for {_place(row)}, a mapping without 'score'",
                 "put the number under 'score', components under names of their own",
             )
         checked = {str(name): self._number(row, name, value) for name, value in values.items()}
@@ -79,7 +75,7 @@ class PythonOracle:
             if not isinstance(value, str) and math.isfinite(float(value)):
                 return float(value)
         raise UserError(
-            f"{self.name} returned {name} {reprlib.repr(value)} for {_place(row)}",
+            f"{self.title} returned {name} {reprlib.repr(value)} for {_place(row)}",
             "return a finite number, or None for a response that cannot be scored",
         )
 
@@ -93,15 +89,7 @@ def _place(row: Mapping[str, Any]) -> str:
 
 def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
     """Loads the function named by the parameters from the file given as input ``code``."""
-    return load_file(ctx.path("code"), ctx.params.python.function)
-
-
-def load_file(path: Path, name: str) -> PythonOracle:
-    """Loads the function ``name`` of a file."""
-    function = load_function(path, name, setting="score.python.function", signature=_SIGNATURE)
-    # The file's content, not its name: the key leaves the name out.
-    identity = f"python:{name}@{sha256_file(path)[:16]}"
-    return PythonOracle(function, identity, f"the oracle {path.name}:{name}")
+    return PythonOracle(ctx.path("code"), ctx.params.python.function)
 
 
 def try_file(path: Path, name: str, prompts: Sequence[Mapping[str, Any]]) -> None:
@@ -110,7 +98,7 @@ def try_file(path: Path, name: str, prompts: Sequence[Mapping[str, Any]]) -> Non
     Without prompts it is called on a made-up one, and may raise what it likes: the prompt may lack
     what the function needs.
     """
-    oracle = load_file(path, name)
+    oracle = PythonOracle(path, name)
     rows = [
         {"prompt_id": f"trial-{number}", "sample_index": index, "response": response, **prompt}
         for number, prompt in enumerate(prompts or [_TRIAL_PROMPT])

@@ -18,7 +18,7 @@ from stages.objectives.kappa import KappaController
 from stages.train import reference
 from stages.train.data import Pair, PairBatch, load_pairs, pair_batch
 from stages.train.objective import PairObjective, check_objective
-from stages.train.own_objective import load_file
+from stages.train.own_objective import UserObjective
 from stages.train.params import TrainParams
 from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
@@ -42,7 +42,7 @@ class PairFit(Fit[TrainParams]):
         self._own = None
         if ctx.params.objective == "python":
             custom = ctx.params.python
-            self._own = load_file(ctx.path("code"), custom.function, custom.settings)
+            self._own = UserObjective(ctx.path("code"), custom.function, custom.settings)
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]

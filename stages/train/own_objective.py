@@ -3,8 +3,7 @@
 Shapes: `B` pairs, `T` tokens.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stages.contract.errors import UserError
-from stages.harness.user_code import load_function, user_code
+from stages.harness.user_code import UserFunction
 from stages.objectives.numerics import working_precision
 from stages.objectives.objective import ResponseLogps
 
@@ -21,43 +20,36 @@ _SIGNATURE = '(chosen, rejected, **settings) -> {"loss": …, "bonus": …}'
 _REMEDY = f"let the function be {_SIGNATURE}, with one or both terms, each a tensor [B]"
 
 
-@dataclass(frozen=True)
-class OwnObjective:
+class UserObjective(UserFunction):
     """Calls ``function(chosen, rejected, **settings)`` and checks what it returns.
 
     ``chosen`` and ``rejected`` are :class:`stages.objectives.objective.ResponseLogps`.
     """
 
-    function: Callable[..., Any]
-    settings: Mapping[str, Any]
-    name: str
+    noun = "objective"
+    section = "train.python"
+    signature = _SIGNATURE
+    remedy = "fix the function, or train.python.settings"
 
     def __call__(self, chosen: ResponseLogps, rejected: ResponseLogps) -> Mapping[str, Tensor]:
         """The terms of each pair: `loss` and `bonus`, or one of them, both [B]."""
-        with user_code(self.name, "fix the function, or train.python.settings"):
-            terms = self.function(chosen, rejected, **self.settings)
+        terms = self.call(chosen, rejected)
         if not isinstance(terms, Mapping) or not terms or not set(terms) <= set(TERMS):
-            raise UserError(f"{self.name} returned {terms!r:.200}: not terms", _REMEDY)
+            raise UserError(f"{self.title} returned {terms!r:.200}: not terms", _REMEDY)
         for term, value in terms.items():
             if not isinstance(value, Tensor) or value.shape != chosen.logp.shape:
                 raise UserError(
-                    f"{self.name} returned {term} = {value!r:.200}: not one value for each of "
+                    f"{self.title} returned {term} = {value!r:.200}: not one value for each of "
                     f"{len(chosen.logp)} pairs",
                     _REMEDY,
                 )
             if torch.is_grad_enabled() and not value.requires_grad:
                 raise UserError(
-                    f"{self.name} returned {term} without a gradient: nothing would be learnt",
+                    f"{self.title} returned {term} without a gradient: nothing would be learnt",
                     "compute it from the policy's log-probabilities (`logp`, `token_logp`), "
                     "undetached",
                 )
         return {term: working_precision(value) for term, value in terms.items()}
-
-
-def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnObjective:
-    """Loads the function ``name`` of a file."""
-    function = load_function(path, name, setting="train.python.function", signature=_SIGNATURE)
-    return OwnObjective(function, settings, f"the objective {path.name}:{name}")
 
 
 def made_up(seed: int) -> ResponseLogps:
@@ -71,7 +63,7 @@ def made_up(seed: int) -> ResponseLogps:
 
 def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
     """Checks that the function ``name`` of a file gives finite terms with finite gradients."""
-    objective = load_file(path, name, settings)
+    objective = UserObjective(path, name, settings)
     sides = made_up(0), made_up(1)
     leaves = [side.token_logp for side in sides]
     for term, values in objective(*sides).items():
@@ -80,7 +72,7 @@ def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
         )
         if not all(tensor.isfinite().all() for tensor in (values, *gradients)):
             raise UserError(
-                f"{objective.name} returned {term} {values.tolist()}, or a gradient, that is not "
+                f"{objective.title} returned {term} {values.tolist()}, or a gradient, that is not "
                 "finite for log-probabilities between -12 and 0",
                 "guard the function's exponentials, logarithms and divisions",
             )

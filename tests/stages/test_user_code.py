@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
-from stages.harness.user_code import load_function
+from stages.harness.user_code import UserFunction
+
+
+class Score(UserFunction):
+    noun = "oracle"
+    section = "score.python"
+    signature = "() -> float"
+    remedy = "fix it"
+
 
 IMPORTS = "from {name} import weight\n\ndef score():\n    return weight()\n"
 
@@ -17,12 +25,11 @@ def test_file_beside_it_is_refused(tmp_path: Path, before: str) -> None:
     code = tmp_path / "oracle.py"
     code.write_text(before.format(folder=str(tmp_path)) + IMPORTS.format(name=name))
     with pytest.raises(UserError, match=name) as caught:
-        load_function(code, "score", setting="score.python.function", signature="() -> float")
+        Score(code, "score")
     assert "put the code of other files into this one" in caught.value.remedy
 
 
 def test_installed_packages_are_imported(tmp_path: Path) -> None:
     code = tmp_path / "oracle.py"
     code.write_text("import colorsys\nfrom statistics import mean\n\ndef score():\n    return 1\n")
-    score = load_function(code, "score", setting="score.python.function", signature="() -> float")
-    assert score() == 1
+    assert Score(code, "score").call() == 1

@@ -10,7 +10,7 @@ import torch
 from examples.objective import chi_po
 from stages.contract.errors import UserError
 from stages.objectives.objective import ResponseLogps
-from stages.train.own_objective import load_file, made_up
+from stages.train.own_objective import UserObjective, made_up
 from tests.stages.train.train_helpers import train
 
 BY_HAND = """
@@ -80,7 +80,7 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
 def test_a_function_that_cannot_work_is_told_what_is_wrong(tmp_path, body, said):
     code = written(tmp_path, f"def objective(chosen, rejected):\n    {body}\n")
     with pytest.raises(UserError, match=said) as refused:
-        load_file(code, "objective", {})(made_up(0), made_up(1))
+        UserObjective(code, "objective")(made_up(0), made_up(1))
     assert refused.value.remedy
 
 
