@@ -13,6 +13,8 @@ BUILD_OPTIONS ?=
 # Files and folders that `make test-rest` takes its tests from.
 LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
+# Container images set it. Then each process that starts compiles all that it imports, torch in seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo run-chat test test-fast test-rest test-clusters test-gpu test-all mutants wirings chaos check format clean
