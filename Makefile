@@ -10,14 +10,12 @@ WORKERS_OF_LONG_TESTS ?= 3
 # Images that `make images` builds, all for the CPU if none is named, and options of `docker build`.
 IMAGES ?=
 BUILD_OPTIONS ?=
-# Files and folders that `make test-rest` takes its tests from.
-LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 # Container images set it. Then each process that starts compiles all that it imports, torch in seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo run-chat test test-fast test-rest test-clusters test-gpu test-all mutants wirings chaos check format clean
+.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo run-chat test test-fast test-rest test-clusters test-release test-gpu test-all mutants wirings chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -77,18 +75,21 @@ test: setup setup-vllm ## The tests for every day; with the whole loop on vLLM, 
 test-fast: setup ## The tests that start nothing slow and need no vLLM
 	$(BIN)/python -m pytest -m 'not slow and not loop'
 
-test-rest test-clusters: WORKERS := $(WORKERS_OF_LONG_TESTS)
-test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, browser, databases, all of vLLM
-	$(PYTEST) -m 'slow and not loop and not slurm and not kubernetes' $(LONG_TESTS)
+test-rest test-clusters test-release: WORKERS := $(WORKERS_OF_LONG_TESTS)
+test-rest: setup setup-vllm ## What `make test` leaves out and CI runs: kills, containers, browser, databases
+	$(PYTEST) -m 'slow and not (loop or release or slurm or kubernetes)'
 
 test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
-	$(PYTEST) -m 'slurm or kubernetes' $(CLUSTER_TESTS)
+	$(PYTEST) -m '(slurm or kubernetes) and not release'
+
+test-release: setup setup-vllm ## What CI leaves out, too: all of vLLM, images, `geb up`, the paper's rehearsal
+	$(PYTEST) -m release
 
 test-gpu: setup setup-vllm ## What only GPUs do: tests and benchmark, on a machine that has one
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(BIN)/python -m benchmarks.gpu
 
-test-all: test test-rest test-clusters ## Every test once
+test-all: test test-rest test-clusters test-release ## Every test once
 
 mutants: setup ## Small changes to the core that no test notices (mutmut; hours; results in mutants/; fails below 90 % noticed)
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)

@@ -8,6 +8,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_both_contestants_train_and_have_one_curve():
     command = [sys.executable, "-m", "benchmarks.train_vs_trl", "--json"]
     command += ["--shapes", "head-heavy", "--pairs", "8", "--scale", "0.1"]

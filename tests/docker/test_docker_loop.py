@@ -33,7 +33,7 @@ from tests.flows.loop import (
 from tests.flows.standing import ended
 from tests.flows.test_cancel import running
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 WITH_VLLM: dict[str, Any] = {

@@ -14,7 +14,7 @@ from tests.flows.loop import ROOT
 from tests.lacking import lacking
 from tests.programs import run_program
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 OF_STAGES = [image_tags(name, gpus=0)[0] for name in ("core", "torch", "vllm")]
 

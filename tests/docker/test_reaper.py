@@ -34,7 +34,7 @@ from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 EXECUTION = Execution(runner="docker", docker=settings(), grace_seconds=1)
 

@@ -13,7 +13,7 @@ from tests.at_work import at_work
 from tests.docker.containers import container_of, logs_of, run, runner
 from tests.probe_requests import probe_request
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 SECRET = "a value that only the stage may know"
 

@@ -45,6 +45,7 @@ def test_the_client_of_the_hub_finds_repositories_and_a_judge_answers_in_its_for
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run([sys.executable, ROOT / "data/rehearsal/make.py", tmp_path / name], check=True)
@@ -66,6 +67,7 @@ def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(7200)
 def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
     rehearse = [sys.executable, "-m", "benchmarks.rehearsal", "--json", "--store", tmp_path]

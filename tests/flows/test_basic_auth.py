@@ -16,6 +16,8 @@ from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
 from stages.store.base import Store
+from tests.flows.loop import geb, geb_ok, geb_refused, warm_started
+from tests.flows.standing import SMALL_OVERRIDES, geb_up
 from tests.probe_requests import probe_request
 from tests.scripted_server import served
 
@@ -98,3 +100,30 @@ def test_no_stage_gets_the_password(
     heard: list[object] = []
     make_runner(Execution()).run(request, heard.append)
     assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]
+
+
+@pytest.mark.slow
+def test_a_password_is_asked_for_and_kept_from_stages(
+    tmp_path: Path, finished: Path, copied: Path
+) -> None:
+    again = ("run", copied, "--set", "name=again")
+    with geb_up(tmp_path, "--password") as (_, up):
+        kept = up.home / "password"
+        assert kept.stat().st_mode & 0o777 == 0o600
+        assert up.password is not None
+        shown = geb("up", "--home", up.home, "--store", up.store).stdout
+        assert up.password in shown
+        assert f'PREFECT_API_AUTH_STRING="$(cat {kept})"' in shown
+        assert "does not let us in: 401" in geb_refused(*again, PREFECT_API_URL=up.api)
+        geb_ok(*again, PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.password)
+        config = SMALL_OVERRIDES | {"name": "locked", "store": str(up.store)}
+        config |= {"inputs": warm_started(finished)}
+        ended = up.wait(up.start("iterate/iterate", preset="quickstart", config=config).id)
+        with up.client() as client:
+            assert [flow_run.state_name for flow_run in client.read_flow_runs()] == [
+                "Completed"
+            ] * 2
+    assert ended.state_name == "Completed", ended.state
+    contents = [path.read_bytes() for path in up.store.rglob("*") if path.is_file()]
+    assert contents
+    assert not any(up.password.encode() in content for content in contents)

@@ -111,6 +111,7 @@ def _check_secrets(url: str, folder: Path) -> None:
     assert not any(SECRET.encode() in data for data in kept)
 
 
+@pytest.mark.release
 def test_two_runs_at_once_on_two_hosts_end_with_the_same_artifacts(
     finished: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

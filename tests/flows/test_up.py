@@ -33,7 +33,7 @@ from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
 
 DONE = ("Completed", "Cached")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 
 def below(process: subprocess.Popen[str]) -> list[int]:
@@ -59,32 +59,6 @@ def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_p
     with geb_up(tmp_path) as (_, up), up.client() as client:
         ended = client.read_flow_run(run.id)
         assert ended.state_name == "Crashed", "the history stays, and nothing seems to run"
-
-
-def test_a_password_is_asked_for_and_kept_from_stages(
-    tmp_path: Path, finished: Path, copied: Path
-) -> None:
-    again = ("run", copied, "--set", "name=again")
-    with geb_up(tmp_path, "--password") as (_, up):
-        kept = up.home / "password"
-        assert kept.stat().st_mode & 0o777 == 0o600
-        assert up.password is not None
-        shown = geb("up", "--home", up.home, "--store", up.store).stdout
-        assert up.password in shown
-        assert f'PREFECT_API_AUTH_STRING="$(cat {kept})"' in shown
-        assert "does not let us in: 401" in geb_refused(*again, PREFECT_API_URL=up.api)
-        geb_ok(*again, PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.password)
-        config = SMALL_OVERRIDES | {"name": "locked", "store": str(up.store)}
-        config |= {"inputs": warm_started(finished)}
-        ended = up.wait(up.start("iterate/iterate", preset="quickstart", config=config).id)
-        with up.client() as client:
-            assert [flow_run.state_name for flow_run in client.read_flow_runs()] == [
-                "Completed"
-            ] * 2
-    assert ended.state_name == "Completed", ended.state
-    contents = [path.read_bytes() for path in up.store.rglob("*") if path.is_file()]
-    assert contents
-    assert not any(up.password.encode() in content for content in contents)
 
 
 def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
 from tests.kubernetes.pods import runner
 from tests.two_nodes import Fault, killed, make_inputs, outlives, train, training
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.release]
 
 
 def hosts(cluster: Namespace) -> dict[str, str]:

@@ -13,7 +13,7 @@ from tests.flows.probes import wait_until
 from tests.flows.standing import Up, failing_once, geb_up
 from tests.slurm.jobs import settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_a_scheduled_run_of_jobs_fails_and_the_ui_s_retry_goes_on(

@@ -33,7 +33,7 @@ from tests.tiny_models import (
 )
 from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.release]
 
 # Their lengths differ, the longest at the end.
 TEXTS = [*SHORT_TEXTS, *(" ".join(WORDS * repeats) for repeats in (2, 3, 4))]
