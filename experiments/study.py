@@ -6,7 +6,6 @@ the steps of a custom study.
 """
 
 import csv
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,10 +18,11 @@ import pyarrow.parquet as pq
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.external import External
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
-from flows.pipeline.step import Output, Step
+from flows.pipeline.step import Output, Source, Step
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -82,7 +82,9 @@ class Row:
 
     def coefficients(self) -> list[dict[str, Any]]:
         """Each value of the grid as the field that it sets; one empty one without a grid."""
-        return [{name: value} for name, values in self.grid.items() for value in values] or [{}]
+        for name, values in self.grid.items():
+            return [{name: value} for value in values]
+        return [{}]
 
 
 @dataclass(frozen=True)
@@ -117,14 +119,14 @@ class StudyRun:
     @cached_property
     def training_figures(self) -> Mapping[str, float | None]:
         """Distinct-n of the responses that the last iteration sampled for training."""
-        steps = {} if self.summary is None else self.summary.artifacts
-        place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
         counter = DistinctCounter(LONGEST_NGRAM)
-        for artifact in (found for step, found in steps.items() if place.fullmatch(step)):
-            for batch in read_batches(
-                artifact.file("responses.parquet"), RESPONSES, columns=["response"]
-            ):
-                counter.add(batch["response"].to_pylist())
+        place = f"iteration-{self.cell.config.iterations}/generate/"
+        artifacts = self.summary.artifacts if self.summary else {}
+        for step, artifact in artifacts.items():
+            if step.startswith(place):
+                file = artifact.file("responses.parquet")
+                for batch in read_batches(file, RESPONSES, columns=["response"]):
+                    counter.add(batch["response"].to_pylist())
         return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 
 
@@ -141,34 +143,33 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
         UserError: No cell has the names of ``only``, or a row cannot be read.
     """
     with table.open(encoding="utf-8", newline="") as file:
-        rows = [
-            _row(each, prefix, f"{table}:{line}")
-            for line, each in enumerate(csv.DictReader(file), 2)
-        ]
-    asked = [{getattr(row, kind) for row in rows} & set(only) for kind in KINDS]
-    found = [
-        row
-        for row in rows
-        if all(not kept or name in kept for name, kept in zip(row.names(), asked, strict=True))
-    ]
-    unknown = set(only).difference(*asked)
-    if unknown or not found:
-        known = sorted({name for row in rows for name in row.names()})
+        lines = list(csv.DictReader(file))
+    rows = [_row(values, prefix, f"{table}:{line}") for line, values in enumerate(lines, 2)]
+    kept = rows
+    missing = set(only)
+    for kind in KINDS:
+        names = {getattr(row, kind) for row in rows}.intersection(only)
+        missing -= names
+        kept = [row for row in kept if not names or getattr(row, kind) in names]
+    if missing or not kept:
+        names = {name for row in rows for name in row.names()}
         raise UserError(
-            f"no cell has {' and '.join(map(repr, sorted(unknown) or only))}"
-            f"{'' if unknown else ' at once'}",
-            f"name one, or several that a cell has, of: {', '.join(known)}",
+            f"no cell has {' and '.join(map(repr, sorted(missing) or only))}",
+            f"name one, or several that a cell has, of: {', '.join(sorted(names))}",
         )
-    return found
+    return kept
 
 
 def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     try:
-        given = parse_axes(each for each in values["fields"].split(";") if each.strip())
-        names: dict[str, Any] = {name: values[name] for name in (*KINDS, "configuration")}
-        found = Row(
-            **names,
-            fields={name: value for name, [value] in given.items()},
+        fields = parse_axes(axis for axis in values["fields"].split(";") if axis.strip())
+        row = Row(
+            experiment=values["experiment"],
+            setting=values["setting"],
+            method=values["method"],
+            divergence=values["divergence"],
+            configuration=values["configuration"],
+            fields={name: value for name, [value] in fields.items()},
             grid=parse_axes([values["grid"]] if values["grid"] else []),
             tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
             seeds=tuple(map(int, values["seeds"].split())),
@@ -176,9 +177,9 @@ def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
         )
     except (KeyError, ValueError, AttributeError) as error:
         raise UserError(f"{place} is no cell: {error}", "compare it with the other rows") from error
-    if bool(found.grid) != bool(found.tuning_seeds):
+    if bool(row.grid) != bool(row.tuning_seeds):
         raise UserError(f"{place}: a grid needs tuning seeds, and they need a grid", "give both")
-    return found
+    return row
 
 
 def listed(fields: Mapping[str, Any]) -> str:
@@ -199,13 +200,13 @@ def tuning_runs(
     Raises:
         UserError: A configuration is wrong.
     """
-    return [
-        run
-        for row in rows
-        for coefficient in row.coefficients()
-        if row.grid
-        for run in _runs(row, coefficient, row.tuning_seeds[:most_seeds], overrides, tunes=True)
-    ]
+    runs: list[StudyRun] = []
+    for row in rows:
+        if row.grid:
+            seeds = row.tuning_seeds[:most_seeds]
+            for coefficient in row.coefficients():
+                runs += _runs(row, coefficient, seeds, overrides, tunes=True)
+    return runs
 
 
 def reported_runs(
@@ -219,12 +220,12 @@ def reported_runs(
     A row without seeds has no runs, nor has one with a grid before its coefficient is in
     ``chosen``.
     """
-    return [
-        run
-        for row in rows
-        if row.seeds and (not row.grid or row in chosen)
-        for run in _runs(row, chosen.get(row, {}), row.seeds[:most_seeds], overrides, tunes=False)
-    ]
+    runs: list[StudyRun] = []
+    for row in rows:
+        if row.seeds and (not row.grid or row in chosen):
+            seeds = row.seeds[:most_seeds]
+            runs += _runs(row, chosen.get(row, {}), seeds, overrides, tunes=False)
+    return runs
 
 
 def _runs(
@@ -237,8 +238,8 @@ def _runs(
 ) -> list[StudyRun]:
     config = configured(row.configuration, merged(row.sections, laid_over(overrides)))
     axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
-    made = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
-    return [StudyRun(row, each, coefficient, tunes) for each in made]
+    planned = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
+    return [StudyRun(row, cell, coefficient, tunes) for cell in planned]
 
 
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
@@ -253,11 +254,10 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
         if run.name in measured:
             groups.setdefault(run.row, {}).setdefault(str(run.coefficient), []).append(run)
 
-    def rank(own: Sequence[StudyRun]) -> tuple[float, bool]:
-        return fmean(measured[each.name] for each in own), _is_preset(own[0])
+    def rank(group: Sequence[StudyRun]) -> tuple[float, bool]:
+        return fmean(measured[run.name] for run in group), _is_preset(group[0])
 
-    best = {row: max(found.values(), key=rank) for row, found in groups.items()}
-    return {row: own[0].coefficient for row, own in best.items()}
+    return {row: max(values.values(), key=rank)[0].coefficient for row, values in groups.items()}
 
 
 def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
@@ -271,14 +271,13 @@ def _is_preset(run: StudyRun) -> bool:
     return with_fields(preset, run.coefficient, row.configuration) == preset
 
 
-def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
+def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
     """Those whose every step the store has under today's key, with their results.
 
     A run that several cells ask for is in each.
     """
-    asked = list(runs)
     summaries: dict[str, Summary] = {}
-    for name, config in {run.name: run.cell.config for run in asked}.items():
+    for name, config in {run.name: run.cell.config for run in runs}.items():
         record = RunRecord(open_store(config.store, create=True), name)
         if (record.path / "config.json").exists():
             done = (step for step in record.steps() if step.state in ("done", "reused"))
@@ -286,21 +285,19 @@ def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
             lines = plan(resolve_run(config))
             if all(line.action == "reuse" and keys.get(line.step) == line.key for line in lines):
                 summaries[name] = summarise(record, config)
-    return [replace(run, summary=summaries[run.name]) for run in asked if run.name in summaries]
+    return [replace(run, summary=summaries[run.name]) for run in runs if run.name in summaries]
 
 
 def identities(steps: Sequence[Step]) -> Iterator[str]:
     """An identity for each step: what its key would be, were its inputs there."""
-    made: dict[str, str] = {}
+    by_step: dict[str, str] = {}
+
+    def identified(source: Source) -> External:
+        if not isinstance(source, Output):
+            return source
+        return FileInput(location="", digest=f"{by_step[source.step]}/{source.path}")
+
     for step in steps:
-        inputs = {
-            name: [
-                FileInput(location="", digest=f"{made[each.step]}/{each.path}")
-                if isinstance(each, Output)
-                else each
-                for each in group
-            ]
-            for name, group in step.inputs.items()
-        }
-        made[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
-        yield made[step.name]
+        inputs = {name: list(map(identified, group)) for name, group in step.inputs.items()}
+        by_step[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
+        yield by_step[step.name]

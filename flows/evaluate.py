@@ -29,9 +29,15 @@ from flows.pipeline.inputs import (
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
+from flows.report.differences import (
+    Difference,
+    adjusted,
+    against_base,
+    difference_text,
+    p_text,
+)
 from flows.report.files import render
 from flows.report.prefect_artifacts import as_flow, failed
-from flows.report.rows import Paired, adjusted, against_base, difference_text, p_text
 from flows.report.summary import evaluated_row
 from flows.report.table import (
     BASE,
@@ -70,7 +76,7 @@ class ModelComparison:
     models: Models
     artifact: str
     figures: list[Row]
-    differences: list[Paired]
+    differences: list[Difference]
     page: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -86,18 +92,15 @@ class ModelComparison:
 
     def verdict(self) -> str:
         """The difference of the mean rewards, with its interval and test."""
-        found = next(
-            (difference for difference in self.differences if difference.figure == "mean_reward"),
-            None,
-        )
-        test = (found.difference, found.adjusted_p_value) if found else (None, None)
-        said = difference_text(self.models.policy, *test)
-        prompts = f", {found.prompts} prompts" if found else ""
-        return f"By mean reward against {self.models.base or 'its base'}, {said}{prompts}."
+        tests = {difference.figure: difference for difference in self.differences}
+        reward = tests.get("mean_reward")
+        text = difference_text(self.models.policy, reward)
+        prompts = f", {reward.test}" if reward else ""
+        return f"By mean reward against {self.models.base or 'its base'}, {text}{prompts}."
 
     def table(self) -> FittedTable:
         """A row for each figure: the policy's, the base's, and their difference with its test."""
-        tests = {each.figure: each for each in self.differences}
+        tests = {difference.figure: difference for difference in self.differences}
         base, policy = self.figures
         rows: list[list[str | Cell]] = [
             ["model", self.models.policy, self.models.base or "the configuration's policy", "", ""]
@@ -185,7 +188,7 @@ def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) 
     made = artifacts["evaluate"]
     figures = [evaluated_row(made, 0, BASE), evaluated_row(made, 1, POLICY)]
     return ModelComparison(
-        models, made.address(), figures, adjusted(against_base(made, "evaluate"))
+        models, made.address(), figures, adjusted([*against_base(made, "evaluate")])
     )
 
 

@@ -12,7 +12,7 @@ from experiments.study import Row, StudyRun, listed, read_rows
 from flows.pipeline.loading import merged, read_sections
 from flows.pipeline.presets import configs_folder
 from flows.pipeline.strict_yaml import read_yaml
-from flows.report.rows import p_text
+from flows.report.differences import p_text
 from flows.report.statistics import holm, over_seeds, welch
 from flows.report.table import Cell, FittedTable, figure_of
 from stages.contract.params import Settings

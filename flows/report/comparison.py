@@ -12,24 +12,27 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flows.execution.plan import differences
+from flows.report.differences import (
+    Difference,
+    adjusted,
+    compared,
+    difference_text,
+    method_differences,
+    p_text,
+)
 from flows.report.plots import draw
 from flows.report.rows import (
     HELD_OUT,
     MethodRow,
-    Paired,
     Row,
-    adjusted,
-    compared,
-    difference_text,
+    by_figure,
     method_labels,
     method_rows,
-    p_text,
     run_rows,
 )
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import Cell, FittedTable, column_of, ordered
 from stages.contract.errors import UserError
-from stages.evaluate.statistics import Estimate
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
 _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
@@ -37,6 +40,15 @@ _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
+_BY_PROMPT = (
+    "Paired by prompt: bootstrap interval, permutation test. It says that checkpoints differ, not "
+    "that methods do: for that, repeat with seeds. Holm's adjustment is over all rows."
+)
+_OVER_SEEDS = (
+    "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of runs "
+    "with the same seed. Welch: Welch's t test, for methods with other seeds. Holm's adjustment is "
+    "over the methods, figure by figure; other figures are in --json."
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +57,8 @@ class Comparison:
 
     Attributes:
         methods: Label of each run's method, by the run's name.
-        paired: Each run against the first, by prompt; empty if methods are tested over seeds.
         over_seeds: Methods over their seeds; empty if no method has two.
+        differences: Methods against the first over seeds, or runs against the first by prompt.
         settings: What differs from the first run's settings, by method.
         page: Address of its page, once it is written.
     """
@@ -54,11 +66,16 @@ class Comparison:
     runs: Sequence[Summary]
     methods: Mapping[str, str]
     rows: list[Row]
-    paired: list[Paired]
     over_seeds: list[MethodRow]
+    differences: list[Difference]
     settings: Mapping[str, list[str]]
     name: str = ""
     page: str = ""
+
+    @property
+    def by_method(self) -> bool:
+        """True if methods are compared; repetitions of one method alone are, as runs are."""
+        return bool(self.over_seeds) and len(set(self.methods.values())) > 1
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -67,143 +84,68 @@ class Comparison:
             "methods": self.methods,
             "settings": self.settings,
             "figures": [asdict(row) for row in self.rows],
-            "paired_differences": [asdict(pair) for pair in self.paired],
             "over_seeds": [asdict(row) for row in self.over_seeds],
+            "differences": [asdict(difference) for difference in self.differences],
         }
 
     def verdict(self) -> str:
         """Which runs, or methods over seeds, are better than the first, and how far to trust it."""
-        methods = list(dict.fromkeys(self.methods.values()))
-        # Repetitions of one method alone are compared as runs are.
-        by_method = bool(self.over_seeds) and len(methods) > 1
-        first, *others = methods if by_method else list(self.methods)
+        names = self.methods.values() if self.by_method else self.methods
+        first, *others = dict.fromkeys(names)
         if not others:
             return f"{first} is the only one: there is nothing to compare it with."
-        tests = self._decisive_tests()
-        differences = [difference_text(name, *tests.get(name, (None, None))) for name in others]
-        sentences = [
-            f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(differences)}."
-        ]
-        if by_method:
-            sentences += self._too_few_seeds()
+        decisive = {
+            difference.name: difference
+            for difference in self.differences
+            if (difference.evaluation, difference.figure) == _DECISIVE
+        }
+        parts = [difference_text(name, decisive.get(name)) for name in others]
+        sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(parts)}."]
+        if self.by_method:
+            fewest = min(len(row.values) for row in self.over_seeds if row.figure == _DECISIVE[1])
+            if fewest < _ENOUGH_SEEDS:
+                sentences.append(f"A method has {fewest} runs: too few.")
         for run in self.runs:
             done = last_iteration(run) or 0
             if done != run.config.iterations:
                 sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
         return " ".join(sentences)
 
-    def _decisive_tests(self) -> dict[str, tuple[Estimate | None, float | None]]:
-        """Difference of the mean reward from the first, and its p-value, by method and run."""
-        tests: dict[str, tuple[Estimate | None, float | None]] = {}
-        for row in self.over_seeds:
-            if (row.evaluation, row.figure) == _DECISIVE:
-                tests[row.method] = (row.difference, row.adjusted_p_value)
-        for pair in self.paired:
-            if (pair.evaluation, pair.figure) == _DECISIVE:
-                tests[pair.run] = (pair.difference, pair.adjusted_p_value)
-        return tests
-
-    def _too_few_seeds(self) -> list[str]:
-        numbers = [
-            len(row.values) for row in self.over_seeds if (row.evaluation, row.figure) == _DECISIVE
-        ]
-        fewest = min(numbers, default=_ENOUGH_SEEDS)
-        return [f"A method has {fewest} runs: too few."] if fewest < _ENOUGH_SEEDS else []
-
     def tables(self) -> list[FittedTable]:
-        """The tables: methods over seeds with their tests, runs, and differences by prompt."""
-        evaluations = list(dict.fromkeys(row.evaluation for row in self.rows))
-        tables = []
-        if self.over_seeds:
-            tables += [self._over_seeds(evaluation) for evaluation in evaluations]
-        if any(row.difference for row in self.over_seeds):
-            tables.append(self._tests())
-        tables += [self._figures(evaluation) for evaluation in evaluations]
-        if self.paired:
+        """The tables: methods over seeds, runs, their differences, and their settings."""
+        over_seeds = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
+        runs = "After the last iteration; 95 % intervals over prompts. Ties lose."
+        tables = [
+            *_tables("Methods over seeds", ("method", "seeds"), self.over_seeds, over_seeds),
+            *_tables("Runs", ("run", "method"), self.rows, runs),
+        ]
+        if self.differences:
             tables.append(self._differences())
         if self.settings:
             tables.append(self._changed_settings())
         return tables
 
-    def _over_seeds(self, evaluation: str) -> FittedTable:
-        rows = [row for row in self.over_seeds if row.evaluation == evaluation]
-        return _table(
-            evaluation,
-            title="Methods over seeds",
-            header=["method", "seeds"],
-            labels={row.method: [str(len(row.values))] for row in rows},
-            cells={(row.method, row.figure): row.shown(column_of(row.figure).form) for row in rows},
-            note="Mean ± standard deviation over seeds; Student's 95 % intervals of the mean.",
-        )
-
-    def _figures(self, evaluation: str) -> FittedTable:
-        rows = [row for row in self.rows if row.evaluation == evaluation]
-        return _table(
-            evaluation,
-            title="Runs",
-            header=["run", "method"],
-            labels={row.run: [self.methods[row.run]] for row in rows},
-            cells={(row.run, row.figure): row.shown(column_of(row.figure).form) for row in rows},
-            note="After the last iteration; 95 % intervals over prompts. Ties lose.",
-        )
-
     def _differences(self) -> FittedTable:
-        header = [
-            "runs",
-            "figure",
-            "difference",
-            "p by Holm",
-            "evaluation",
-            "p",
-            "prompts",
-            "iteration",
-        ]
+        header = ["method" if self.by_method else "run", "figure", "difference", "p by Holm"]
         rows: list[list[str | Cell]] = [
             [
-                f"{pair.run} − {pair.against}",
-                column_of(pair.figure).title,
-                pair.shown(),
-                p_text(pair.adjusted_p_value),
-                pair.evaluation,
-                p_text(pair.difference.p_value),
-                str(pair.prompts),
-                str(pair.iteration),
+                difference.name,
+                column_of(difference.figure).title,
+                difference.shown(),
+                p_text(difference.adjusted_p_value),
+                difference.evaluation,
+                p_text(difference.estimate.p_value),
+                difference.test,
             ]
-            for pair in self.paired
+            for difference in self.differences
+            if difference.figure in _TESTED
         ]
-        note = (
-            "Paired by prompt: bootstrap interval, permutation test. It says that checkpoints "
-            "differ, not that methods do: for that, repeat with seeds. Holm's adjustment is over "
-            "all rows."
-        )
-        return FittedTable("Differences of runs", header, rows, left=1, note=note)
-
-    def _tests(self) -> FittedTable:
-        header = ["method", "figure", "difference", "p by Holm", "evaluation", "p", "test"]
-        rows: list[list[str | Cell]] = [
-            [
-                row.method,
-                column_of(row.figure).title,
-                Cell.of(row.difference, "+.3f"),
-                p_text(row.adjusted_p_value),
-                row.evaluation,
-                p_text(row.difference.p_value),
-                row.test,
-            ]
-            for row in self.over_seeds
-            if row.difference and row.figure in _TESTED
-        ]
-        note = (
-            "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
-            "runs with the same seed. Welch: Welch's t test, for methods with other seeds. Holm's "
-            "adjustment is over the methods, figure by figure; other figures are in --json."
-        )
         return FittedTable(
-            f"Tests over seeds, minus {self.over_seeds[0].method}",
-            header,
+            f"Differences from {self.differences[0].against}",
+            [*header, "evaluation", "p", "test"],
             rows,
             left=2,
-            note=note,
+            note=_OVER_SEEDS if self.by_method else _BY_PROMPT,
         )
 
     def _changed_settings(self) -> FittedTable:
@@ -216,29 +158,33 @@ class Comparison:
         return draw({run.run: run.rows[: (last_iteration(run) or 0) + 1] for run in self.runs})
 
 
-def _table(
-    evaluation: str,
-    *,
-    title: str,
-    header: Sequence[str],
-    labels: Mapping[str, Sequence[str]],
-    cells: Mapping[tuple[str, str], Cell],
-    note: str,
-) -> FittedTable:
-    """A table of one evaluation: a row for each of ``labels``, a column for each figure."""
-    is_suite = evaluation != HELD_OUT
-    figures = ordered(dict.fromkeys(figure for _, figure in cells))
-    rows: list[list[str | Cell]] = [
-        [label, *texts, *(cells.get((label, figure), Cell("-")) for figure in figures)]
-        for label, texts in labels.items()
-    ]
-    return FittedTable(
-        f"{title}, {'suite ' if is_suite else ''}{evaluation}",
-        [*header, *(column_of(figure).title for figure in figures)],
-        rows,
-        left=1 + header[1:].count("method"),
-        note=note,
-    )
+def _tables(
+    title: str, header: tuple[str, str], rows: Sequence[Row | MethodRow], note: str
+) -> list[FittedTable]:
+    """A table of each evaluation, with a row for each run or method and a column for each figure.
+
+    ``header`` has the titles of the rows' labels.
+    """
+    tables = []
+    for evaluation in dict.fromkeys(row.evaluation for row in rows):
+        lines: dict[tuple[str, str], dict[str, Cell]] = {}
+        for row in rows:
+            if row.evaluation == evaluation:
+                lines.setdefault(row.labels(), {})[row.figure] = row.shown()
+        figures = ordered({figure: None for line in lines.values() for figure in line})
+        cells: list[list[str | Cell]] = [
+            [*labels, *(line.get(figure, Cell("-")) for figure in figures)]
+            for labels, line in lines.items()
+        ]
+        table = FittedTable(
+            f"{title}, {'' if evaluation == HELD_OUT else 'suite '}{evaluation}",
+            [*header, *(column_of(figure).title for figure in figures)],
+            cells,
+            left=1 + header.index("method"),
+            note=note,
+        )
+        tables.append(table)
+    return tables
 
 
 def compare_summaries(
@@ -256,32 +202,34 @@ def compare_summaries(
             )
     methods = labels or method_labels(runs)
     rows = [row for run in runs for row in run_rows(run, methods[run.run])]
-    over_seeds = method_rows(rows, list(methods.values()))
+    groups = by_figure(rows)
+    over_seeds = list(method_rows(groups))
     if all(len(row.values) < 2 for row in over_seeds):
         over_seeds = []
-    paired: list[Paired] = []
     # If methods are tested over seeds, what one run has over another says nothing of methods.
-    if not over_seeds or len(set(methods.values())) == 1:
-        paired = adjusted(_paired(runs))
-    return Comparison(runs, methods, rows, paired, over_seeds, _settings(runs, methods))
+    if over_seeds and len(set(methods.values())) > 1:
+        tests = method_differences(groups, methods[runs[0].run])
+    else:
+        tests = adjusted(_by_prompt(runs))
+    return Comparison(runs, methods, rows, over_seeds, tests, _settings(runs, methods))
 
 
-def _paired(runs: Sequence[Summary]) -> list[Paired]:
+def _by_prompt(runs: Sequence[Summary]) -> list[Difference]:
     """Differences of each run from the first, prompt by prompt."""
     first, *others = runs
-    pairs: list[Paired] = []
+    tests: list[Difference] = []
     for run in others:
         # The last iteration of the shorter one.
         iteration = min(last_iteration(first) or 0, last_iteration(run) or 0)
         for suite in (None, *first.config.suites):
-            pairs += compared(first, run, iteration, _TESTED, suite)
-    return pairs
+            tests += compared(first, run, iteration, _TESTED, suite)
+    return tests
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:
     """Settings of each method that differ from the first run's, except name and seed."""
     settings: dict[str, list[str]] = {}
     values = [run.config.to_values() | {"name": "", "seed": 0} for run in runs]
-    for run, own_values in zip(runs, values, strict=True):
-        settings.setdefault(methods[run.run], list(differences(values[0], own_values)))
+    for run, changed in zip(runs, values, strict=True):
+        settings.setdefault(methods[run.run], list(differences(values[0], changed)))
     return {method: changes for method, changes in settings.items() if changes}

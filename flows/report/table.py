@@ -20,21 +20,24 @@ BASE: Model = "base"
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of each iteration, the stage that computes it, and whether it is a share."""
+    """A figure of each iteration, and the stage that computes it.
+
+    ``whole`` is the largest share; None if the figure has no upper bound.
+    """
 
     title: str
     stage: str
     name: str
     form: str = ".3f"
-    share: bool = False
+    whole: float | None = None
 
 
 # A narrow terminal does without those on the right.
 COLUMNS = (
     Column("mean reward", "evaluate", "mean_reward"),
-    Column("win rate", "evaluate", "win_rate", share=True),
-    Column("LC win rate", "evaluate", "length_controlled_win_rate", share=True),
-    Column("accuracy", "evaluate", "accuracy", share=True),
+    Column("win rate", "evaluate", "win_rate", whole=1.0),
+    Column("LC win rate", "evaluate", "length_controlled_win_rate", whole=1.0),
+    Column("accuracy", "evaluate", "accuracy", whole=1.0),
     Column("tied", "evaluate", "tied_prompts", ".0f"),
     Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
     Column("KL", "evaluate", "kl_to_base", ".2f"),
@@ -42,14 +45,14 @@ COLUMNS = (
     Column("ties", "pair", "ties", ".0f"),
     Column("loss", "train", "loss"),
     Column("bonus ratio", "train", "bonus_ratio", ".3g"),
-    Column("distinct-1", "evaluate", "distinct_1", share=True),
+    Column("distinct-1", "evaluate", "distinct_1", whole=1.0),
     Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
-    Column("cut off", "evaluate", "truncated_share", share=True),
-    Column("repetition", "evaluate", "repetition", share=True),
-    Column("refusals", "evaluate", "refusal_share", share=True),
-    Column("distinct-2", "evaluate", "distinct_2", share=True),
-    Column("distinct-3", "evaluate", "distinct_3", share=True),
-    Column("distinct-4", "evaluate", "distinct_4", share=True),
+    Column("cut off", "evaluate", "truncated_share", whole=1.0),
+    Column("repetition", "evaluate", "repetition", whole=1.0),
+    Column("refusals", "evaluate", "refusal_share", whole=1.0),
+    Column("distinct-2", "evaluate", "distinct_2", whole=1.0),
+    Column("distinct-3", "evaluate", "distinct_3", whole=1.0),
+    Column("distinct-4", "evaluate", "distinct_4", whole=1.0),
 )
 _FIRST = 4
 """Number of columns that come before the oracle's components and pass@k."""
@@ -82,7 +85,8 @@ _NO_FIGURES = {"iteration", "intervals", "kappa"}
 def column_of(name: str) -> Column:
     """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
     title = name.removeprefix("components.")
-    return _COLUMNS.get(name) or Column(title, "evaluate", name, share=name.startswith("pass@"))
+    whole = 1.0 if name.startswith("pass@") else None
+    return _COLUMNS.get(name) or Column(title, "evaluate", name, whole=whole)
 
 
 def figures_table(rows: Sequence[Row], title: str = "") -> FittedTable:

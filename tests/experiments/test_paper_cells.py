@@ -141,7 +141,7 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cell has 'PPO'") as refused:
         read_rows(folder, ["PPO"])
     assert "GEB-π" in str(refused.value.remedy)
-    with pytest.raises(UserError, match="no cell has 'GEB-π' and 'Hellinger' at once"):
+    with pytest.raises(UserError, match="no cell has 'GEB-π' and 'Hellinger'"):
         read_rows(folder, ["GEB-π", "Hellinger"])
 
 

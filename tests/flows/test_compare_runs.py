@@ -67,55 +67,56 @@ def two(tmp_path: Path) -> list[Summary]:
 
 def test_runs_of_unequal_length_are_compared_after_the_shorter_one(tmp_path: Path) -> None:
     compared = compare_summaries([run(tmp_path, "short", 0.2), run(tmp_path, "long", 0.5, 0.9)])
-    reward = next(paired for paired in compared.paired if paired.figure == "mean_reward")
-    assert reward.difference.value == pytest.approx(0.3)
+    reward = next(test for test in compared.differences if test.figure == "mean_reward")
+    assert reward.estimate.value == pytest.approx(0.3)
 
 
 def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -> None:
-    found = compare_summaries(two)
-    assert found.methods == {"plain": "f-DPO, reverse_kl", "bonus": "one_minus_pi, reverse_kl, κ 1"}
-    paired = {each.figure: each for each in found.paired}
-    assert set(paired) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
-    reward = paired["mean_reward"]
-    assert (paired["mean_reward"].run, paired["mean_reward"].against) == ("bonus", "plain")
-    assert reward.difference.value == pytest.approx(0.7)
+    comparison = compare_summaries(two)
+    label = "one_minus_pi, reverse_kl, κ 1"
+    assert comparison.methods == {"plain": "f-DPO, reverse_kl", "bonus": label}
+    tests = {test.figure: test for test in comparison.differences}
+    assert set(tests) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
+    reward = tests["mean_reward"]
+    assert (reward.name, reward.against, reward.test) == ("bonus", "plain", "12 prompts")
+    assert reward.estimate.value == pytest.approx(0.7)
     # Two of 2^12 patterns of signs; three tests in all.
-    assert reward.difference.p_value == pytest.approx(2 / 2**12)
+    assert reward.estimate.p_value == pytest.approx(2 / 2**12)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**12)
-    assert found.over_seeds == [], "one seed of each"
-    assert {row.evaluation for row in found.rows} == {HELD_OUT}
+    assert comparison.over_seeds == [], "one seed of each"
+    assert {row.evaluation for row in comparison.rows} == {HELD_OUT}
     changed = "train.design 'none' → 'one_minus_pi'"
-    assert found.settings == {found.methods["bonus"]: [changed]}
-    assert found.tables()[-1].rows == [[found.methods["bonus"], changed]]
+    assert comparison.settings == {label: [changed]}
+    assert comparison.tables()[-1].rows == [[label, changed]]
     more = compare_summaries([*two, run(tmp_path, "third", 0.8, design="inverse_pi")])
-    values = [each.adjusted_p_value for each in more.paired]
+    values = [test.adjusted_p_value for test in more.differences]
     assert values == pytest.approx([6 * 2 / 2**12] * 6), "adjusted over all runs"
 
 
 def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
     runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
     runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
-    found = compare_summaries(runs)
-    assert len(set(found.methods.values())) == 2
-    first, second = (each for each in found.over_seeds if each.figure == "mean_reward")
+    comparison = compare_summaries(runs)
+    assert len(set(comparison.methods.values())) == 2
+    first, second = (row for row in comparison.over_seeds if row.figure == "mean_reward")
     assert (len(first.values), len(second.values)) == (3, 3)
     assert first.mean.value == pytest.approx(0.21)
-    assert second.difference is not None
-    assert second.difference.value == pytest.approx(0.92 - 0.21)
-    p_value = second.difference.p_value
+    [test] = [test for test in comparison.differences if test.figure == "mean_reward"]
+    assert test.estimate.value == pytest.approx(0.92 - 0.21)
+    p_value = test.estimate.p_value
     assert p_value is not None and p_value < 0.001
-    assert second.adjusted_p_value == p_value, "one method against the first"
+    assert test.adjusted_p_value == p_value, "one method against the first"
 
 
 def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
     two: list[Summary], tmp_path: Path
 ) -> None:
     others = [run(tmp_path, f"more-{s}", 0.8, seed=s, design="inverse_pi") for s in range(2)]
-    for each in (two[1], *others):
-        each.suites["own"] = [dict(each.rows[-1])]
-    rows = compare_summaries([*two, *others]).over_seeds
-    assert any(row.difference is not None for row in rows if row.evaluation == HELD_OUT)
-    assert all(each.difference is None for each in rows if each.evaluation == "own")
+    for summary in (two[1], *others):
+        summary.suites["own"] = [dict(summary.rows[-1])]
+    comparison = compare_summaries([*two, *others])
+    assert {row.evaluation for row in comparison.over_seeds} == {HELD_OUT, "own"}
+    assert {test.evaluation for test in comparison.differences} == {HELD_OUT}
 
 
 def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_comparison_is_a_page_and_a_document(two: list[Summary], tmp_path: Pat
     assert "0.900" in page and "[0.900, 0.900]" in page
     assert not re.search(r"(src|href)=.http", page), "a page for use without a network"
     told = json.loads((folder / "comparison.json").read_text())
-    assert told["paired_differences"][0]["against"] == "plain"
+    assert told["differences"][0]["against"] == "plain"
     assert {"run": "bonus", "figure": "mean_reward", "value": 0.9}.items() <= next(
         row for row in told["figures"] if row["run"] == "bonus"
     ).items()
@@ -192,7 +193,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
     assert Path(done.stdout.split("page")[-1].strip()).is_relative_to(store / "runs")
     told = geb("compare", "small", "again", "--store", store, "--name", "mine", "--json")
     found = json.loads(told.stdout)
-    assert found["paired_differences"] == [], "the same samples"
+    assert found["differences"] == [], "the same samples"
     assert found["verdict"].endswith(
         "no difference can be told, shared prompts have equal rewards."
     )

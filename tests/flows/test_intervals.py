@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from flows.pipeline.config import RunConfig
-from flows.report.rows import adjusted, compared, prompt_means
+from flows.report.differences import adjusted, compared, prompt_means
 from flows.report.summary import Summary, evaluated_row, iteration_row
 from flows.report.table import figure_of
 from stages.contract.errors import UserError
@@ -84,13 +84,13 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
         for name, rewards in (("first", before), ("second", now))
     )
     names = ("mean_reward", "win_rate", "mean_log_pi_ref", "mean_response_tokens")
-    found = {each.figure: each for each in adjusted([*compared(first, second, 1, names)])}
-    assert set(found) == {"mean_reward", "win_rate", "mean_log_pi_ref"}, "lengths are the same"
-    reward = found["mean_reward"]
-    assert reward.prompts == 9
-    assert (reward.difference.value, reward.difference.interval) == (1.0, (1.0, 1.0))
+    tests = {test.figure: test for test in adjusted([*compared(first, second, 1, names)])}
+    assert set(tests) == {"mean_reward", "win_rate", "mean_log_pi_ref"}, "lengths are the same"
+    reward = tests["mean_reward"]
+    assert reward.test == "9 prompts"
+    assert (reward.estimate.value, reward.estimate.interval) == (1.0, (1.0, 1.0))
     # Two of 2^9 patterns of signs are as extreme; three figures were compared.
-    assert reward.difference.p_value == pytest.approx(2 / 2**9)
+    assert reward.estimate.p_value == pytest.approx(2 / 2**9)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**9)
     assert str(reward.shown()) == "+1.000 [+1.000, +1.000]"
     assert [*compared(first, first, 1, names), *compared(first, second, 2, names)] == []

@@ -41,33 +41,31 @@ def test_runs_of_one_seed_are_tested_by_their_differences() -> None:
     # Differences 0.06, 0.02, 0.04: mean 0.04, s = 0.02, t = 0.04 / (0.02 / √3) = 3.46, ν = 2,
     # so p = 0.0742; half an interval is 4.3027 · 0.02 / √3 = 0.0497.
     first, second = [0.2, 0.5, 0.8], [0.26, 0.52, 0.84]
-    row = next(each for each in swept(first, second).over_seeds if each.difference)
-    assert row.test == "paired" and row.difference is not None
-    assert row.difference.value == pytest.approx(0.04)
-    assert row.difference.p_value == pytest.approx(0.0742, abs=5e-5)
-    assert row.difference.interval == pytest.approx((-0.0097, 0.0897), abs=5e-5)
-    assert row.difference.p_value == pytest.approx(stats.ttest_rel(second, first).pvalue)
+    [paired] = swept(first, second).differences
+    assert paired.test == "paired"
+    assert paired.estimate.value == pytest.approx(0.04)
+    assert paired.estimate.p_value == pytest.approx(0.0742, abs=5e-5)
+    assert paired.estimate.interval == pytest.approx((-0.0097, 0.0897), abs=5e-5)
+    assert paired.estimate.p_value == pytest.approx(stats.ttest_rel(second, first).pvalue)
     # The spread of the seeds hides the same difference from Welch's test.
-    other = next(each for each in swept(first, second, later=1).over_seeds if each.difference)
-    assert other.test == "Welch" and other.difference is not None
-    assert other.difference.p_value == pytest.approx(0.88, abs=0.005)
-    uneven = next(each for each in swept(first, second[:2]).over_seeds if each.difference)
+    [other] = swept(first, second, later=1).differences
+    assert other.test == "Welch"
+    assert other.estimate.p_value == pytest.approx(0.88, abs=0.005)
+    [uneven] = swept(first, second[:2]).differences
     assert uneven.test == "Welch", "a run of a sweep failed"
-    [same] = [each.difference for each in swept(first, first).over_seeds if each.difference]
-    assert same.p_value is None, "differences that do not vary are not tested"
+    [same] = swept(first, first).differences
+    assert same.estimate.p_value is None, "differences that do not vary are not tested"
 
 
 def test_combinations_are_tested_against_the_first_by_seed_and_holm() -> None:
-    first, found = swept(ONE, TWO).over_seeds
-    assert first.difference is None
+    [test] = swept(ONE, TWO).differences
     expected = stats.ttest_rel(TWO, ONE).pvalue
-    assert found.method == "train.kappa=1.0"
-    assert found.difference is not None
-    assert found.difference.value == pytest.approx(0.3)
-    assert found.difference.p_value == found.adjusted_p_value == pytest.approx(expected)
-    told = swept(ONE, TWO).verdict()
-    assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.052" in told
-    _, tests, _ = swept(ONE, TWO).tables()
+    assert test.name == "train.kappa=1.0"
+    assert test.estimate.value == pytest.approx(0.3)
+    assert test.estimate.p_value == test.adjusted_p_value == pytest.approx(expected)
+    verdict = swept(ONE, TWO).verdict()
+    assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.052" in verdict
+    _, _, tests = swept(ONE, TWO).tables()
     [row] = tests.records()
     assert row["difference"].startswith("+0.300 [+0.052")
     assert row["p"] == row["p by Holm"] == "p = 0.035"
@@ -136,10 +134,8 @@ def test_a_row_has_student_s_interval_which_ends_where_shares_do() -> None:
     assert first["seeds"] == "3"
     assert first["win rate"] == "0.933 ± 0.12 [0.646, 1]"
     assert second["win rate"].endswith(" [0, 0.177]")
-    [reward_test] = [each.difference for each in reward.over_seeds if each.difference]
-    [rate_test] = [
-        each.difference for each in rate.over_seeds if each.difference and each.figure == "win_rate"
-    ]
+    [reward_test] = [test.estimate for test in reward.differences]
+    [rate_test] = [test.estimate for test in rate.differences if test.figure == "win_rate"]
     assert reward_test.low is not None and reward_test.low < -1.0
     assert rate_test.low == -1.0
     assert rate_test.p_value == reward_test.p_value

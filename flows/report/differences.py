@@ -1,0 +1,149 @@
+"""Differences from the first run, method or model: by prompt, or over seeds, with their tests."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from flows.pipeline.steps import suite_place
+from flows.report.rows import HELD_OUT, Groups
+from flows.report.statistics import difference_of_methods, holm, paired_difference
+from flows.report.summary import Summary
+from flows.report.table import BASE, POLICY, Cell, Model, column_of
+from stages.evaluate.statistics import Estimate
+from stages.store.base import Artifact
+
+_SIGNIFICANT = 0.05
+PromptMeans = dict[str, dict[str, float]]
+"""Means of each prompt's samples, by figure and prompt."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of a run, method or model, minus the same figure of the first.
+
+    Attributes:
+        evaluation: ``held-out prompts``, or the name of a suite.
+        figure: Name of the figure, as in ``metrics.json``.
+        estimate: The difference with its interval and p-value, as far as it can be tested.
+        test: ``paired`` or ``Welch`` over seeds, see :func:`difference_of_methods`; otherwise the
+            number of prompts that both have, for a bootstrap and a permutation within prompts.
+        adjusted_p_value: The p-value after Holm's correction; None without a test.
+    """
+
+    evaluation: str
+    name: str
+    against: str
+    figure: str
+    estimate: Estimate
+    test: str
+    adjusted_p_value: float | None = None
+
+    def shown(self) -> Cell:
+        """The difference with its interval, for a person."""
+        return Cell.of(self.estimate, "+.3f")
+
+
+def compared(
+    first: Summary,
+    second: Summary,
+    iteration: int,
+    names: Iterable[str],
+    suite: str | None = None,
+) -> Iterator[Difference]:
+    """Compares figures of two runs' policies after an iteration.
+
+    What either run does not have, and figures that are the same for every prompt, are left out.
+    Without a suite, the evaluations on held-out prompts are compared.
+    """
+    place = f"iteration-{iteration}/evaluate"
+    place = suite_place(place, suite) if suite else place
+    before = prompt_means(first.artifacts.get(place), POLICY)
+    now = prompt_means(second.artifacts.get(place), POLICY)
+    for name in names:
+        yield from _by_prompt(before, now, suite or HELD_OUT, second.run, first.run, name)
+
+
+def against_base(evaluated: Artifact, evaluation: str) -> Iterator[Difference]:
+    """Compares the figures that an evaluation's policy and base both have; equal ones left out."""
+    base = prompt_means(evaluated, BASE)
+    policy = prompt_means(evaluated, POLICY)
+    for name in base:
+        yield from _by_prompt(base, policy, evaluation, POLICY, BASE, name)
+
+
+def _by_prompt(
+    before: PromptMeans, now: PromptMeans, evaluation: str, name: str, against: str, figure: str
+) -> Iterator[Difference]:
+    """The difference of a figure, if it differs for some prompt that both have."""
+    old = before.get(figure, {})
+    new = now.get(figure, {})
+    prompts = sorted(old.keys() & new.keys())
+    first = np.array([old[prompt] for prompt in prompts])
+    second = np.array([new[prompt] for prompt in prompts])
+    if not np.array_equal(first, second):
+        estimate = paired_difference(first, second)
+        yield Difference(evaluation, name, against, figure, estimate, f"{len(prompts)} prompts")
+
+
+def prompt_means(evaluated: Artifact | None, model: Model) -> PromptMeans:
+    """Means of each prompt by figure; none without the evaluation's artifact."""
+    means: PromptMeans = {}
+    if evaluated is None:
+        return means
+    for row in pq.read_table(evaluated.file("prompts.parquet")).to_pylist():
+        if row["model"] == model:
+            figure = means.setdefault(row["figure"], {})
+            figure[row["prompt_id"]] = row["total"] / row["count"]
+    return means
+
+
+def method_differences(groups: Groups, first: str) -> list[Difference]:
+    """Every figure of every method over its seeds, minus the first method's.
+
+    The first method may lack a suite that others have. Holm's correction is over the methods,
+    figure by figure.
+    """
+    differences: list[Difference] = []
+    for (evaluation, figure), methods in groups.items():
+        tests = []
+        whole = column_of(figure).whole
+        values = {name: [(row.seed, row.value) for row in rows] for name, rows in methods.items()}
+        old = values.pop(first, None)
+        for name, new in values.items():
+            if old is not None:
+                estimate, test = difference_of_methods(old, new, whole)
+                tests.append(Difference(evaluation, name, first, figure, estimate, test))
+        differences += adjusted(tests)
+    return differences
+
+
+def adjusted(differences: Sequence[Difference]) -> list[Difference]:
+    """The same with p-values by Holm over all of them."""
+    p_values = holm([difference.estimate.p_value for difference in differences])
+    return [
+        replace(difference, adjusted_p_value=p_value)
+        for difference, p_value in zip(differences, p_values, strict=True)
+    ]
+
+
+def difference_text(name: str, difference: Difference | None) -> str:
+    """A model, run or method in a verdict, by its difference from the first.
+
+    A difference is shown if its p-value, by Holm, is below 0.05.
+    """
+    if difference is None:
+        return f"{name}: no difference can be told, shared prompts have equal rewards"
+    p_value = difference.adjusted_p_value
+    figures = f"{difference.shown()}, {p_text(p_value)}"
+    if p_value is None or p_value >= _SIGNIFICANT:
+        return f"{name}: no difference can be told, {figures}"
+    return f"{name} is {'better' if difference.estimate.value > 0 else 'worse'}, {figures}"
+
+
+def p_text(p_value: float | None) -> str:
+    """``p = 0.031``, ``p < 0.001``, or ``no test``."""
+    if p_value is None:
+        return "no test"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
