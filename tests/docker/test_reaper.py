@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,54 +13,27 @@ from pathlib import Path
 import docker
 import pytest
 
-from flows.pipeline.placement import Execution
 from flows.runners.docker.container import reap
-from flows.runners.docker.runner import DockerPlace
 from stages.store.base import Store
-from tests.docker.containers import (
-    PROBE_IMAGE,
-    container_of,
-    left_of,
-    logs_of,
-    run,
-    runner,
-    settings,
-)
+from tests.docker.containers import PROBE_IMAGE, Docker
 from tests.flows.probe_flow import ProbeConfig
-from tests.flows.probes import hanging_pids, wait_until, write_probes
+from tests.flows.probes import hanging_pids, write_probes
 from tests.lacking import lacking
 from tests.orchestrators import orchestrator
-from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
-EXECUTION = Execution(runner="docker", docker=settings(), grace_seconds=1)
 
-
-def test_a_container_ends_with_its_orchestrator(store: Store, engine: docker.DockerClient) -> None:
-    request = probe_request(store, behaviour="leave_child")
-    with orchestrator(request, EXECUTION) as (process, _):
-        container = container_of(engine, request)["Id"]
-        assert reap() == []
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        engine.api.wait(container)
-    assert left_of(engine, store) != []
-    # Making a runner, which every flow does first, removes it.
-    DockerPlace(EXECUTION)
-    assert left_of(engine, store) == []
-    assert "asked to stop" in logs_of(store, request)
-
-
-def test_containers_of_a_store_that_is_not_here_are_left_alone(
-    store: Store, engine: docker.DockerClient
+def test_containers_are_removed_once_their_orchestrator_is_dead_if_their_store_is_here(
+    launcher: Docker, store: Store
 ) -> None:
-    with orchestrator(probe_request(store, behaviour="hang"), EXECUTION):
-        pass
+    request = launcher.request(store, behaviour="hang")
+    with orchestrator(request, launcher.execution(request)):
+        assert reap() == []
     elsewhere = store.root.rename(store.root.with_name("elsewhere"))
     assert reap() == []
-    assert left_of(engine, store) != []
+    assert launcher.left(store) != []
     elsewhere.rename(store.root)
     assert len(reap()) == 1
 
@@ -120,13 +92,14 @@ def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engi
 
 
 def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
-    store: Store, other_engine: Engine, prefect_server: str, tmp_path: Path
+    launcher: Docker, store: Store, other_engine: Engine, prefect_server: str, tmp_path: Path
 ) -> None:
+    execution = launcher.execution(launcher.request(store))
     config = ProbeConfig(
         name="restarted",
         store=str(store.root),
         probes=(ProbeParams(behaviour="hang_once"),),
-        execution=Execution(runner="docker", retries=0, docker=settings()),
+        execution=execution.model_copy(update={"retries": 0}),
     )
     command = [sys.executable, "-m", "tests.flows.probe_flow", str(write_probes(tmp_path, config))]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -140,24 +113,4 @@ def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
     assert again.returncode == 0, again.stderr
     assert len(list(store.artifacts())) == 1
     with contextlib.closing(docker.from_env()) as client:
-        assert left_of(client, store) == []
-
-
-def test_a_stage_is_not_started_where_another_runner_computes_its_key(
-    store: Store, engine: docker.DockerClient
-) -> None:
-    """The lease works across containers and processes."""
-    request = probe_request(store, behaviour="work")
-    lease = store.lease("probe", request.key)
-    lease.acquire()
-    released = []
-
-    def hear(event: object) -> None:
-        if "is being computed by" in str(event) and not released:
-            released.append(True)
-            lease.release()
-
-    runner().run(request, hear)
-    assert released
-    wait_until(lambda: store.load("probe", request.key))
-    assert run(request) != []
+        assert Docker(client).left(store) == []

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
 from stages.contract.errors import StageFailedError, UserError
 from stages.store.base import Store
 from tests.at_work import at_work
-from tests.docker.containers import container_of, logs_of, run, runner
-from tests.probe_requests import probe_request
+from tests.docker.containers import Docker
+from tests.launchers.launcher import logs_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
@@ -19,18 +18,16 @@ SECRET = "a value that only the stage may know"
 
 
 @pytest.fixture
-def inspected(
-    store: Store, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
+def inspected(launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A running stage container with a secret, as the engine describes it."""
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     monkeypatch.setenv("SOME_TOKEN_OF_THE_CALLER", SECRET)
-    request = probe_request(store, behaviour="hang")
-    with at_work(request, runner(secrets={"probe": ["PROBE_SECRET"]})):
-        found = container_of(engine, request)
-        found["Top"] = engine.api.top(found["Id"], "-eo pid,uid,args")
+    request = launcher.request(store, behaviour="hang")
+    with at_work(request, launcher.runner(request, secrets={"probe": ["PROBE_SECRET"]})):
+        found = launcher.container_of(request)
+        found["Top"] = launcher.engine.api.top(found["Id"], "-eo pid,uid,args")
         found["Files"] = [path.read_text() for path in store.root.rglob("*") if path.is_file()]
-    found["Log"] = logs_of(store, request)
+    found["Log"] = logs_of(request)
     return found
 
 
@@ -86,24 +83,28 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
 
 
 def test_a_secret_reaches_the_stage_all_the_same(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROBE_SECRET", SECRET)
-    request = probe_request(store, behaviour="tell_secret")
-    run(request, secrets={"probe": ["PROBE_SECRET"]})
+    request = launcher.request(store, behaviour="tell_secret")
+    launcher.run(request, secrets={"probe": ["PROBE_SECRET"]})
     artifact = store.load("probe", request.key)
     assert artifact is not None
     assert (artifact.path / "secret.txt").read_text() == SECRET
 
 
-def test_a_secret_that_is_not_there_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_is_not_there_is_named(
+    launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PROBE_SECRET", raising=False)
     with pytest.raises(UserError, match=r"execution\.docker\.secrets\.probe names PROBE_SECRET"):
-        run(probe_request(store), secrets={"probe": ["PROBE_SECRET"]})
+        launcher.run(launcher.request(store), secrets={"probe": ["PROBE_SECRET"]})
 
 
-@pytest.mark.parametrize("place", ["image", "store", "other stage", "registry", "input"])
-def test_a_stage_that_writes_elsewhere_fails(store: Store, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("folder", ["image", "store", "other stage", "registry", "input"])
+def test_a_stage_that_writes_elsewhere_fails(
+    launcher: Docker, store: Store, tmp_path: Path, folder: str
+) -> None:
     (store.root / "artifacts/train").mkdir(parents=True)
     (store.root / "models").mkdir()
     given = tmp_path / "given"
@@ -114,11 +115,11 @@ def test_a_stage_that_writes_elsewhere_fails(store: Store, tmp_path: Path, place
         "other stage": store.root / "artifacts/train/x",
         "registry": store.root / "models/x",
         "input": given / "x",
-    }[place]
-    request = probe_request(store, behaviour="write", path=str(path))
+    }[folder]
+    request = launcher.request(store, behaviour="write", path=str(path))
     # Open to everyone: what keeps the stage out is the mount.
-    for folder in (store.root, store.root / "artifacts/train", store.root / "models", given):
-        folder.chmod(0o777)
+    for opened in (store.root, store.root / "artifacts/train", store.root / "models", given):
+        opened.chmod(0o777)
     with pytest.raises((StageFailedError, UserError), match=r"Read-only|cannot be written"):
-        run(request, mounts={str(given): "ro"})
+        launcher.run(request, mounts={str(given): "ro"})
     assert not path.exists()

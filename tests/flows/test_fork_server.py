@@ -1,4 +1,4 @@
-"""Stages as forks of a server that has loaded their libraries; more in test_process_runner."""
+"""Stages as forks of a server that has loaded their libraries."""
 
 import os
 import subprocess
@@ -67,18 +67,6 @@ def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store)
         runner.stop_all()
         assert isinstance(one.join(), StoppedError)
         assert not stage.is_running()
-
-
-def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: Store) -> None:
-    with at_work(hanging(store, ""), make_runner(Execution())) as work:
-        stage = stage_of(work)
-        supervisor = stage.parent()
-        assert supervisor is not None
-        supervisor.kill()
-        error = work.join()
-        assert isinstance(error, StageFailedError)
-        assert "SIGKILL" in str(error)
-        psutil.wait_procs([stage])
 
 
 def test_an_interpreter_that_cannot_start_tells_its_own_words(

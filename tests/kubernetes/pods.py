@@ -1,46 +1,73 @@
-"""Probes in pods."""
+"""Probes in pods of a real cluster."""
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.choose import make_runner
-from flows.runners.runner import Runner
-from stages.contract.events import Event
+import pytest
+
+from flows.pipeline.config import StageResources
+from flows.pipeline.placement import KubernetesSettings
+from stages.contract.errors import PreemptedError
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
-from tests.kubernetes.cluster import CPUS, Namespace
-from tests.probe_requests import probe_request
+from stages.store.locks import exclusive_lock
+from tests.at_work import AtWork
+from tests.flows.probes import wait_until
+from tests.kubernetes.cluster import CPUS, Namespace, kubectl, namespace, reachable_cluster
+from tests.launchers.launcher import Launcher, shared_folder
+
+RESOURCES = {stage: {"cpus": CPUS} for stage in StageResources.model_fields}
 
 
-def request_for(store: Store, resources: Resources | None = None, **params: Any) -> Request:
-    """A request for one probe."""
-    wanted = (resources or Resources()).model_copy(update={"cpus": CPUS})
-    return probe_request(store, wanted, **params)
+class Kubernetes(Launcher):
+    """Pods of a namespace; a store, its probes' code and what they need come from this machine."""
+
+    name = "kubernetes"
+    loss = PreemptedError, "its pod was deleted"
+
+    def __init__(self, cluster: Namespace) -> None:
+        self.cluster = cluster
+
+    def settings(self, request: Request, **changes: Any) -> dict[str, Any]:
+        return {"kubernetes": self.pod_settings(request, **changes)}
+
+    def pod_settings(self, request: Request, **changes: Any) -> KubernetesSettings:
+        """Settings for the pods of a probe, which see its store and its code."""
+        # Not the folder that holds both: it is the tests' user's alone.
+        store = Path(request.store)
+        return self.cluster.settings(store, store.with_name("code"), **changes)
+
+    def request(self, store: Store, resources: Resources | None = None, **params: Any) -> Request:
+        resources = (resources or Resources()).model_copy(update={"cpus": CPUS})
+        return super().request(store, resources, **params)
+
+    def take_machine(self, work: AtWork) -> None:
+        [pod] = self.cluster.pods()
+        kubectl("-n", self.cluster.name, "delete", "pod", pod["metadata"]["name"])
+
+    def await_end(self, request: Request, pids: list[int]) -> None:
+        wait_until(lambda: all(pod["status"]["phase"] == "Failed" for pod in self.cluster.pods()))
+
+    def left(self, store: Store) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.cluster.pods()]
 
 
-def probe_settings(cluster: Namespace, request: Request, **changes: Any) -> KubernetesSettings:
-    """Settings for the pods of a probe, which see its store and its code."""
-    # Not the folder that holds both: it is the tests' user's alone.
-    store = Path(request.store)
-    return cluster.settings(store, store.with_name("code"), **changes)
+@contextlib.contextmanager
+def kubernetes_launcher(folders: pytest.TempPathFactory) -> Iterator[Kubernetes]:
+    """Pods in a new namespace of a real cluster."""
+    with reachable_cluster(shared_folder(folders) / "cluster"), namespace() as cluster:
+        yield Kubernetes(cluster)
 
 
-def runner(settings: KubernetesSettings, grace_seconds: float = 1.0) -> Runner:
-    """A kubernetes runner."""
-    return make_runner(execution(settings, grace_seconds))
-
-
-def execution(
-    settings: KubernetesSettings, grace_seconds: float = 1.0, **changes: Any
-) -> Execution:
-    """A run's section `execution`, whose stages are pods."""
-    values = {"runner": "kubernetes", "kubernetes": settings, "grace_seconds": grace_seconds}
-    return Execution.model_validate(values | changes)
-
-
-def run(cluster: Namespace, request: Request, **changes: Any) -> list[Event]:
-    """Runs one probe to its end and returns what it said."""
-    heard: list[Event] = []
-    runner(probe_settings(cluster, request, **changes), 5).run(request, heard.append)
-    return heard
+@contextlib.contextmanager
+def nodes_in_use(folders: pytest.TempPathFactory, *, alone: bool = False) -> Iterator[None]:
+    """Keeps tests that take a node away from other processes' tests."""
+    shared = shared_folder(folders)
+    with (shared / "nodes").open("w") as users:
+        # One that waits for all others lets no further ones in.
+        with exclusive_lock(shared / "nodes-gate"):
+            fcntl.flock(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield

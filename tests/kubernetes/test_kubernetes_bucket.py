@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.placement import Execution, KubernetesSettings
+from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from stages.contract.errors import PreemptedError
 from stages.contract.request import Request, Resources
@@ -14,8 +14,7 @@ from stages.store.opening import open_store
 from tests.at_work import AtWork, at_work
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, THIS_MACHINE, Namespace, kubectl
-from tests.kubernetes.pods import execution
-from tests.kubernetes.test_kubernetes_loop import RESOURCES, section
+from tests.kubernetes.pods import RESOURCES
 from tests.lacking import lacking
 from tests.no_shared_folder import (
     CREDENTIALS,
@@ -36,7 +35,7 @@ def url(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
     """A store's place in a bucket that this machine and the pods reach."""
     if "K8S_TOP" not in os.environ:
         lacking("an address of this machine for pods: the cluster is not the tests' own")
-    with bucket_at(THIS_MACHINE, tmp_path) as place:
+    with bucket_at(THIS_MACHINE, tmp_path) as location:
         values = {name: os.environ[name] for name in CREDENTIALS}
         cluster.apply(
             {
@@ -46,27 +45,23 @@ def url(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
                 "stringData": values,
             }
         )
-        yield place
+        yield location
         assert cluster.pods() == []
 
 
-def settings(cluster: Namespace, *folders: Path) -> KubernetesSettings:
-    """Settings of pods that see of this machine its programs, and these folders of code."""
-    return cluster.settings(
-        *folders,
+@pytest.fixture
+def probes(cluster: Namespace, url: str, tmp_path: Path, probe_stage: None) -> Execution:
+    """Execution in pods that see of this machine its programs and the probe, and an empty store."""
+    open_store(url, create=True)
+    settings = cluster.settings(
+        tmp_path / "code",
         # The clients of object storage want certificates, which the tests' image has none of.
         Path("/etc/ssl"),
         environment=cluster.settings().environment | reach(),
         # By reference, as from a cloud's secret.
         secrets={name: f"bucket/{name}" for name in CREDENTIALS},
     )
-
-
-@pytest.fixture
-def probes(cluster: Namespace, url: str, tmp_path: Path, probe_stage: None) -> Execution:
-    """Execution of probes in pods, and an empty store."""
-    open_store(url, create=True)
-    return execution(settings(cluster, tmp_path / "code"), 5, sync_seconds=0.5)
+    return Execution(runner="kubernetes", kubernetes=settings, grace_seconds=5, sync_seconds=0.5)
 
 
 def request_for(url: str, **params: str) -> Request:
@@ -74,10 +69,10 @@ def request_for(url: str, **params: str) -> Request:
 
 
 def test_the_loop_runs_without_a_shared_volume(
-    cluster: Namespace, finished: Path, tmp_path: Path, url: str
+    probes: Execution, finished: Path, tmp_path: Path, url: str
 ) -> None:
-    chosen = section(settings(cluster))
-    check_loop(finished, tmp_path, url, chosen, resources=RESOURCES)
+    section = probes.model_dump(mode="json", exclude_defaults=True)
+    check_loop(finished, tmp_path, url, section, resources=RESOURCES)
 
 
 def test_a_pod_that_is_killed_after_its_upload_began_leaves_no_half_artifact(

@@ -11,16 +11,14 @@ import yaml
 from kubernetes import client
 
 from flows.pipeline.config import StageResources
-from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.runner import check_pods
-from flows.runners.runner import Runner
 from stages.contract.errors import PreemptedError
 from stages.store.base import Store
 from tests.at_work import at_work
 from tests.flows.loop import ROOT
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import Namespace, kubectl
-from tests.kubernetes.pods import execution, probe_settings, request_for, runner
+from tests.kubernetes.pods import Kubernetes
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -46,12 +44,6 @@ def account(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
     path.write_text(json.dumps(_kubeconfig(cluster.name)))
     yield str(path)
     kubectl("delete", "-k", str(folder))
-
-
-def runner_of(kubeconfig: str, settings: KubernetesSettings) -> Runner:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KUBECONFIG", kubeconfig)
-        return runner(settings)
 
 
 def _kubeconfig(namespace: str) -> dict[str, Any]:
@@ -93,7 +85,7 @@ def test_the_shipped_files_install(cluster: Namespace) -> None:
 
 
 def test_the_role_is_what_the_runner_uses_and_no_more(
-    store: Store, cluster: Namespace, account: str, monkeypatch: pytest.MonkeyPatch
+    launcher: Kubernetes, store: Store, account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stage runs under the account to its end, and every right is made use of."""
     used = set()
@@ -105,14 +97,13 @@ def test_the_role_is_what_the_runner_uses_and_no_more(
         return call(self, method, url, *rest, **options)
 
     monkeypatch.setattr(client.ApiClient, "call_api", recorded)
-    request = request_for(store, behaviour="hang")
-    settings = probe_settings(cluster, request)
+    request = launcher.request(store, behaviour="hang")
     with monkeypatch.context() as patch:
         patch.setenv("KUBECONFIG", account)
-        check_pods(execution(settings), StageResources(), request.store)
-    with at_work(request, runner_of(account, settings)) as work:
-        [pod] = cluster.pods()
-        kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+        check_pods(launcher.execution(request), StageResources(), request.store)
+        runner = launcher.runner(request)
+    with at_work(request, runner) as work:
+        launcher.take_machine(work)
         assert isinstance(work.join(), PreemptedError)
     granted = {
         (resource, verb)

@@ -1,45 +1,24 @@
-"""Stages in pods of a real cluster."""
+"""Pods that a real cluster does not start, a quota, and pods whose orchestrator is dead."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
-from stages.contract.events import Log, Progress
-from stages.contract.request import Resources
+from flows.runners.kubernetes.client import Cluster
+from flows.runners.kubernetes.runner import KubernetesPlace, reap
+from stages.contract.errors import UserError
+from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.at_work import at_work
-from tests.kubernetes.cluster import Namespace, kubectl
-from tests.kubernetes.pods import probe_settings, request_for, run, runner
+from tests.flows.loop import geb_refused, write_config
+from tests.kubernetes.cluster import kubectl
+from tests.kubernetes.pods import RESOURCES, Kubernetes
+from tests.orchestrators import orchestrator
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
-
-
-def test_a_stage_in_a_pod_reports_and_leaves_its_artifact(store: Store, cluster: Namespace) -> None:
-    request = request_for(store, message="hello", prints="to the log")
-    heard = run(cluster, request)
-    assert Log(message="hello") in heard
-    assert Progress(done=0, total=1, unit="things") in heard
-    artifact = store.load("probe", request.key)
-    assert artifact is not None
-    assert (artifact.path / "result.txt").read_text() == "seed 0 hello"
-    assert artifact.manifest.software["image"]
-    [log] = store.log_path("probe", request.key).glob("*.log")
-    assert "to the log" in log.read_text()
-
-
-def test_a_refusal_is_a_mistake_and_a_crash_is_a_failure(store: Store, cluster: Namespace) -> None:
-    with pytest.raises(UserError, match="bad value 7") as caught:
-        run(cluster, request_for(store, behaviour="refuse"))
-    assert caught.value.remedy == "use 8"
-    with pytest.raises(StageFailedError, match="RuntimeError: boom"):
-        run(cluster, request_for(store, behaviour="crash"))
-
-
-def test_memory_beyond_the_limit_is_named(store: Store, cluster: Namespace) -> None:
-    request = request_for(store, Resources(memory_gib=0.25), behaviour="eat_memory")
-    with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB"):
-        run(cluster, request)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +31,14 @@ def test_memory_beyond_the_limit_is_named(store: Store, cluster: Namespace) -> N
     ids=["unschedulable", "missing image", "missing secret"],
 )
 def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(
-    store: Store, cluster: Namespace, changes: dict[str, Any], message: str
+    launcher: Kubernetes, store: Store, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        run(cluster, request_for(store), pending_seconds=15, **changes)
+        launcher.run(launcher.request(store), pending_seconds=15, **changes)
     assert "execution.kubernetes" in caught.value.remedy
 
 
-def test_a_quota_is_waited_for(store: Store, cluster: Namespace) -> None:
+def test_a_quota_is_waited_for(launcher: Kubernetes, store: Store) -> None:
     hard = {"limits.memory": "1Gi"}
     quota = {
         "apiVersion": "v1",
@@ -67,35 +46,60 @@ def test_a_quota_is_waited_for(store: Store, cluster: Namespace) -> None:
         "metadata": {"name": "team"},
         "spec": {"hard": hard},
     }
-    cluster.apply(quota)
+    launcher.cluster.apply(quota)
     try:
         with pytest.raises(UserError, match=r"must specify limits\.memory"):
-            run(cluster, request_for(store))
-        big = request_for(store, Resources(memory_gib=0.75), behaviour="hang")
-        with at_work(big, runner(probe_settings(cluster, big))):
-            small = request_for(store, Resources(memory_gib=0.5))
+            launcher.run(launcher.request(store))
+        big = launcher.request(store, Resources(memory_gib=0.75), behaviour="hang")
+        with at_work(big, launcher.runner(big)):
+            small = launcher.request(store, Resources(memory_gib=0.5))
             with pytest.raises(UserError, match="exceeded quota: team") as caught:
-                run(cluster, small, pending_seconds=1)
+                launcher.run(small, pending_seconds=1)
             assert "have the quota raised" in caught.value.remedy
     finally:
-        kubectl("-n", cluster.name, "delete", "resourcequota", "team")
+        kubectl("-n", launcher.cluster.name, "delete", "resourcequota", "team")
 
 
-def test_cancelling_ends_the_pod_within_its_grace_period(store: Store, cluster: Namespace) -> None:
-    request = request_for(store, behaviour="leave_child")
-    chosen = runner(probe_settings(cluster, request), grace_seconds=2)
-    with at_work(request, chosen) as work:
-        chosen.stop_all()
-        assert isinstance(work.join(), StoppedError)
-
-
-def test_a_pod_that_is_deleted_is_preempted_and_not_failed(
-    store: Store, cluster: Namespace
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"spec": {"priorityClassName": "nothing"}}, "no PriorityClass with name nothing"),
+        ({"namespace": "nothing"}, 'namespaces "nothing" not found'),
+        ({"extra_resources": {"nothing": 1}}, "Invalid value"),
+    ],
+    ids=["priority class", "namespace", "resource"],
+)
+def test_a_plan_names_what_the_cluster_would_refuse(
+    launcher: Kubernetes, store: Store, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    request = request_for(store, behaviour="hang")
-    with at_work(request, runner(probe_settings(cluster, request))) as work:
-        [pod] = cluster.pods()
-        kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"])
-        error = work.join()
-    assert isinstance(error, PreemptedError), error
-    assert "its pod was deleted" in str(error)
+    execution = launcher.section(launcher.request(store), **changes)
+    config = write_config(tmp_path, execution=execution, resources=RESOURCES)
+    assert words in geb_refused("plan", config)
+    assert not (tmp_path / "store/artifacts").exists()
+
+
+@contextlib.contextmanager
+def killed_orchestrator(launcher: Kubernetes, store: Store, death: str) -> Iterator[Request]:
+    """Request of an orchestrator that is killed while its probe hangs in two pods."""
+    request = launcher.request(store, Resources(nodes=2), behaviour="hang")
+    with orchestrator(request, launcher.execution(request, death=death)):
+        pass
+    try:
+        yield request
+    finally:
+        for pod in launcher.left(store):
+            Cluster(launcher.pod_settings(request)).delete_pod(pod)
+
+
+@pytest.mark.alone
+def test_pods_of_a_dead_orchestrator_are_taken_over_or_removed_together(
+    launcher: Kubernetes, store: Store
+) -> None:
+    with killed_orchestrator(launcher, store, "keep") as request:
+        pods = [pod["metadata"]["uid"] for pod in launcher.cluster.pods()]
+        KubernetesPlace(launcher.execution(request))
+        with at_work(request, launcher.runner(request)):
+            assert [pod["metadata"]["uid"] for pod in launcher.cluster.pods()] == pods
+    with killed_orchestrator(launcher, store, "stop") as request:
+        lines = {f"removed pod {name}: its orchestrator is gone" for name in launcher.left(store)}
+        assert set(reap(Cluster(launcher.pod_settings(request)))) == lines

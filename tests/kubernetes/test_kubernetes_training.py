@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from flows.pipeline.placement import Execution
+from flows.runners.choose import make_runner
 from flows.runners.kubernetes.identity import NODE, label
 from flows.runners.runner import Runner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric
 from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
-from tests.kubernetes.pods import runner
 from tests.two_nodes import Fault, killed, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.release]
 
 
-def hosts(cluster: Namespace) -> dict[str, str]:
+def hosts_of_pods(cluster: Namespace) -> dict[str, str]:
     """Nodes of the pods, by the pods' names."""
     return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in cluster.pods()}
 
@@ -32,21 +33,22 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
         for name in ("store", "calm")
     )
 
-    def chosen(store: str = request.store) -> Runner:
-        return runner(cluster.settings(inputs, Path(store)), grace_seconds=10)
+    def runner(store: str = request.store) -> Runner:
+        settings = cluster.settings(inputs, Path(store))
+        return make_runner(Execution(runner="kubernetes", kubernetes=settings, grace_seconds=10))
 
-    places: dict[str, str] = {}
+    hosts: dict[str, str] = {}
 
     def look(event: Event) -> None:
-        if isinstance(event, Metric) and not places:
-            places.update(hosts(cluster))
+        if isinstance(event, Metric) and not hosts:
+            hosts.update(hosts_of_pods(cluster))
 
-    undisturbed = train(calm, chosen(calm.store), look)
-    assert len(set(places.values())) == 2, "each pod on a machine of its own"
+    undisturbed = train(calm, runner(calm.store), look)
+    assert len(set(hosts.values())) == 2, "each pod on a machine of its own"
 
     def node_of(number: int) -> str:
-        places = {label(pod, NODE): pod["spec"]["nodeName"] for pod in cluster.pods()}
-        return str(places[str(number)])
+        nodes = {label(pod, NODE): pod["spec"]["nodeName"] for pod in cluster.pods()}
+        return str(nodes[str(number)])
 
     def node_frozen(*_: object) -> contextlib.AbstractContextManager[None]:
         return frozen(node_of(1))
@@ -59,10 +61,10 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
 
     lost = "its node does not answer"
     faults = [
-        Fault(killed, chosen, message="SIGKILL"),
-        Fault(node_frozen, chosen, PreemptedError, lost),
-        Fault(node_cut_off, chosen, PreemptedError, lost),
-        Fault(first_node_powered_off, chosen, PreemptedError, lost),
+        Fault(killed, runner, message="SIGKILL"),
+        Fault(node_frozen, runner, PreemptedError, lost),
+        Fault(node_cut_off, runner, PreemptedError, lost),
+        Fault(first_node_powered_off, runner, PreemptedError, lost),
     ]
     outlives(request, faults, undisturbed)
     assert cluster.pods() == []

@@ -1,65 +1,120 @@
-"""Probes and trainings as Slurm jobs."""
+"""A Slurm cluster: the one that SLURM_CONF names, or one of two nodes on this machine."""
 
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
-from flows.pipeline.placement import Execution, SlurmSettings
-from flows.runners.choose import make_runner
-from flows.runners.runner import Runner
-from flows.runners.slurm import client
-from stages.contract.events import Event
+from flows.runners.slurm import client, submission
+from stages.contract.errors import PreemptedError
 from stages.contract.request import Request
 from stages.store.base import Store
+from stages.store.locks import exclusive_lock
 from tests.at_work import AtWork, said
-from tests.flows.probes import wait_until
+from tests.flows.loop import ROOT
+from tests.flows.probes import gone, wait_until
+from tests.lacking import lacking
+from tests.launchers.launcher import Launcher, shared_folder
+from tests.programs import run_program
 
-# What the settings of jobs must bring, since they get nothing of this process's environment.
+SCRIPTS = ROOT.parent / "shared/cluster/slurm"
 CARRIED = ("PYTHONPATH", "OMP_NUM_THREADS", "PYTHONMALLOC", "GLIBC_TUNABLES", "HF_HUB_OFFLINE")
 
 
-def settings(**changes: Any) -> SlurmSettings:
-    """Settings of the slurm runner, quick to notice."""
-    environment = {name: os.environ[name] for name in CARRIED if name in os.environ}
-    return SlurmSettings.model_validate({"environment": environment} | changes)
+class Slurm(Launcher):
+    """Jobs of a cluster."""
+
+    name = "slurm"
+    loss = PreemptedError, "was preempted"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the settings of jobs must bring: they get nothing of this process's environment."""
+        return {name: os.environ[name] for name in CARRIED if name in os.environ}
+
+    def settings(self, request: Request | None = None, **changes: Any) -> dict[str, Any]:
+        return {"slurm": {"environment": self.environment} | changes}
+
+    def take_machine(self, work: AtWork) -> None:
+        take_all_nodes()
+
+    def await_end(self, request: Request, pids: list[int]) -> None:
+        store = Store.open(request.store)
+        wait_until(lambda: not jobs_of(store))
+        assert all(gone(pid) for pid in pids)
+
+    def left(self, store: Store) -> list[str]:
+        folder = store.root / "slurm/jobs"
+        return [job.name for job in folder.iterdir()] if folder.is_dir() else []
 
 
-def execution(death: str = "stop", grace_seconds: float = 10, **changes: Any) -> Execution:
-    """A run's section `execution`, whose stages are jobs."""
-    values = {"runner": "slurm", "slurm": settings(**changes), "grace_seconds": grace_seconds}
-    return Execution.model_validate(values | {"on_orchestrator_death": death})
+@contextlib.contextmanager
+def slurm_launcher(folders: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Jobs of the cluster that SLURM_CONF names, or of one of two nodes on this machine.
+
+    Some tests take all nodes, and a machine has room for one cluster of these ports.
+    """
+    with exclusive_lock(shared_folder(folders) / "slurm"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submission, "POLL_SECONDS", 0.5)
+        if os.environ.get("SLURM_CONF"):
+            yield Slurm()
+        else:
+            with _own_cluster():
+                yield Slurm()
 
 
-def runner(**changes: Any) -> Runner:
-    """A slurm runner."""
-    return make_runner(execution(**changes))
-
-
-def run(request: Request, **changes: Any) -> list[Event]:
-    """Runs a stage to its end and returns what it said."""
-    heard: list[Event] = []
-    chosen = runner(**changes)
+@contextlib.contextmanager
+def _own_cluster() -> Iterator[None]:
+    if not (SCRIPTS / "up").exists():
+        lacking(f"no SLURM_CONF in the environment, and no test cluster in {SCRIPTS}")
+    # A socket's path may not be long.
+    top = Path(tempfile.mkdtemp(prefix="geb-slurm-"))
+    # Each node in a network of its own, which a test may cut.
+    environment = os.environ | {"SLURM_TOP": str(top), "NETNS": "1"}
+    started = run_program(SCRIPTS / "up", env=environment)
     try:
-        chosen.run(request, heard.append)
+        if started.returncode:
+            lacking(f"no Slurm cluster could be started: {started.stderr}")
+        _notice_late(top / "etc/slurm.conf")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(top / "etc/slurm.conf"))
+            yield
     finally:
-        chosen.stop_all()
-    return heard
+        subprocess.run([SCRIPTS / "down"], env=environment, check=False)
+        shutil.rmtree(top, ignore_errors=True)
+
+
+def _notice_late(config: Path) -> None:
+    """Gives Slurm its usual time until it gives a silent node up; the scripts ask for 20 s."""
+    config.write_text(config.read_text().replace("SlurmdTimeout=20", "SlurmdTimeout=300"))
+    environment = os.environ | {"SLURM_CONF": str(config)}
+    subprocess.run(["scontrol", "reconfigure"], env=environment, check=True)
+
+
+def jobs_of(store: Store) -> list[client.QueuedJob]:
+    """Jobs of a store, at work or pending."""
+    folder = store.root / "slurm/jobs"
+    names = {job.name for job in folder.iterdir()} if folder.is_dir() else set()
+    return [job for job in client.own_jobs() if job.name in names and not job.is_over]
 
 
 def job_of(work: AtWork) -> str:
     """Number of a stage's job."""
-    first = next(each for each in said(work.heard) if each.startswith("job "))
+    first = next(line for line in said(work.heard) if line.startswith("job "))
     return first.split()[1].rstrip(":")
 
 
 def is_over(job: str) -> bool:
     """True once a job has ended."""
-    return not any(each.id == job and not each.is_over for each in client.own_jobs())
+    return not any(queued.id == job and not queued.is_over for queued in client.own_jobs())
 
 
 def take_all_nodes() -> None:
@@ -67,12 +122,6 @@ def take_all_nodes() -> None:
     options = ["--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null"]
     done = client.submit(options, "#!/bin/bash\n")
     assert done.returncode == 0, done.stderr
-
-
-def work_key(store: Store) -> str:
-    """Key of the one probe of a store."""
-    [folder] = (store.root / "logs/probe").iterdir()
-    return folder.name
 
 
 @contextlib.contextmanager
@@ -84,11 +133,11 @@ def paused(processes: set[psutil.Process]) -> Iterator[None]:
         worker.suspend()
     try:
         yield
-        wait_until(lambda: all(is_told_to_end(each) for each in workers))
+        wait_until(lambda: all(is_told_to_end(worker) for worker in workers))
     finally:
-        for each in workers:
+        for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.resume()
+                worker.resume()
 
 
 def is_told_to_end(process: psutil.Process) -> bool:

@@ -11,20 +11,19 @@ from prefect.states import AwaitingRetry
 from tests.flows.loop import geb_ok, write_config
 from tests.flows.probes import wait_until
 from tests.flows.standing import Up, failing_once, geb_up
-from tests.slurm.jobs import settings
+from tests.slurm.jobs import Slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_a_scheduled_run_of_jobs_fails_and_the_ui_s_retry_goes_on(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm = settings().model_dump(mode="json")
     config = write_config(
         tmp_path,
         name="nightly",
         inputs={"oracle_code": str(failing_once(tmp_path))},
-        execution={"slurm": slurm, "retries": 0},
+        execution=launcher.settings() | {"retries": 0},
     )
     with geb_up(tmp_path) as (_, up):
         monkeypatch.setenv("PREFECT_API_URL", up.api)

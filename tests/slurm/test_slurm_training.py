@@ -13,7 +13,7 @@ from stages.contract.errors import PreemptedError
 from stages.contract.events import Event
 from stages.store.base import Store
 from tests.at_work import AtWork, said
-from tests.slurm.jobs import job_of, paused, runner, take_all_nodes
+from tests.slurm.jobs import Slurm, job_of, paused, take_all_nodes
 from tests.two_nodes import Fault, end, killed, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
@@ -68,23 +68,23 @@ def out_of_time(work: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     yield
 
 
-# A job is told of its time limit 30 seconds and the grace period ahead.
-patient = partial(runner, grace_seconds=120)
-FAULTS = [
-    Fault(killed, runner, message="ended by SIGKILL"),
-    Fault(frozen, runner, PreemptedError, "lost a node"),
-    Fault(cut_off, runner, PreemptedError, "lost a node"),
-    Fault(set_down, runner, PreemptedError, "lost a node"),
-    Fault(preempted, patient, PreemptedError, "was preempted", saves=True),
-    Fault(out_of_time, patient, PreemptedError, "near its time limit", saves=True),
-]
-
-
 def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_bytes(
-    tmp_path: Path, store: Store
+    launcher: Slurm, tmp_path: Path, store: Store
 ) -> None:
     inputs = make_inputs(tmp_path)
+    calm, request = (training(inputs, root) for root in (tmp_path / "calm", store.root))
+    runner = partial(launcher.runner, request)
+    # A job is told of its time limit 30 seconds and the grace period ahead.
+    patient = partial(launcher.runner, request, grace_seconds=120)
+    faults = [
+        Fault(killed, runner, message="ended by SIGKILL"),
+        Fault(frozen, runner, PreemptedError, "lost a node"),
+        Fault(cut_off, runner, PreemptedError, "lost a node"),
+        Fault(set_down, runner, PreemptedError, "lost a node"),
+        Fault(preempted, patient, PreemptedError, "was preempted", saves=True),
+        Fault(out_of_time, patient, PreemptedError, "near its time limit", saves=True),
+    ]
     heard: list[Event] = []
-    undisturbed = train(training(inputs, tmp_path / "calm"), runner(), heard.append)
+    undisturbed = train(calm, runner(), heard.append)
     assert any("waiting for 1 times" in line for line in said(heard))
-    outlives(training(inputs, store.root), FAULTS, undisturbed)
+    outlives(request, faults, undisturbed)

@@ -294,4 +294,5 @@ def _is_deletion(pod: Pod, ending: Ending | None) -> bool:
     """
     if ending is None:
         return is_lost(pod)
-    return ending.kind == "exited" and ending.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER)
+    is_unexplained = ending.kind in ("exited", "taken")
+    return is_unexplained and ending.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER)

@@ -257,7 +257,7 @@ def remove_left(folder: Path, request: Request) -> None:
     """Removes the folder of a dead orchestrator's job, whose output the logs of its key keep."""
     log = left_log(Path(request.store), request.stage, request.key, folder.name)
     with log.open("wb") as kept:
-        for name in _OUTPUTS:
+        for name in ("events", *_OUTPUTS):
             with contextlib.suppress(FileNotFoundError):
                 kept.write((folder / name).read_bytes())
     shutil.rmtree(folder, ignore_errors=True)

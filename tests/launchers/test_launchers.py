@@ -1,0 +1,277 @@
+"""What every launcher does with a stage: start, end, stop, failure, loss, takeover."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from flows.pipeline.config import StageResources
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
+from stages.contract.events import Event, Log, Progress
+from stages.contract.request import Resources
+from stages.store.base import Store
+from tests.at_work import at_work, hangs, said
+from tests.flows.loop import geb_ok, plan, result_digests, write_config
+from tests.flows.probes import alive
+from tests.launchers.launcher import Launcher, logs_of
+from tests.orchestrators import orchestrator
+
+LAUNCHERS = {
+    "process": (),
+    "fork server": (),
+    "docker": (pytest.mark.docker, pytest.mark.slow),
+    "slurm": (pytest.mark.slurm, pytest.mark.slow),
+    "kubernetes": (pytest.mark.kubernetes, pytest.mark.slow),
+}
+
+
+def launched_by(*names: str) -> pytest.MarkDecorator:
+    """Runs a test with these launchers, each with its marks."""
+    params = [pytest.param(name, marks=LAUNCHERS[name]) for name in names]
+    return pytest.mark.parametrize("launcher", params, indirect=True, scope="module")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs every other test with all launchers."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    if all(mark.args[0] != "launcher" for mark in marks):
+        params = [pytest.param(name, marks=marks) for name, marks in LAUNCHERS.items()]
+        metafunc.parametrize("launcher", params, indirect=True, scope="module")
+
+
+def test_a_stage_that_ends_well_leaves_its_artifact_its_events_and_its_log(
+    launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    request = launcher.request(store, message="hello", prints="noise from a library")
+    heard = launcher.run(request)
+    artifact = store.load("probe", request.key)
+    assert artifact is not None
+    assert (artifact.path / "result.txt").read_text() == "seed 0 hello"
+    assert heard.count(Log(message="hello")) == 1
+    assert heard.count(Progress(done=0, total=1, unit="things")) == 1
+    assert not any("noise" in event.model_dump_json() for event in heard)
+    [log] = store.log_path("probe", request.key).glob("*.log")
+    assert "noise from a library" in log.read_text()
+    assert not store.work_path("probe", request.key).exists()
+
+
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(
+    launcher: Launcher, store: Store
+) -> None:
+    request = launcher.request(store, behaviour="refuse")
+    with pytest.raises(UserError, match="bad value 7") as caught:
+        launcher.run(request)
+    assert caught.value.remedy == "use 8"
+    assert "[error] bad value 7\nremedy: use 8\n" in logs_of(request)
+    assert list(store.artifacts()) == []
+
+
+def test_a_crash_keeps_the_last_lines(launcher: Launcher, store: Store) -> None:
+    with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
+        launcher.run(launcher.request(store, behaviour="crash"))
+    assert not isinstance(caught.value, PreemptedError)
+    assert any("Traceback" in line for line in caught.value.last_lines)
+    assert list(store.artifacts()) == []
+
+
+def test_a_kill_is_named(launcher: Launcher, store: Store) -> None:
+    with pytest.raises(StageFailedError, match=r"SIGKILL.*when memory runs out") as caught:
+        launcher.run(launcher.request(store, behaviour="kill_self"))
+    assert not isinstance(caught.value, PreemptedError)
+    assert "memory limit" not in str(caught.value)
+
+
+@launched_by("docker", "kubernetes")
+def test_a_stage_out_of_memory_names_the_limit_and_the_setting(
+    launcher: Launcher, store: Store
+) -> None:
+    request = launcher.request(store, Resources(memory_gib=0.25), behaviour="eat_memory")
+    with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB") as caught:
+        launcher.run(request)
+    assert "raise resources.probe.memory_gib" in str(caught.value)
+
+
+def test_a_stage_that_takes_too_long_is_ended(launcher: Launcher, store: Store) -> None:
+    request = launcher.request(store, Resources(timeout_seconds=1.0), behaviour="hang")
+    with pytest.raises(StageFailedError, match="timeout_seconds=1"):
+        launcher.run(request, grace_seconds=1)
+    assert store.lease("probe", request.key).holder() is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "grace_seconds"), [("ignore_sigterm", 1), ("save_when_stopped", 60)]
+)
+def test_a_run_that_stops_lets_its_stage_save_and_ends_all_its_processes(
+    launcher: Launcher, store: Store, behaviour: str, grace_seconds: float
+) -> None:
+    request = launcher.request(store, behaviour=behaviour)
+    runner = launcher.runner(request, grace_seconds=grace_seconds)
+    with at_work(request, runner) as work:
+        runner.stop_all()
+        assert isinstance(work.join(), StoppedError)
+        launcher.await_end(request, work.pids)
+    assert list(store.artifacts()) == []
+    assert store.lease("probe", request.key).holder() is None
+    saved = store.work_path("probe", request.key) / "saved"
+    assert saved.exists() is (behaviour == "save_when_stopped")
+
+
+def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(
+    launcher: Launcher, store: Store
+) -> None:
+    request = launcher.request(store, Resources(timeout_seconds=600), behaviour="leave_child")
+
+    def hear(event: Event) -> None:
+        if hangs(event):
+            raise ConnectionError("the listener is gone")
+
+    with pytest.raises(ConnectionError):
+        launcher.runner(request, grace_seconds=1).run(request, hear)
+    [line] = [line for line in logs_of(request).splitlines() if "pids " in line]
+    launcher.await_end(request, [int(pid) for pid in line.split("pids ")[1].split()])
+
+
+def test_packages_where_the_user_stands_are_not_executed(
+    launcher: Launcher, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stages", "flows", "pyarrow", "json"):
+        package = tmp_path / "mine" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    request = launcher.request(store)
+    launcher.run(request)
+    assert store.load("probe", request.key) is not None
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_stage_gets_no_secret_of_prefect(
+    launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_KEY", "secret")
+    request = launcher.request(store, behaviour="tell_environment", message="PREFECT_API_KEY")
+    assert "PREFECT_API_KEY is None" in said(launcher.run(request))
+
+
+def test_a_stage_that_loses_its_machine_says_so_and_goes_on_when_it_is_tried_again(
+    launcher: Launcher, store: Store
+) -> None:
+    request = launcher.request(store, behaviour="hang_once")
+    kind, words = launcher.loss
+    with at_work(request, launcher.runner(request)) as work:
+        launcher.take_machine(work)
+        error = work.join()
+    assert type(error) is kind
+    assert words in str(error)
+    launcher.run(request)
+    assert store.load("probe", request.key) is not None
+
+
+def test_a_stage_outlives_its_orchestrator_for_long_enough_to_save_and_the_next_one_goes_on(
+    launcher: Launcher, store: Store
+) -> None:
+    request = launcher.request(store, behaviour="save_when_stopped")
+    with orchestrator(request, launcher.execution(request), until='"metric"') as (_, pids):
+        assert pids
+    launcher.await_end(request, pids)
+    assert (store.work_path("probe", request.key) / "saved").read_text() == "saved"
+    heard = launcher.run(request)
+    assert store.load("probe", request.key) is not None
+    assert not any("taking over" in line for line in said(heard))
+    log = logs_of(request)
+    for number in (0, 4999):
+        assert f"line {number} before the end" in log
+        assert f"message {number} before the end" in log
+    assert "asked to stop (SIGTERM)" in log
+
+
+@launched_by("slurm", "kubernetes")
+def test_a_stage_that_is_kept_is_taken_over_by_the_next_orchestrator(
+    launcher: Launcher, store: Store
+) -> None:
+    request = launcher.request(store, behaviour="hang")
+    with orchestrator(request, launcher.execution(request, death="keep")) as (_, pids):
+        pass
+    runner = launcher.runner(request, death="keep")
+    with at_work(request, runner) as work:
+        assert said(work.heard)[0].startswith("taking over ")
+        assert work.pids == pids, "its events are heard from the beginning"
+
+
+def test_a_stage_waits_while_another_one_computes_its_key(launcher: Launcher, store: Store) -> None:
+    request = launcher.request(store)
+    lease = store.lease("probe", request.key)
+    lease.acquire()
+    waited = []
+
+    def hear(event: Event) -> None:
+        if "is being computed by" in str(event) and not waited:
+            waited.append(event)
+            lease.release()
+
+    launcher.runner(request).run(request, hear)
+    assert waited
+    assert store.load("probe", request.key) is not None
+
+
+@launched_by("slurm", "kubernetes")
+def test_the_loop_gives_the_artifacts_of_processes(
+    launcher: Launcher, store: Store, finished: Path, tmp_path: Path
+) -> None:
+    config = write_config(
+        tmp_path,
+        execution=launcher.section(launcher.request(store)) | {"parallel": 2},
+        resources={stage: {"cpus": 0.5} for stage in StageResources.model_fields},
+    )
+    geb_ok("run", config)
+    assert result_digests(store.root) == result_digests(finished.parent / "store")
+    planned = plan(config, "--runner", "process")
+    assert {step["action"] for step in planned.values()} == {"reuse"}, "processes find it all"
+
+
+@launched_by("process", "fork server")
+def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
+    launcher: Launcher, store: Store, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    try:
+        with pytest.raises(StageFailedError):
+            launcher.run(launcher.request(store, behaviour="leave_daemon", path=str(pid)))
+        assert alive(int(pid.read_text()))
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@launched_by("process", "fork server")
+def test_a_missing_interpreter_is_named_with_its_remedy(launcher: Launcher, store: Store) -> None:
+    with pytest.raises(UserError, match="/nowhere/python") as caught:
+        launcher.run(launcher.request(store), interpreters={"probe": "/nowhere/python"})
+    assert "setup-vllm" in caught.value.remedy
+
+
+@launched_by("process")
+@pytest.mark.parametrize(
+    ("environment", "name", "value"),
+    [
+        ({}, "GOMP_SPINCOUNT", "1000"),
+        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
+        ({"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY", "active"),
+        ({"OMP_WAIT_POLICY": "active"}, "GOMP_SPINCOUNT", "None"),
+    ],
+)
+def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
+    launcher: Launcher,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    name: str,
+    value: str,
+) -> None:
+    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, text in environment.items():
+        monkeypatch.setenv(variable, text)
+    heard = launcher.run(launcher.request(store, behaviour="tell_environment", message=name))
+    assert f"{name} is {value}" in said(heard)
