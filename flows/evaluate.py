@@ -20,7 +20,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.form import RunOverrides
 from flows.pipeline.inputs import (
-    input_places,
+    input_locations,
     require_oracle_inputs,
     resolve_input,
     resolve_inputs,
@@ -208,8 +208,8 @@ def _of_suite(config: RunConfig, suite: str) -> dict[str, list[External]]:
     """Inputs of a suite alone: a configuration of suites may have none of a run's."""
     require_oracle_inputs(config, suite)
     return {
-        name: [resolve_input(config, suite, name, place) for place in places]
-        for name, places in input_places(config, suite).items()
+        name: [resolve_input(config, suite, name, location) for location in locations]
+        for name, locations in input_locations(config, suite).items()
     }
 
 

@@ -90,9 +90,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
     for name in dict.fromkeys([*before, *now]):
         old = before.get(name)
         new = now.get(name)
-        place = f"{at}.{name}" if at else name
+        path = f"{at}.{name}" if at else name
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from differences(old, new, place)
+            yield from differences(old, new, path)
         elif old != new:
-            is_input = place.startswith("inputs.")
-            yield f"input {name}" if is_input else f"{place} {old!r} → {new!r}"
+            is_input = path.startswith("inputs.")
+            yield f"input {name}" if is_input else f"{path} {old!r} → {new!r}"

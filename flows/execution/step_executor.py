@@ -51,7 +51,7 @@ class Configured(Protocol):
 
     @property
     def store(self) -> str:
-        """Place of the store: a folder or a URL."""
+        """Location of the store: a folder or a URL."""
 
     @property
     def execution(self) -> Execution:
@@ -156,7 +156,7 @@ class StepExecutor:
         while True:
             with self._slots:
                 if self.stopping:
-                    raise StoppedError(f"{request.place}: not started, the run stops")
+                    raise StoppedError(f"{request.title}: not started, the run stops")
                 status.started()
                 try:
                     return self.runner.run(request, status.event)
@@ -175,7 +175,7 @@ class StepExecutor:
             # A node that comes and goes would use them up within a minute.
             pause = RETRY_SECONDS * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
             if self._stopping.wait(pause):
-                raise StoppedError(f"{request.place}: preempted, and the run stops")
+                raise StoppedError(f"{request.title}: preempted, and the run stops")
 
     def _made(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""
@@ -183,7 +183,7 @@ class StepExecutor:
         if artifact is None:
             hint = " Or did its input `code` end the process?" if "code" in request.inputs else ""
             raise DamagedArtifactError(
-                f"{request.place} ended well, but {self.store.location} has no artifact "
+                f"{request.title} ended well, but {self.store.location} has no artifact "
                 f"{request.stage}/{request.key[:12]}: does the stage see the same store?{hint}"
             )
         return artifact

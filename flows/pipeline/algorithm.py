@@ -13,7 +13,7 @@ from flows.pipeline.preflight import (
     check_prompts,
 )
 from flows.pipeline.step import Model, Output, Source, Step, StepFilter, no_step
-from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
+from flows.pipeline.steps import Samples, Sampling, Steps, suite_prefix
 from flows.pipeline.tracking import check_trackers
 
 Do = Callable[[Step], Output]
@@ -54,7 +54,7 @@ def resolve_run(config: RunConfig, recompute: StepFilter = no_step) -> ResolvedR
 def unread_steps(config: RunConfig) -> list[Step]:
     """Every step of a run, in order; its inputs are neither read nor looked for.
 
-    The place of an input from outside replaces its content.
+    The location of an input from outside replaces its content.
     """
     return _steps(config, every_input(config, unread_input))
 
@@ -101,13 +101,13 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
     for iteration in range(1, config.iterations + 1):
         do = _within(do_once, iteration)
         do_evaluate = _within(do_once, iteration, "evaluate")
-        place = f"iteration-{iteration}"
+        prefix = f"iteration-{iteration}"
         table = train_prompts[iteration]
         if config.inputs.preferences:
             paired = do(steps.preferences(iteration, table, base))
         else:
             training = steps.for_training(iteration)
-            samples = sample_and_score(steps, do, place, training, policy, table)
+            samples = sample_and_score(steps, do, prefix, training, policy, table)
             paired = do(steps.pair(iteration, samples))
         history.append(paired.at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
@@ -119,7 +119,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
                 reference = policy
             case int(period) if iteration % period == 0:
                 reference = policy
-        evaluate = f"{place}/evaluate"
+        evaluate = f"{prefix}/evaluate"
         own = sample_and_score(
             steps, do_evaluate, evaluate, evaluation, policy, test_prompts, base_samples
         )
@@ -137,7 +137,7 @@ def _within(do: Do, iteration: int, part: str = "") -> Do:
 def sample_and_score(
     steps: Steps,
     do: Do,
-    place: str,
+    prefix: str,
     sampling: Sampling,
     policy: Model,
     prompts: Source,
@@ -153,12 +153,12 @@ def sample_and_score(
     samples = Samples()
     for shard in range(sampling.params.num_shards):
         if sampled is None:
-            made = do(steps.generate(place, shard, sampling, policy, prompts))
+            made = do(steps.generate(prefix, shard, sampling, policy, prompts))
             samples.responses.append(made.at("responses.parquet"))
         else:
             samples.responses.append(sampled.responses[shard])
         opponents = (base or samples).responses[shard] if sampling.against_opponents else None
-        scores = do(steps.score(place, shard, samples.responses[-1], opponents))
+        scores = do(steps.score(prefix, shard, samples.responses[-1], opponents))
         samples.scores.append(scores.at("scores.parquet"))
     return samples
 
@@ -177,13 +177,13 @@ def _base_of_suites(
     suites = {}
     for name, suite in config.suites.items():
         own = steps.of_suite(name)
-        place = suite_place("base", name)
+        prefix = suite_prefix("base", name)
         prompts = held_out
         sampled = base_samples if suite.prompts is None else None
         if suite.prompts is not None:
-            prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
+            prompts = do(own.prepare(f"{prefix}/prepare")).at("test.parquet")
         sampling = own.for_evaluation()
-        samples = sample_and_score(own, do, place, sampling, base, prompts, sampled=sampled)
+        samples = sample_and_score(own, do, prefix, sampling, base, prompts, sampled=sampled)
         suites[name] = own, prompts, samples
     return suites
 
@@ -205,11 +205,13 @@ def _run_suites(
     for name, (own, prompts, base_samples) in suites.items():
         if config.suites[name].after == "last" and iteration < config.iterations:
             continue
-        place = suite_place(f"iteration-{iteration}/evaluate", name)
+        prefix = suite_prefix(f"iteration-{iteration}/evaluate", name)
         sampling = own.for_evaluation()
         sampled = held_out if config.suites[name].prompts is None else None
-        samples = sample_and_score(own, do, place, sampling, policy, prompts, base_samples, sampled)
-        made = do(own.evaluate(place, samples, base_samples, base))
+        samples = sample_and_score(
+            own, do, prefix, sampling, policy, prompts, base_samples, sampled
+        )
+        made = do(own.evaluate(prefix, samples, base_samples, base))
         found[name] = made.at("metrics.json")
     return found
 
@@ -221,8 +223,8 @@ def _train_prompts(
     table = prompts.at(f"iteration-{iteration}.parquet")
     if config.screen.num_samples == 0:
         return table
-    place = f"screen/iteration-{iteration}"
+    prefix = f"screen/iteration-{iteration}"
     do = _within(do, iteration, "screen")
     sampling = steps.for_screening(iteration)
-    samples = sample_and_score(steps, do, place, sampling, base, table)
+    samples = sample_and_score(steps, do, prefix, sampling, base, table)
     return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

@@ -112,17 +112,18 @@ def _check_tries(evaluation: Evaluation) -> None:
 
 
 def oracles(config: RunConfig) -> dict[str, ScoreParams]:
-    """The oracles of the run and its suites, by their places in the configuration."""
+    """The oracles of the run and its suites, by their sections' names."""
     own = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
-    return {"score": config.score} | {place: score for place, score in own.items() if score}
+    return {"score": config.score} | {section: score for section, score in own.items() if score}
 
 
 def _check_judges(config: RunConfig) -> None:
-    for place, score in oracles(config).items():
+    for section, score in oracles(config).items():
         if "judge" in score.parts and score.judge.model == UNNAMED:
             raise ValueError(
-                f"{place}.judge.model is {UNNAMED}: choose a judge, and set {place}.judge.model "
-                f"and {place}.judge.url to its name and its OpenAI-compatible server"
+                f"{section}.judge.model is {UNNAMED}: choose a judge, and set "
+                f"{section}.judge.model and {section}.judge.url to its "
+                "name and its OpenAI-compatible server"
             )
 
 

@@ -24,7 +24,7 @@ class HubUnreachableError(StoreError):
 _LOCK = threading.Lock()
 
 
-def resolve(place: str, repo_type: RepoType) -> External:
+def resolve(location: str, repo_type: RepoType) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
     A process hashes each file, and asks the hub for each revision, once: a plan and its run, and
@@ -32,40 +32,40 @@ def resolve(place: str, repo_type: RepoType) -> External:
     are hashed again.
 
     Raises:
-        UserError: The place is neither a file nor a hub id.
+        UserError: The location is neither a file nor a hub id.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     with _LOCK:
-        return resolved(place, repo_type, state_of(Path(place).expanduser()))
+        return resolved(location, repo_type, state_of(Path(location).expanduser()))
 
 
 @cache
-def resolved(place: str, repo_type: RepoType, state: str) -> External:
-    """The input at a place whose files are in a state; see :func:`resolve`."""
-    path = Path(place).expanduser()
+def resolved(location: str, repo_type: RepoType, state: str) -> External:
+    """The input at a location whose files are in a state; see :func:`resolve`."""
+    path = Path(location).expanduser()
     if path.exists():
         # Before it is read: a change meanwhile then shows.
         state = state_of(path)
         return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
-    repo, _, revision = place.partition("@")
+    repo, _, revision = location.partition("@")
     if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
         raise UserError(
-            f"no such file or folder: {place}", "correct the path, or name a hub id (owner/name)"
+            f"no such file or folder: {location}", "correct the path, or name a hub id (owner/name)"
         )
     if not _COMMIT.fullmatch(revision):
         revision = _resolve_revision(repo, revision or "main", repo_type)
     return HubInput(repo=repo, revision=revision, repo_type=repo_type)
 
 
-def unread(place: str, repo_type: RepoType) -> External:
-    """An input that is neither read nor looked up: its place replaces its content.
+def unread(location: str, repo_type: RepoType) -> External:
+    """An input that is neither read nor looked up: its location replaces its content.
 
     Steps with it can be listed and compared with each other, not computed.
     """
-    path = Path(place).expanduser()
-    repo, _, revision = place.partition("@")
+    path = Path(location).expanduser()
+    repo, _, revision = location.partition("@")
     if path.exists() or not _HUB_ID.fullmatch(repo):
-        return FileInput(location=str(path.absolute()), digest=place)
+        return FileInput(location=str(path.absolute()), digest=location)
     return HubInput(repo=repo, revision=revision or "main", repo_type=repo_type)
 
 

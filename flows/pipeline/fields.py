@@ -44,7 +44,9 @@ def run_rows(prefix: str = "") -> list[FieldRow]:
 
     Resources, alike for all stages, stand under `STAGE`; what the run sets itself is left out.
     """
-    set_by_run = {f"{place}.{name}" for place, names in SET_BY_THE_RUN.items() for name in names}
+    set_by_run = {
+        f"{section}.{name}" for section, names in SET_BY_THE_RUN.items() for name in names
+    }
     rows = [
         row
         for row in field_rows(RunConfig)
@@ -70,13 +72,13 @@ def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
             yield from field_rows(inner, f"{prefix}{name}.NAME.")
 
 
-def _row(place: str, field: FieldInfo) -> FieldRow:
+def _row(name: str, field: FieldInfo) -> FieldRow:
     default = json.dumps(
         field.get_default(call_default_factory=True), default=str, ensure_ascii=False
     )
     extra = field.json_schema_extra
     return FieldRow(
-        name=place,
+        name=name,
         default=None if field.is_required() else default,
         kind=_kind(field),
         meaning=" ".join((field.description or "").split()),

@@ -18,7 +18,7 @@ from stages.train.params import TrainParams
 
 SETTINGS = "settings"
 """Entry with lines that set fields which the form does not show."""
-PLACES: Mapping[str, str] = {
+LONG_NAMES: Mapping[str, str] = {
     "kappa": "train.kappa",
     "design": "train.design",
     "divergence": "train.divergence",
@@ -31,7 +31,7 @@ PLACES: Mapping[str, str] = {
     "runner": "execution.runner",
     "parallel": "execution.parallel",
 }
-"""Places in the configuration of fields that have another name there."""
+"""Names in the configuration of fields that have another name there."""
 
 
 @dataclass(frozen=True)

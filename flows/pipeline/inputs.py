@@ -18,7 +18,7 @@ ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 _MODEL_INPUTS = ("policy", "oracle_model")
 
 
-def resolve_model(place: str, store: Store) -> list[External]:
+def resolve_model(location: str, store: Store) -> list[External]:
     """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
 
     A registered model is ``name``, ``name@alias`` or ``name:version``; see also :func:`resolve`.
@@ -30,9 +30,9 @@ def resolve_model(place: str, store: Store) -> list[External]:
         UserError: The model is unknown.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
-    if "/" in place or Path(place).expanduser().exists():
-        return [resolve(place, "model")]
-    version, artifact = ModelRegistry(store).resolve(place)
+    if "/" in location or Path(location).expanduser().exists():
+        return [resolve(location, "model")]
+    version, artifact = ModelRegistry(store).resolve(location)
     base = base_of_adapter(artifact.manifest, version.checkpoint.path)
     return [version.checkpoint] if base is None else [base, version.checkpoint]
 
@@ -42,8 +42,8 @@ def suite_input(suite: str | None, name: str) -> str:
     return name if suite is None else f"suites.{suite}.{name}"
 
 
-def input_places(config: RunConfig, suite: str | None = None) -> dict[str, tuple[str, ...]]:
-    """Places of a run's inputs, or of a suite's under the names that a run's own have."""
+def input_locations(config: RunConfig, suite: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Locations of a run's inputs, or of a suite's under the names that a run's own have."""
     _, oracle, _ = _oracle_of(config, suite)
     if suite is None:
         # The first to be looked for: it tells soonest whether the hub answers.
@@ -55,8 +55,8 @@ def input_places(config: RunConfig, suite: str | None = None) -> dict[str, tuple
         named |= {"prompts": None, "test_prompts": own.prompts}
         named |= {"length_control": own.length_control}
     return {
-        name: (place,) if isinstance(place, str) else tuple(place or ())
-        for name, place in named.items()
+        name: (location,) if isinstance(location, str) else tuple(location or ())
+        for name, location in named.items()
     }
 
 
@@ -65,21 +65,21 @@ def every_input(
 ) -> dict[str, list[External]]:
     """Inputs of a run and of its suites, by :func:`suite_input`.
 
-    ``turn`` makes an input of its suite, if any, its name and its place.
+    ``turn`` makes an input of its suite, if any, its name and its location.
     """
     return {
-        suite_input(suite, name): [turn(suite, name, place) for place in places]
+        suite_input(suite, name): [turn(suite, name, location) for location in locations]
         for suite in (None, *config.suites)
-        for name, places in input_places(config, suite).items()
+        for name, locations in input_locations(config, suite).items()
     }
 
 
-def unread_input(suite: str | None, name: str, place: str) -> External:
+def unread_input(suite: str | None, name: str, location: str) -> External:
     """An input that is neither read nor looked for; see :func:`every_input`."""
-    return unread(place, "model" if name in _MODEL_INPUTS else "dataset")
+    return unread(location, "model" if name in _MODEL_INPUTS else "dataset")
 
 
-def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -> External:
+def resolve_input(config: RunConfig, suite: str | None, name: str, location: str) -> External:
     """Finds one input of a run; see :func:`every_input`.
 
     Raises:
@@ -87,7 +87,7 @@ def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     try:
-        return resolve(place, "model" if name in _MODEL_INPUTS else "dataset")
+        return resolve(location, "model" if name in _MODEL_INPUTS else "dataset")
     except UserError as error:
         # An oracle's may be the run's.
         if suite is None or name in ORACLE_INPUTS.values():
@@ -127,18 +127,18 @@ def _require_own_code(config: RunConfig) -> None:
 
 def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
     """Refuses a run, or a suite, that does not name the inputs which its oracle needs."""
-    score, section, place = _oracle_of(config, suite)
+    score, section, title = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():
         if getattr(section, ORACLE_INPUTS[needed]) is None:
             other = " or judge.url and judge.model" if oracle == "judge" else ""
             raise UserError(
-                f"the oracle {oracle} needs {place}.{ORACLE_INPUTS[needed]}{other}",
+                f"the oracle {oracle} needs {title}.{ORACLE_INPUTS[needed]}{other}",
                 "name it, or choose another oracle; docs/oracles.md tells what each needs",
             )
 
 
 def _oracle_of(config: RunConfig, suite: str | None) -> tuple[ScoreParams, Inputs | Suite, str]:
-    """An oracle's settings, the section with its inputs, and that section's place."""
+    """An oracle's settings, the section with its inputs, and that section's name."""
     own = None if suite is None else config.suites[suite]
     if own is None or own.score is None:
         return config.score, config.inputs, "inputs"

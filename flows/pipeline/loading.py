@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
-from flows.pipeline.places import anchor_paths
+from flows.pipeline.paths import anchor_paths
 from flows.pipeline.strict_yaml import parse_yaml, read_yaml, unusable
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
@@ -43,9 +43,9 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
     values = {} if path is None else read_sections(path)
     for override in overrides:
         _apply(values, override, schema)
-    place = "the command line" if path is None else str(path.absolute())
-    place += " with --set" if overrides and path else ""
-    return _with_absolute_store(_check(values, place, schema))
+    origin = "the command line" if path is None else str(path.absolute())
+    origin += " with --set" if overrides and path else ""
+    return _with_absolute_store(_check(values, origin, schema))
 
 
 def overrides_of(said: Sequence[str]) -> dict[str, Any]:
@@ -56,14 +56,14 @@ def overrides_of(said: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
+def load_overridden(path: Path, overrides: Mapping[str, Any], origin: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 
-    Errors are as in :func:`load_settings`, and name the overrides' ``place``.
+    Errors are as in :func:`load_settings`, and name the overrides' ``origin``.
     """
     current = copy.deepcopy(dict(overrides))
     anchor_paths(current, Path.cwd())
-    return _with_absolute_store(check_config(merged(read_sections(path), current), place))
+    return _with_absolute_store(check_config(merged(read_sections(path), current), origin))
 
 
 def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,10 +73,10 @@ def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> RunConfig:
+def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> RunConfig:
     """A configuration with some fields changed.
 
-    Fields have their full names, ``train.kappa``; messages say by ``place`` where they come from.
+    Fields have their full names, ``train.kappa``; messages say by ``origin`` where they come from.
 
     Raises:
         UserError: A field is unknown, or a value is wrong; the message names all of them.
@@ -85,15 +85,15 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     for name, value in fields.items():
         _set(values, name.split("."), value)
     anchor_paths(values, Path.cwd())
-    return check_config(values, place)
+    return check_config(values, origin)
 
 
-def check_config(values: dict[str, Any], place: str) -> RunConfig:
-    """Validates a run's configuration; ``place`` says in messages where the values come from."""
-    return _check(values, place, RunConfig)
+def check_config(values: dict[str, Any], origin: str) -> RunConfig:
+    """Validates a run's configuration; ``origin`` says in messages where the values come from."""
+    return _check(values, origin, RunConfig)
 
 
-def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
+def _check(values: dict[str, Any], origin: str, schema: type[S]) -> S:
     """Validates settings."""
     listed = "; `geb fields` lists all of them with their meaning" if schema is RunConfig else ""
     remedy = f"correct these settings{listed}"
@@ -101,15 +101,15 @@ def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
         checked = schema.model_validate(values)
     except ValidationError as error:
         problems = [_explain(dict(each), schema) for each in error.errors()]
-        raise _invalid(place, problems, remedy) from error
+        raise _invalid(origin, problems, remedy) from error
     # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
     if wrong := list(unusable(checked.model_dump())):
-        raise _invalid(place, wrong, "correct these settings, or leave them out")
+        raise _invalid(origin, wrong, "correct these settings, or leave them out")
     if isinstance(checked, RunConfig):
         try:
             check(checked)
         except ValueError as error:
-            raise _invalid(place, [f"configuration: {error}"], remedy) from error
+            raise _invalid(origin, [f"configuration: {error}"], remedy) from error
         return cast(S, checked.for_processors())
     return checked
 
@@ -120,11 +120,11 @@ def _with_absolute_store(config: S) -> S:
     return config if store is None else config.model_copy(update={"store": location_of(store)})
 
 
-def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
+def _invalid(origin: str, problems: Sequence[str], remedy: str) -> UserError:
     shown = list(problems[:_SHOWN_PROBLEMS])
     if len(problems) > len(shown):
         shown.append(f"and {len(problems) - len(shown)} more")
-    return UserError(f"{place} is not a valid configuration:\n  " + "\n  ".join(shown), remedy)
+    return UserError(f"{origin} is not a valid configuration:\n  " + "\n  ".join(shown), remedy)
 
 
 def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> No
 
 
 def _as_list(value: Any, schema: type[BaseModel], name: str) -> Any:
-    """One value in place of a list of one; only if the setting is a list."""
+    """One value instead of a list of one; only if the setting is a list."""
     *sections, last = name.split(".")
     field = _fields_at(schema, sections).get(last)
     is_list = field is not None and get_origin(field.annotation) is tuple
@@ -202,14 +202,14 @@ def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
 
 
 def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
-    place = [str(part) for part in error["loc"]]
+    parts = [str(part) for part in error["loc"]]
     # Where a field takes several kinds of values, pydantic ends with the kind that it has tried.
-    if place and re.fullmatch(r"literal\[.*\]|constrained-(int|float)", place[-1]):
-        place.pop()
-    name = ".".join(place) or "configuration"
+    if parts and re.fullmatch(r"literal\[.*\]|constrained-(int|float)", parts[-1]):
+        parts.pop()
+    name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
-        known = list(_fields_at(schema, place[:-1]))
-        near = _elsewhere(schema, place) or difflib.get_close_matches(place[-1], known, n=1)
+        known = list(_fields_at(schema, parts[:-1]))
+        near = _elsewhere(schema, parts) or difflib.get_close_matches(parts[-1], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
         return f"{name}: no such setting{hint}"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -221,12 +221,12 @@ def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
     return f"{name}: {message}, not {_shown(error['input'])}{hint}"
 
 
-def _elsewhere(schema: type[BaseModel], place: Sequence[str]) -> list[str]:
+def _elsewhere(schema: type[BaseModel], parts: Sequence[str]) -> list[str]:
     """Full names of the fields that a name without its section may mean: `kappa`, `train.kappa`."""
-    if len(place) != 1:
+    if len(parts) != 1:
         return []
-    sections = [name for name in schema.model_fields if place[0] in _fields_at(schema, [name])]
-    return [f"{section}.{place[0]}" for section in sections]
+    sections = [name for name in schema.model_fields if parts[0] in _fields_at(schema, [name])]
+    return [f"{section}.{parts[0]}" for section in sections]
 
 
 def _shown(value: Any) -> str:
@@ -239,9 +239,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _fields_at(model: type[BaseModel], place: Iterable[str]) -> dict[str, FieldInfo]:
-    """Fields of the section at ``place``; none without the section."""
-    for part in place:
+def _fields_at(model: type[BaseModel], parts: Iterable[str]) -> dict[str, FieldInfo]:
+    """Fields of the section at ``parts``; none without the section."""
+    for part in parts:
         field = model.model_fields.get(part)
         if field is None or not (
             isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)

@@ -157,9 +157,9 @@ class KubernetesSettings(PodSettings):
     """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
     Waiting for its scheduling gates, as in a queue of Kueue, does not count."""
 
-    def volume_at(self, place: Path) -> tuple[Path, ClaimMount] | None:
+    def volume_at(self, location: Path) -> tuple[Path, ClaimMount] | None:
         """The innermost volume that holds a path, with the path at which it is mounted."""
-        holding = [Path(path) for path in self.volumes if place.is_relative_to(path)]
+        holding = [Path(path) for path in self.volumes if location.is_relative_to(path)]
         if not holding:
             return None
         path = max(holding, key=lambda each: len(each.parts))

@@ -30,12 +30,12 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
     Raises:
         UserError: One is damaged or missing, or has no chat template, or is an adapter.
     """
-    places = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
+    settings = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
     # A suite without an oracle has the run's.
-    places |= {
+    settings |= {
         each: each for each in (suite_input(suite, "oracle_model") for suite in config.suites)
     }
-    for place, name in places.items():
+    for setting, name in settings.items():
         # A warm start may bring the template.
         has_to_render = name != "policy" or config.inputs.warm_start is None
         for each in external[name]:
@@ -45,10 +45,10 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
             try:
                 check_checkpoint(folder)
             except UserError as error:
-                raise error.at(place) from error
+                raise error.at(setting) from error
             if has_to_render and not _has_chat_template(folder):
                 raise UserError(
-                    f"{place}: the checkpoint {folder} has no chat template",
+                    f"{setting}: the checkpoint {folder} has no chat template",
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
@@ -62,12 +62,12 @@ def check_prompts(params: PrepareParams, external: Mapping[str, Sequence[Externa
     """
     sources = {name: _data_files(external[name]) for name in ("prompts", "test_prompts")}
     for path in (*sources["prompts"], *sources["test_prompts"]):
-        for place, row in islice(read_data_file(path), _CHECKED_ROWS):
+        for position, row in islice(read_data_file(path), _CHECKED_ROWS):
             try:
                 read_prompt(row, params, row)
             except UserError as error:
                 if params.invalid_rows == "refuse":
-                    raise error.at(place) from error
+                    raise error.at(position) from error
     is_whole = len(sources["prompts"]) == len(external["prompts"])
     if external["test_prompts"] or not is_whole:
         return
@@ -81,8 +81,8 @@ def check_prompts(params: PrepareParams, external: Mapping[str, Sequence[Externa
 
 
 def _data_files(sources: Sequence[External]) -> list[Path]:
-    places = [Path(source.location) for source in sources if isinstance(source, FileInput)]
-    return [place for place in places if place.suffix in FILE_SUFFIXES and place.is_file()]
+    paths = [Path(source.location) for source in sources if isinstance(source, FileInput)]
+    return [path for path in paths if path.suffix in FILE_SUFFIXES and path.is_file()]
 
 
 def check_context(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
@@ -120,12 +120,13 @@ def check_environment(config: RunConfig) -> None:
         )
     for stage, interpreter in execution.interpreters.items():
         require_interpreter(stage, interpreter)
-    for place, score in oracles(config).items():
+    for section, score in oracles(config).items():
         for part in score.parts:
             name = getattr(getattr(score, ORACLES[part].section, None), "key_env", None)
             if name is not None and not os.environ.get(name):
                 raise UserError(
-                    f"{place}.{part}.key_env is {name!r}, and that environment variable is not set",
+                    f"{section}.{part}.key_env is {name!r}, and that environment variable is "
+                    "not set",
                     "export it with the key, or correct the name",
                 )
 

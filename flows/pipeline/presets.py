@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.form import PLACES, SETTINGS
+from flows.pipeline.form import LONG_NAMES, SETTINGS
 from flows.pipeline.loading import check_config, load_overridden, merged, overrides_of
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
 DEFAULT_PRESET = "quickstart"
-# In place of a preset's name if the fields given are a whole configuration.
+# Instead of a preset's name if the fields given are a whole configuration.
 NO_PRESET = ""
 # Another folder of configurations takes the shipped one's place, for example in an image.
 _FOLDER_VARIABLE = "GEB_CONFIGS"
@@ -23,7 +23,7 @@ STORE_VARIABLE = "GEB_STORE"
 DEFAULT_STORE = "store"
 _SHIPPED = Path(__file__).parents[2] / "configs"
 # Files here are presets; the files that they extend lie in other folders.
-_PLACES = ("", "chat", "paper")
+_SUBFOLDERS = ("", "chat", "paper")
 
 
 def preset_names() -> list[str]:
@@ -61,8 +61,8 @@ def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
     lines = sections.pop(SETTINGS, ())
     if isinstance(lines, str):
         raise UserError(f"{SETTINGS}: {lines!r} is not a list", "give a list of lines NAME=VALUE")
-    for name in PLACES.keys() & sections.keys():
-        section, _, field = PLACES[name].partition(".")
+    for name in LONG_NAMES.keys() & sections.keys():
+        section, _, field = LONG_NAMES[name].partition(".")
         value = sections.pop(name)
         sections = merged(sections, {section: {field: value}})
     return merged(sections, overrides_of(lines))
@@ -75,7 +75,7 @@ def store_of(overrides: Mapping[str, Any]) -> str:
 
 
 def configs_folder() -> Path:
-    """The folder of the shipped configurations, or what ``GEB_CONFIGS`` names in its place."""
+    """The folder of the shipped configurations, or what ``GEB_CONFIGS`` names instead."""
     return Path(os.environ.get(_FOLDER_VARIABLE) or _SHIPPED)
 
 
@@ -86,8 +86,8 @@ def _presets() -> dict[str, Path]:
 @cache
 def _presets_in(folder: Path) -> dict[str, Path]:
     found = {}
-    for place in _PLACES:
-        for path in sorted((folder / place).glob("*.yaml")):
+    for subfolder in _SUBFOLDERS:
+        for path in sorted((folder / subfolder).glob("*.yaml")):
             found[path.stem] = path
     if not found:
         raise UserError(

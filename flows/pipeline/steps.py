@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
-from flows.pipeline.inputs import ORACLE_INPUTS, input_places, suite_input
+from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
 from flows.pipeline.step import Model, Output, Source, Step
 from stages.contract.digests import derive_seed
 from stages.contract.params import ChatSettings
@@ -58,8 +58,8 @@ class Steps:
 
     def of_suite(self, name: str) -> Steps:
         """Builds the steps of one of the run's suites."""
-        places = input_places(self._config, name)
-        external = {place: self._external[suite_input(name, place)] for place in places}
+        names = input_locations(self._config, name)
+        external = {title: self._external[suite_input(name, title)] for title in names}
         return Steps(self._config.for_suite(name), external)
 
     def prepare(self, name: str = "prepare") -> Step:
@@ -93,11 +93,11 @@ class Steps:
         return Sampling(params, seed, against_opponents=self._config.score.compares)
 
     def generate(
-        self, place: str, shard: int, sampling: Sampling, policy: Model, prompts: Source
+        self, prefix: str, shard: int, sampling: Sampling, policy: Model, prompts: Source
     ) -> Step:
         """Samples responses to one shard of a table of prompts."""
         return Step(
-            f"{place}/generate/{shard}",
+            f"{prefix}/generate/{shard}",
             sampling.params.model_copy(update={"shard_index": shard}),
             {**policy.inputs("policy"), "prompts": [prompts]},
             sampling.seed,
@@ -112,7 +112,7 @@ class Steps:
         )
 
     def score(
-        self, place: str, shard: int, responses: Source, opponents: Source | None = None
+        self, prefix: str, shard: int, responses: Source, opponents: Source | None = None
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
         inputs = {
@@ -120,14 +120,14 @@ class Steps:
             "opponents": [opponents] if opponents else [],
             # Inputs that the oracle does not use must not change the key.
             **{
-                name: self._external[place]
-                for name, place in ORACLE_INPUTS.items()
+                name: self._external[title]
+                for name, title in ORACLE_INPUTS.items()
                 if self._config.score.reads(name)
             },
         }
         update = {"allow_control_tokens": self._config.generate.allow_control_tokens}
         params = self._config.score.model_copy(update=update)
-        return Step(f"{place}/score/{shard}", params, _given(inputs))
+        return Step(f"{prefix}/score/{shard}", params, _given(inputs))
 
     def pair(self, iteration: int, samples: Samples) -> Step:
         """Chooses a chosen and a rejected response per prompt."""
@@ -225,9 +225,9 @@ class Steps:
         )
 
 
-def suite_place(place: str, suite: str) -> str:
+def suite_prefix(prefix: str, suite: str) -> str:
     """Prefix of the names of a suite's steps: ``base/suite-math``."""
-    return f"{place}/suite-{suite}"
+    return f"{prefix}/suite-{suite}"
 
 
 def _given(inputs: Mapping[str, Sequence[Source]]) -> dict[str, Sequence[Source]]:

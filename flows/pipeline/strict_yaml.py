@@ -41,7 +41,7 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(text, str(path))
 
 
-def parse_yaml(text: str, place: str) -> Any:
+def parse_yaml(text: str, origin: str) -> Any:
     """Parses one YAML document; no part of the result is shared with another.
 
     Raises:
@@ -61,9 +61,9 @@ def parse_yaml(text: str, place: str) -> Any:
         fault = str(error)
         if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
             fault = f"{error.problem}, line {error.problem_mark.line + 1}"
-        raise UserError(f"{place} is not valid YAML: {fault}", "correct it") from error
+        raise UserError(f"{origin} is not valid YAML: {fault}", "correct it") from error
     except RecursionError as error:
-        raise UserError(f"{place} is nested too deep", "write it without such nesting") from error
+        raise UserError(f"{origin} is nested too deep", "write it without such nesting") from error
 
 
 def unusable(values: Any, name: str = "") -> Iterator[str]:

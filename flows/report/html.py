@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from flows.execution.run_record import RunRecord
-from flows.pipeline.steps import suite_place
+from flows.pipeline.steps import suite_prefix
 from flows.planning.show import duration
 from flows.report.files import render
 from flows.report.plots import draw, svg
@@ -45,7 +45,7 @@ def _samples(summary: Summary, suite: str | None = None) -> list[dict[str, Any]]
     """
     steps = [f"iteration-{t}/evaluate" for t in range(summary.config.iterations, 0, -1)]
     if suite is not None:
-        steps = [suite_place(step, suite) for step in steps]
+        steps = [suite_prefix(step, suite) for step in steps]
     step = next((step for step in steps if step in summary.artifacts), None)
     if step is None:
         return []

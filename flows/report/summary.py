@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import suite_place
+from flows.pipeline.steps import suite_prefix
 from flows.report.status import RunStatus, run_status
 from flows.report.table import BASE, COLUMNS, POLICY, FittedTable, Model, Row, figures_table
 from stages.contract.errors import DamagedArtifactError
@@ -170,7 +170,7 @@ def suite_rows(found: Summary, name: str) -> Iterator[Row]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
     is_first = True
     for iteration in range(1, found.config.iterations + 1):
-        evaluated = found.artifacts.get(suite_place(f"iteration-{iteration}/evaluate", name))
+        evaluated = found.artifacts.get(suite_prefix(f"iteration-{iteration}/evaluate", name))
         if evaluated is None:
             continue
         if is_first:

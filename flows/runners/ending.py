@@ -56,7 +56,7 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
     """Raises the error of an attempt; returns if the stage ended well."""
     if ending == Ending("exited", EXIT_OK):
         return
-    where = f"{request.place} ({request.stage} {request.key[:12]})"
+    where = f"{request.title} ({request.stage} {request.key[:12]})"
     if ending.code == EXIT_USER and log.failure is not None:
         raise UserError(f"{where}: {log.failure.message}", log.failure.remedy)
     if stopped:

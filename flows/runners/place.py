@@ -106,10 +106,10 @@ class Place(Protocol):
 
 def work_name(request: Request) -> str:
     """Name of new work for a request, for people and for who looks for it by its key."""
-    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
+    title = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.title)
     key = request.key[:KEY_CHARACTERS]
     # It is the name of a file, too: at most 255 bytes.
-    prefix = f"geb-{request.run}-{place}"[:200]
+    prefix = f"geb-{request.run}-{title}"[:200]
     return f"{prefix}-{key}-{uuid.uuid4().hex[:6]}"
 
 
@@ -119,7 +119,7 @@ def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
 
 
 def request_address(request: Request, execution: Execution) -> str:
-    """Writes a request; returns its file, or its place in a bucket for stages that fetch it."""
+    """Writes a request; returns its file, or its address in a bucket for stages that fetch it."""
     path = write_request(request)
     url = Store.open(request.store).mirror_of
     if url is None or not execution.stages_fetch(url):

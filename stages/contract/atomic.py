@@ -52,7 +52,7 @@ def fsync(path: Path) -> None:
 
 
 @contextmanager
-def explain_disk_errors(place: Path) -> Iterator[None]:
+def explain_disk_errors(folder: Path) -> Iterator[None]:
     """Turns "no space left", "read-only" and "denied" into one clear message about the store.
 
     A file that is denied outside of the store is named itself.
@@ -66,16 +66,16 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
         number = _error_number(error)
         remedy = "free some space (`geb gc` lists what can go) or put the store elsewhere"
         if number in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left on the device that holds {place}", remedy) from error
+            raise UserError(f"no space left on the device that holds {folder}", remedy) from error
         if number in (errno.EROFS, errno.EACCES, errno.EPERM):
             named = getattr(error, "filename", None)
-            if number == errno.EACCES and named and not Path(named).is_relative_to(place):
+            if number == errno.EACCES and named and not Path(named).is_relative_to(folder):
                 raise UserError(
                     f"{named} cannot be opened: {os.strerror(number)}",
                     "let the user that the stage runs as open it",
                 ) from error
             raise UserError(
-                f"{place} cannot be written: {os.strerror(number)}",
+                f"{folder} cannot be written: {os.strerror(number)}",
                 "check the permissions of the store, or set `store` to a folder of yours",
             ) from error
         raise

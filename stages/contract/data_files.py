@@ -1,4 +1,4 @@
-"""Rows of a person's JSON-lines and Parquet files, streamed, each with its place for messages."""
+"""Streamed rows of a person's JSON-lines and Parquet files, each with its position for messages."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,7 +75,7 @@ def column_names(path: Path) -> tuple[str, ...]:
 
 
 def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[Row]:
-    """Yields the rows of Arrow batches with their places."""
+    """Yields the rows of Arrow batches with their positions."""
     number = 0
     for batch in batches:
         for row in batch.to_pylist():
@@ -100,24 +100,24 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            place = f"{path}, line {number}"
+            position = f"{path}, line {number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{place}: not a line of JSON ({error})",
+                    f"{position}: not a line of JSON ({error})",
                     "write one JSON object on each line, as UTF-8",
                 ) from error
-            yield _columns(place, row)
+            yield _columns(position, row)
 
 
-def _columns(place: str, row: Any) -> Row:
+def _columns(position: str, row: Any) -> Row:
     if not isinstance(row, dict):
         raise UserError(
-            f"{place}: a {type(row).__name__}, not an object with columns",
+            f"{position}: a {type(row).__name__}, not an object with columns",
             'write rows such as {"prompt": "…"} or {"messages": […]}',
         )
-    return place, row
+    return position, row
 
 
 def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:

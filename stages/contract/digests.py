@@ -68,7 +68,7 @@ def sha256_tree(files: Mapping[str, str]) -> str:
     return sha256_of(sorted(files.items()))
 
 
-def files_of(place: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
     """The files of a folder that make up its digest: those not hidden nor in a hidden folder.
 
     Raises:
@@ -76,8 +76,8 @@ def files_of(place: Path) -> list[Path]:
     """
     found = [
         each
-        for each in sorted(place.rglob("*"))
-        if not any(part.startswith(".") for part in each.relative_to(place).parts)
+        for each in sorted(path.rglob("*"))
+        if not any(part.startswith(".") for part in each.relative_to(path).parts)
     ]
     if lost := next((each for each in found if each.is_symlink() and not each.exists()), None):
         raise UserError(f"{lost} is a link to no file", "copy the folder again, or remove the link")
@@ -90,31 +90,31 @@ def files_by_name(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in files}
 
 
-def digest_of(place: Path) -> str:
+def digest_of(path: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden.
 
     Raises:
-        UserError: The folder holds no such file, or the place is neither a file nor a folder.
+        UserError: The folder holds no such file, or the path is neither a file nor a folder.
     """
-    if place.is_file():
-        return sha256_file(place)
-    if not place.is_dir():
+    if path.is_file():
+        return sha256_file(path)
+    if not path.is_dir():
         raise UserError(
-            f"{place} is neither a file nor a folder", "name a checkpoint or a data file"
+            f"{path} is neither a file nor a folder", "name a checkpoint or a data file"
         )
-    files = {each.relative_to(place).as_posix(): sha256_file(each) for each in files_of(place)}
+    files = {each.relative_to(path).as_posix(): sha256_file(each) for each in files_of(path)}
     if not files:
-        raise UserError(f"{place} is an empty folder", "name a checkpoint or a data file")
+        raise UserError(f"{path} is an empty folder", "name a checkpoint or a data file")
     return sha256_tree(files)
 
 
-def state_of(place: Path) -> str:
+def state_of(path: Path) -> str:
     """Digest of names, sizes and times of modification of the files that :func:`digest_of` reads.
 
     It stays the same until something writes into them.
     """
-    files = [place] if place.is_file() else files_of(place)
-    stats = ((file.relative_to(place).as_posix(), file.stat()) for file in files)
+    files = [path] if path.is_file() else files_of(path)
+    stats = ((file.relative_to(path).as_posix(), file.stat()) for file in files)
     return sha256_of([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
 
 
@@ -157,7 +157,7 @@ def check_folder(folder: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged file or folder, so that nothing takes it for whole; returns its place."""
+    """Renames a damaged file or folder, so that nothing takes it for whole; returns its path."""
     return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
 
 

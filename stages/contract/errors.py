@@ -37,9 +37,9 @@ class UserError(GebError, ValueError):
         self.message: str = self.args[0]
         self.remedy = remedy
 
-    def at(self, place: str) -> UserError:
-        """The same error, with the place where it was found before the message."""
-        return UserError(f"{place}: {self.message}", self.remedy)
+    def at(self, position: str) -> UserError:
+        """The same error, with the position where it was found before the message."""
+        return UserError(f"{position}: {self.message}", self.remedy)
 
     def __str__(self) -> str:
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message

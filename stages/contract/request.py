@@ -110,7 +110,7 @@ class Request(_Frozen):
         return (each for group in self.inputs.values() for each in group)
 
     @property
-    def place(self) -> str:
+    def title(self) -> str:
         """Its step, or its stage if it belongs to no run; for messages and names."""
         return self.step or self.stage
 

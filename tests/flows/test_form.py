@@ -12,7 +12,7 @@ from experiments.paper.flow import paper
 from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.pipeline.config import RunConfig
-from flows.pipeline.form import PLACES, RunForm
+from flows.pipeline.form import LONG_NAMES, RunForm
 from flows.pipeline.presets import configured, preset_names, store_of
 from flows.sweep import sweep
 from stages.contract.errors import UserError
@@ -41,9 +41,9 @@ def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) ->
         assert "$ref" not in str(each), name
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", LONG_NAMES)
 def test_a_field_s_place_is_in_the_configuration(name: str) -> None:
-    section, field = PLACES[name].split(".")
+    section, field = LONG_NAMES[name].split(".")
     assert field in RunConfig.model_fields[section].annotation.model_fields
     assert name in RunForm.model_fields
 

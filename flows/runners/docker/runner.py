@@ -129,7 +129,7 @@ def _wait_for_gpus(client: docker.DockerClient, job: StageJob, devices: tuple[st
     while not set(devices).isdisjoint(_gpus_in_use(client)):
         job.notice("waiting for a GPU that a container still uses")
         if job.stopping.wait(1.0):
-            raise StoppedError(f"{job.request.place}: stopped while waiting for a GPU")
+            raise StoppedError(f"{job.request.title}: stopped while waiting for a GPU")
 
 
 def _gpus_in_use(client: docker.DockerClient) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _started(container: Container, secrets: Mapping[str, str]) -> Iterator[None]
 def _refused(request: Request, error: APIError) -> UserError | StageFailedError:
     """The error for a container that the engine did not make or start."""
     reason = str(error.explanation or error)
-    message = f"{request.place}: the Docker engine refuses the container: {reason}"
+    message = f"{request.title}: the Docker engine refuses the container: {reason}"
     if "could not select device driver" in reason:
         return UserError(
             message,

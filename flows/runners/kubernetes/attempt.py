@@ -178,7 +178,7 @@ class PodAttempt:
         silent = time.monotonic() - max(seen_at, self._began)
         if silent > _API_SECONDS:
             raise PlaceAwayError(
-                f"{self._job.request.place}: the API server {self._cluster.server} has not "
+                f"{self._job.request.title}: the API server {self._cluster.server} has not "
                 f"answered for {silent:.0f} s; the next attempt takes over what still runs"
             )
         # Pods may be younger than the list.
@@ -274,7 +274,7 @@ class PodAttempt:
         if is_late:
             request = self._job.request
             raise UserError(
-                f"{request.place}: {reason or 'the pod does not start'} (for "
+                f"{request.title}: {reason or 'the pod does not start'} (for "
                 f"{self._pending_seconds:g} s, execution.kubernetes.pending_seconds)",
                 f"correct execution.kubernetes, lower resources.{request.stage}, or raise "
                 "pending_seconds where the cluster is only busy; `kubectl describe pod` shows more",

@@ -15,7 +15,7 @@ ATTEMPT = "geb/attempt"
 NODE = "geb/node"
 
 # Annotations: values of any length.
-STORE_PLACE = "geb/store-place"
+STORE = "geb/store"
 FULL_KEY = "geb/full-key"
 NODES = "geb/nodes"
 DEATH = "geb/on-orchestrator-death"
@@ -44,7 +44,7 @@ def labels_for(request: Request, attempt: str, node: int) -> dict[str, str]:
 def annotations_for(request: Request, store: str, death: str) -> dict[str, str]:
     """Annotations of one pod of an attempt at a request, whose store has this identity."""
     return {
-        STORE_PLACE: store,
+        STORE: store,
         FULL_KEY: request.key,
         NODES: str(request.resources.nodes),
         DEATH: death,

@@ -22,7 +22,7 @@ from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
 
-# Place of the store's local folder in a pod that has no other.
+# The store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
 
 
@@ -51,8 +51,8 @@ def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, 
     _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
     for source in request.sources():
         if isinstance(source, FileInput):
-            place = Path(source.location)
-            _mount_of(place, settings, "an input", f"{place.parent}: {{claim: NAME}}")
+            path = Path(source.location)
+            _mount_of(path, settings, "an input", f"{path.parent}: {{claim: NAME}}")
     mounts = {}
     for folder in writable_folders(request):
         path, volume = _mount_of(folder, settings, "the store", "")
@@ -62,12 +62,12 @@ def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, 
 
 
 def _mount_of(
-    place: Path, settings: KubernetesSettings, what: str, example: str
+    location: Path, settings: KubernetesSettings, what: str, example: str
 ) -> tuple[Path, ClaimMount]:
-    volume = settings.volume_at(place)
+    volume = settings.volume_at(location)
     if volume is None:
         raise UserError(
-            f"{what} is at {place}, and pods see no volume there",
+            f"{what} is at {location}, and pods see no volume there",
             f"name the claim that holds it in execution.kubernetes.volumes (`{example}`), or put "
             "the store into a bucket",
         )
@@ -151,8 +151,8 @@ class Attempt:
 
 def attempt_name(request: Request) -> str:
     """Name of a new attempt: a DNS label with room for a pod's number."""
-    place = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.place}".lower())
-    return f"geb-{place.strip('-')[:40].strip('-')}-{uuid.uuid4().hex[:6]}"
+    title = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.title}".lower())
+    return f"geb-{title.strip('-')[:40].strip('-')}-{uuid.uuid4().hex[:6]}"
 
 
 def pods_for(attempt: Attempt) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from flows.runners.kubernetes.identity import (
     DEATH,
     FULL_KEY,
     NODES,
-    STORE_PLACE,
+    STORE,
     Pod,
     annotation,
     label,
@@ -105,7 +105,7 @@ class KubernetesPlace:
         attempts: dict[str, list[dict[str, Any]]] = {}
         store = Store.open(request.store).identity
         for pod in self._cluster.pods(selector(request.key)):
-            if annotation(pod, STORE_PLACE) == store:
+            if annotation(pod, STORE) == store:
                 attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return list(attempts.values())
 
@@ -134,7 +134,7 @@ class KubernetesPlace:
                     raise
                 job.notice(f"waiting: {error.message}")
             if job.stopping.wait(_QUOTA_POLL_SECONDS):
-                raise StoppedError(f"{request.place}: stopped while waiting for the quota")
+                raise StoppedError(f"{request.title}: stopped while waiting for the quota")
 
 
 def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any]]) -> None:
@@ -153,7 +153,7 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
         for pod in created:
             cluster.delete_pod(name_of(pod))
         if isinstance(error, ApiException):
-            raise refused(error.status, reason_of(error), request.place) from error
+            raise refused(error.status, reason_of(error), request.title) from error
         raise
 
 
@@ -191,7 +191,7 @@ def reap(cluster: Cluster) -> list[str]:
         for pod in cluster.pods(selector()):
             if is_asked_to_end(pod):
                 continue
-            identity = annotation(pod, STORE_PLACE)
+            identity = annotation(pod, STORE)
             stage = label(pod, COMPONENT)
             key = annotation(pod, FULL_KEY)
             store = identity.partition("#")[0]

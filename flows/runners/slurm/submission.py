@@ -43,7 +43,7 @@ def may_pass(complaint: str) -> bool:
 def mistake(complaint: str, request: Request, options: Sequence[str]) -> UserError:
     """The error for a job that Slurm does not take, in Slurm's words."""
     return UserError(
-        f"{request.place}: Slurm refuses the job: {complaint.strip()} (sbatch {' '.join(options)})",
+        f"{request.title}: Slurm refuses the job: {complaint.strip()} (sbatch {' '.join(options)})",
         f"correct execution.slurm or resources.{request.stage}; `sinfo -o '%P %l %D %c %m %G'` "
         "lists the partitions: time limit, nodes, CPUs, MiB, GPUs",
     )
@@ -108,4 +108,4 @@ def submit(job: StageJob, execution: Execution, name: str, program: str) -> str:
         is_lost = True
         job.notice(f"Slurm takes no job now, trying again: {complaint.strip()}")
         job.stopping.wait(POLL_SECONDS)
-    raise StoppedError(f"{request.place}: stopped while waiting for Slurm")
+    raise StoppedError(f"{request.title}: stopped while waiting for Slurm")

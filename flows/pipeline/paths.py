@@ -46,10 +46,10 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
 def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
     interpreters = execution.get("interpreters")
     if isinstance(interpreters, dict):
-        for stage, place in interpreters.items():
+        for stage, location in interpreters.items():
             # A name without a folder is a command on the path.
-            if _is_path(place) and os.sep in place:
-                interpreters[stage] = _absolute(place, folder, f"execution.interpreters.{stage}")
+            if _is_path(location) and os.sep in location:
+                interpreters[stage] = _absolute(location, folder, f"execution.interpreters.{stage}")
     for runner, table in _PATHS_OF_RUNNERS:
         section = execution.get(runner)
         if not isinstance(section, dict):
@@ -57,29 +57,31 @@ def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
         if isinstance(section.get(table), dict):
             name = f"execution.{runner}.{table}"
             section[table] = {
-                _absolute(place, folder, name) if _is_path(place) else place: value
-                for place, value in section[table].items()
+                _absolute(location, folder, name) if _is_path(location) else location: value
+                for location, value in section[table].items()
             }
 
 
-def _input(place: Any, folder: Path, name: str) -> Any:
-    if isinstance(place, list):
-        return [_input(each, folder, name) for each in place]
-    if not _is_path(place):
-        return place
-    path = _absolute(place, folder, name)
-    looks_remote = _HUB_ID.fullmatch(place) and not place.startswith((".", "~"))
-    looks_remote = looks_remote and not place.endswith(_FILE_SUFFIXES)
-    return place if looks_remote and not Path(path).exists() else path
+def _input(location: Any, folder: Path, name: str) -> Any:
+    if isinstance(location, list):
+        return [_input(part, folder, name) for part in location]
+    if not _is_path(location):
+        return location
+    path = _absolute(location, folder, name)
+    looks_remote = _HUB_ID.fullmatch(location) and not location.startswith((".", "~"))
+    looks_remote = looks_remote and not location.endswith(_FILE_SUFFIXES)
+    return location if looks_remote and not Path(path).exists() else path
 
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str) and value.strip() != "" and "\0" not in value
 
 
-def _absolute(place: str, folder: Path, name: str) -> str:
+def _absolute(location: str, folder: Path, name: str) -> str:
     """The path without ``..``; links stay, since an environment's interpreter is one."""
     try:
-        return os.path.normpath(folder.absolute() / Path(place).expanduser())
+        return os.path.normpath(folder.absolute() / Path(location).expanduser())
     except RuntimeError as error:
-        raise UserError(f"{name}: {json.dumps(place)}: {error}", "write the folder out") from error
+        raise UserError(
+            f"{name}: {json.dumps(location)}: {error}", "write the folder out"
+        ) from error
