@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow.parquet as pq
 
-from flows.pipeline.steps import suite_place
+from flows.pipeline.steps import suite_prefix
 from flows.report.rows import HELD_OUT, Groups
 from flows.report.statistics import difference_of_methods, holm, paired_difference
 from flows.report.summary import Summary
@@ -58,7 +58,7 @@ def compared(
     Without a suite, the evaluations on held-out prompts are compared.
     """
     place = f"iteration-{iteration}/evaluate"
-    place = suite_place(place, suite) if suite else place
+    place = suite_prefix(place, suite) if suite else place
     before = prompt_means(first.artifacts.get(place), POLICY)
     now = prompt_means(second.artifacts.get(place), POLICY)
     for name in names:

@@ -294,5 +294,5 @@ def _is_deletion(pod: Pod, ending: Ending | None) -> bool:
     """
     if ending is None:
         return is_lost(pod)
-    is_unexplained = ending.kind in ("exited", "taken")
-    return is_unexplained and ending.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER)
+    code = ending.code
+    return ending.kind in ("exited", "taken") and code not in (EXIT_OK, EXIT_FAILED, EXIT_USER)

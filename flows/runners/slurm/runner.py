@@ -14,7 +14,7 @@ from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import batch_program, default_interpreter
 from flows.runners.slurm.submission import submit
-from flows.runners.slurm.work import SlurmJob, folders_for, is_stopped, jobs_folder, remove_left
+from flows.runners.slurm.work import SlurmJob, folders_for, jobs_folder, remove_left
 from stages.contract.events import Log
 
 
@@ -41,7 +41,7 @@ class SlurmPlace:
             if number is None:
                 # A job that sbatch still starts for it ends at once.
                 remove_left(folder, job.request)
-            elif not is_stopped(folder):
+            elif not (folder / "stop").exists():
                 work = SlurmJob(number, folder, job, self._execution, self._poller)
         return work
 

@@ -237,11 +237,6 @@ def status_of(folder: Path) -> Status | None:
         return None
 
 
-def is_stopped(folder: Path) -> bool:
-    """True if a job's batch program has been told to end its steps."""
-    return (folder / "stop").exists()
-
-
 def jobs_folder(request: Request) -> Path:
     """Folder of the folders of all jobs of a store."""
     return Store.open(request.store).root / "slurm" / "jobs"
