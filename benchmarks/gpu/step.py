@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +33,12 @@ from stages.contract.events import Emitter
 from stages.modeling import logprobs
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.objectives.kappa import KappaController
-from stages.train.data import Pair, load_pairs, pair_batch
+from stages.train.data import Pair, load_pairs
 from stages.train.objective import PairObjective
 from stages.train.params import TrainParams
 from stages.train.reference import _logprobs
 from stages.training.adapters import add_adapters, leave_casts_to_autocast
-from stages.training.batches import Plan, micro_batches
+from stages.training.batches import Plan
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.loop import TrainingLoop
@@ -201,24 +200,20 @@ def _train(
         plan = chooser.plan
         gradient: list[torch.Tensor] = []
         _keep_first_gradient(engine, gradient)
-
-        def make(samples: Sequence[Pair], **fields: Any) -> Any:
-            return pair_batch(ref_logprobs, samples, **fields)
-
         clock = _Clock()
         kappa = KappaController(params, has_bonus=False)
-        objective = PairObjective(engine, process, params, kappa, None)
-        batches = partial(micro_batches, plan, 0, make)
+        objective = PairObjective(engine, process, params, kappa, None, ref_logprobs)
         # The log's first two methods are all that the loop calls.
         log: Any = clock
-        loop = TrainingLoop(engine, objective, plan, batches, process, log, lambda step: None, 0)
+        checkpoints: Any = mock.Mock()
+        loop = TrainingLoop(engine, objective, plan, process, log, checkpoints)
         wait(device)
         begun = time.perf_counter()
-        loop.run()
+        loop.run(0)
         _write(figures, variation, clock, plan, device, begun - started)
         if variation.profiled and device.type == "cuda":
             with figures.guarded(f"{variation.name}: kernels"):
-                _profile(figures, variation, loop, batches)
+                _profile(figures, variation, loop)
     return [record["loss"] for record in clock.records], gradient[0]
 
 
@@ -265,11 +260,12 @@ def _write(
     )
 
 
-def _profile(figures: Figures, variation: Variation, loop: TrainingLoop[Any], batches: Any) -> None:
+def _profile(figures: Figures, variation: Variation, loop: TrainingLoop[Any]) -> None:
     """The kernels that take the most of a micro-batch's passes."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        loop.micro_step(batches(0)[0], last=True)
+        [batch, *_] = loop.plan.batches(0, 0, loop.objective.make_batch)
+        loop.micro_step(batch, last=True)
         torch.cuda.synchronize()
     events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)

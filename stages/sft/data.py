@@ -32,11 +32,11 @@ def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iter
     Fields of messages that are not read are named in the log.
 
     Raises:
-        UserError: One has no conversation or cannot be read, or a row is no such conversation; the
-            message names it.
+        UserError: One has no conversation or cannot be read, or a row is not such a conversation.
+            The message names it.
     """
-    for each in inputs:
-        source = open_source(each, "conversations", subset=None, split="train")
+    for data in inputs:
+        source = open_source(data, "conversations", subset=None, split="train")
         place = ""
         for place, row in source.rows():
             try:

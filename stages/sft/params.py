@@ -30,7 +30,7 @@ class ArchitectureParams(Settings):
         # Rotary embeddings turn pairs of a head's dimensions.
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
-                f"hidden_size {self.hidden_size} is no multiple of twice num_attention_heads "
+                f"hidden_size {self.hidden_size} is not a multiple of twice num_attention_heads "
                 f"{self.num_attention_heads}"
             )
         return self

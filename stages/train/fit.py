@@ -1,11 +1,10 @@
 """Training on preference pairs, from tables to the next policy."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -16,7 +15,7 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.objectives.kappa import KappaController
 from stages.train import reference
-from stages.train.data import Pair, PairBatch, load_pairs, pair_batch
+from stages.train.data import load_pairs
 from stages.train.objective import PairObjective, check_objective
 from stages.train.own_objective import UserObjective
 from stages.train.params import TrainParams
@@ -79,21 +78,11 @@ class PairFit(Fit[TrainParams]):
         self._loaded = None
         return model
 
-    def make_batch(self, samples: Sequence[Pair], **fields: Any) -> PairBatch:
-        """A micro-batch of pairs."""
-        return pair_batch(self._ref_logprobs, samples, **fields)
-
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
-        return PairObjective(engine, self.process, self.ctx.params, self._kappa, self._own)
-
-    def state(self) -> dict[str, Any]:
-        """κ's calibration."""
-        return {"kappa": self._kappa.state_dict()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Takes κ's calibration."""
-        self._kappa.load_state_dict(state["kappa"])
+        return PairObjective(
+            engine, self.process, self.ctx.params, self._kappa, self._own, self._ref_logprobs
+        )
 
     def write_records(self, log: StepLog) -> None:
         """Writes log π_ref and the summary."""

@@ -3,7 +3,9 @@
 Shapes: `B` pairs of a micro-batch, `S` tokens of a response.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
 from stages.objectives.params import ObjectiveParams
-from stages.train.data import PairBatch
+from stages.train.data import Pair, PairBatch, RefLogprobs, pair_batch
 from stages.train.params import TrainParams
 from stages.training.engine import Engine, Process
 from stages.training.loop import Objective
@@ -41,8 +43,13 @@ class PairObjective(Objective[PairBatch]):
     process: Process
     params: TrainParams
     kappa: KappaController
-    own: OwnTerms | None
+    custom_terms: OwnTerms | None
+    ref_logprobs: RefLogprobs
     step_kappa: float = 0.0
+
+    def make_batch(self, samples: Sequence[Pair], **fields: Any) -> PairBatch:
+        """A micro-batch of pairs."""
+        return pair_batch(self.ref_logprobs, samples, **fields)
 
     def before_step(self, batches: list[PairBatch]) -> None:
         """Settles the step's κ."""
@@ -53,7 +60,7 @@ class PairObjective(Objective[PairBatch]):
     def micro_loss(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """The sum of the pairs' losses, and the sums of their metrics."""
         loss, sums = loss_and_metrics(
-            *self._responses(batch), self.params, self.step_kappa, batch.tie, self.own
+            *self._responses(batch), self.params, self.step_kappa, batch.tie, self.custom_terms
         )
         return loss.sum(), sums
 
@@ -61,6 +68,14 @@ class PairObjective(Objective[PairBatch]):
         """The objective's metrics, κ, and the number of pairs."""
         num_pairs = sums[METRIC_SUMS.index("num_pairs")].item()
         return {**step_metrics(sums), "kappa": self.step_kappa, "num_pairs": num_pairs}
+
+    def state(self) -> dict[str, Any]:
+        """κ's calibration."""
+        return {"kappa": self.kappa.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes κ's calibration."""
+        self.kappa.load_state_dict(state["kappa"])
 
     def _calibrate(self, batches: list[PairBatch]) -> None:
         """Shows κ's controller |L| and |bonus| of the coming step, from an extra pass."""
@@ -71,7 +86,7 @@ class PairObjective(Objective[PairBatch]):
                 batch = micro_batch.to(device)
                 # Even if no pair is left for this process: the forward pass is collective.
                 chosen, rejected = self._responses(batch)
-                output = geb_objective(chosen, rejected, self.params, batch.tie, self.own)
+                output = geb_objective(chosen, rejected, self.params, batch.tie, self.custom_terms)
                 if batch.weight > 0.0:
                     terms = (output.preference_loss, output.bonus)
                     absolute += torch.stack([term.abs().double().sum() for term in terms])

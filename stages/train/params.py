@@ -103,7 +103,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     def _check_settings(self) -> Self:
         if self.bonus_weight != "none" and not self.has_bonus:
             raise ValueError(
-                f"bonus_weight = {self.bonus_weight!r} with design = 'none': there is no bonus to "
-                "weigh; set design, which is 'feb' for COPO, or bonus_weight to 'none'"
+                f"bonus_weight = {self.bonus_weight!r} with design = 'none' weighs nothing; "
+                "set design, which is 'feb' for COPO, or bonus_weight to 'none'"
             )
         return self

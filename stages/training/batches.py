@@ -266,6 +266,31 @@ class Plan(Generic[S]):
             for start in range(0, len(parts), self.world_size)
         ]
 
+    def batches(self, step: int, rank: int, make: Callable[..., B]) -> list[B]:
+        """The micro-batches of one process in a step (from 0).
+
+        ``make`` makes a micro-batch of its samples and of the fields of :class:`Batch`.
+        """
+        terms = sum(self.samples[place].loss_terms for place in self.places_of(step))
+        batches = []
+        for parts in self.micro_batches(step):
+            places = parts[rank]
+            # A process without samples still takes part in the step's collectives, with weight 0.
+            weight = 1.0 / terms if places else 0.0
+            samples = [self.samples[place] for place in places] or [self.shortest]
+            rows = ROWS[self.params.row_layout](samples)
+            batch = make(
+                samples,
+                rows=rows,
+                # Rounded as the loss that it weighs.
+                weight=float(np.float32(weight)),
+                num_tokens=sum(sample.num_tokens_unshared for sample in samples),
+                num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
+                num_response_tokens=len(rows.targets),
+            )
+            batches.append(batch)
+        return batches
+
     def tokens(self, places: Sequence[int]) -> int:
         """Tokens of a micro-batch of the samples at ``places``, padding counted."""
         if self.params.row_layout == "packed":
@@ -314,33 +339,6 @@ class Batch(DeviceTensors):
     """The same with each prompt counted once."""
     num_response_tokens: int
     """Tokens of the responses."""
-
-
-def micro_batches(plan: Plan[S], rank: int, make: Callable[..., B], step: int) -> list[B]:
-    """All micro-batches of one process in a step (from 0).
-
-    ``make`` makes a micro-batch of its samples and of the fields of :class:`Batch`.
-    """
-    terms = sum(plan.samples[place].loss_terms for place in plan.places_of(step))
-    batches = []
-    for parts in plan.micro_batches(step):
-        places = parts[rank]
-        # A process without samples still takes part in the step's collectives, with weight 0.
-        weight = 1.0 / terms if places else 0.0
-        samples = [plan.samples[place] for place in places] or [plan.shortest]
-        rows = ROWS[plan.params.row_layout](samples)
-        batches.append(
-            make(
-                samples,
-                rows=rows,
-                # Rounded as the loss that it weighs.
-                weight=float(np.float32(weight)),
-                num_tokens=sum(sample.num_tokens_unshared for sample in samples),
-                num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
-                num_response_tokens=len(rows.targets),
-            )
-        )
-    return batches
 
 
 # The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million

@@ -17,7 +17,8 @@ from typing import Any
 from stages.contract.atomic import fsync
 from stages.contract.digests import check_folder, seal_folder, set_aside
 from stages.contract.errors import DamagedArtifactError
-from stages.training.engine import Process
+from stages.training.engine import Engine, Process
+from stages.training.metrics import StepLog
 from stages.training.params import TrainingParams
 
 STATE_FILE = "geb_state.json"
@@ -83,27 +84,57 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     )
 
 
-def layout_of(params: TrainingParams, process: Process) -> dict[str, Any]:
-    """Layout on which a checkpoint's files depend: DeepSpeed writes one set per process."""
-    zero_stage = params.deepspeed.zero_stage
-    if zero_stage == "off":
-        return {"engine": "torch"}
-    return {"engine": "deepspeed", "zero_stage": zero_stage, "world_size": process.world_size}
+class Checkpoints:
+    """The checkpoints of a training in its work folder; all processes make the same calls."""
 
+    def __init__(self, work: Path, params: TrainingParams, process: Process) -> None:
+        self._folder = work / "checkpoints"
+        self._writing = work / "writing"
+        self._process = process
+        self._layout: dict[str, Any] = {"engine": "torch"}
+        zero_stage = params.deepspeed.zero_stage
+        if zero_stage != "off":
+            # DeepSpeed writes one set of files per process.
+            self._layout = {
+                "engine": "deepspeed",
+                "zero_stage": zero_stage,
+                "world_size": process.world_size,
+            }
 
-def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> Checkpoint | None:
-    """The newest checkpoint that this layout can load; None if there is none. All call this."""
-    # One process reads them through, and all take the same one.
-    newest: Checkpoint | None = process.agreed(
-        newest_whole(folder, process.events.warning) if process.is_first else None
-    )
-    if newest is None:
-        return None
-    if newest.state["layout"] != layout:
-        process.events.warning(
-            f"the checkpoint of step {newest.step} was written by {newest.state['layout']}, and "
-            f"the training now is {layout}: it starts again from its first step"
+    def find_resume_point(self) -> Checkpoint | None:
+        """The newest checkpoint that this layout can load; None if there is none."""
+        process = self._process
+        # One process reads them through, and all take the same one.
+        newest: Checkpoint | None = process.agreed(
+            newest_whole(self._folder, process.events.warning) if process.is_first else None
         )
-        return None
-    process.events.info(f"going on after step {newest.step}")
-    return newest
+        if newest is None:
+            return None
+        if newest.state["layout"] != self._layout:
+            process.events.warning(
+                f"the checkpoint of step {newest.step} was written by {newest.state['layout']}, "
+                f"and the training now is {self._layout}: it starts again from its first step"
+            )
+            return None
+        process.events.info(f"going on after step {newest.step}")
+        return newest
+
+    def save(self, step: int, engine: Engine, log: StepLog | None, state: dict[str, Any]) -> None:
+        """Writes a checkpoint after ``step`` steps, which counts once it is whole.
+
+        The first process has the ``log``.
+        """
+        if self._process.is_first:
+            # An attempt that was killed may have left files of another layout.
+            shutil.rmtree(self._writing, ignore_errors=True)
+            make_room(self._folder)
+        self._process.barrier()
+        written = self._writing / f"checkpoint-{step}"
+        written.mkdir(parents=True, exist_ok=True)
+        engine.save(written)
+        self._process.barrier()
+        if log is not None:
+            # The records of the steps that led to it.
+            log.write_to(written)
+            own_state = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
+            publish_checkpoint(written, state | own_state, self._folder)

@@ -1,17 +1,16 @@
 """One process of a training, from samples to checkpoint."""
 
-import importlib
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 from transformers import set_seed
 
+from stages.contract.adapters import write_base
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource, StageContext
@@ -20,7 +19,6 @@ from stages.modeling.load import load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
 from stages.modeling.save import save_checkpoint, save_tokenizer
-from stages.training import checkpoints
 from stages.training.adapters import (
     add_adapters,
     has_adapters,
@@ -28,7 +26,8 @@ from stages.training.adapters import (
     merge_adapters,
     save_adapters,
 )
-from stages.training.batches import ROWS, Batch, Plan, S, micro_batches
+from stages.training.batches import ROWS, Plan, S
+from stages.training.checkpoints import Checkpoint, Checkpoints
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
@@ -65,8 +64,7 @@ class Fit(ABC, Generic[P]):
         self.cautions: list[str] = []
         """Doubts about the result, which the report repeats."""
         self._compiling_failed = False
-        self._checkpoints = ctx.work / "checkpoints"
-        self._layout = checkpoints.layout_of(ctx.params, process)
+        self._checkpoints = Checkpoints(ctx.work, ctx.params, process)
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
@@ -80,10 +78,6 @@ class Fit(ABC, Generic[P]):
     def write_records(self, log: StepLog) -> None:
         """Writes all but checkpoint and metrics; called on the first process."""
 
-    def make_batch(self, samples: Sequence[Any], **fields: Any) -> Batch:
-        """A micro-batch of samples and of the fields of :class:`Batch`."""
-        return Batch(**fields)
-
     def prepare(self) -> None:
         """Computes what the first step needs; nothing by default."""
 
@@ -92,46 +86,39 @@ class Fit(ABC, Generic[P]):
         self.cautions.append(sentence)
         self.process.events.warning(sentence)
 
-    def state(self) -> dict[str, Any]:
-        """State that a checkpoint keeps, except weights and optimizer."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Takes what :meth:`state` gave."""
-
     def run(self) -> None:
-        """Trains, and writes the artifact's files."""
-        self.prepare()
-        resumed = checkpoints.find_resume_point(self._checkpoints, self._layout, self.process)
-        if resumed is not None:
-            self.load_state(resumed.state)
-        engine = self._engine(resumed)
-        log = self._log(resumed) if self.process.is_first else None
-        loop = TrainingLoop(
-            engine,
-            self.make_objective(engine),
-            self.plan,
-            partial(micro_batches, self.plan, self.process.rank, self.make_batch),
-            self.process,
-            log,
-            partial(self._save_checkpoint, engine, log),
-            resumed.step if resumed else 0,
-        )
-        self.process.check_stop()
-        if resumed is not None:
-            engine.load(resumed.path)
-            engine.schedule.load_state_dict(resumed.state["schedule"])
-        loop.run()
-        # The last checkpoint is there: nothing is lost if the weights are not written.
-        self.process.check_stop()
-        weights = engine.whole_weights()
-        if log is not None:
-            self._write(engine.model.policy, weights)
-            # What else is written may take as much memory.
-            del weights
-            log.write_to(self.ctx.out)
-            self.write_records(log)
-        self.process.barrier()
+        """Trains, and writes the artifact's files; on the CPU the same bytes each time.
+
+        Raises:
+            UserError: Parameters, models or data are wrong, or memory does not suffice.
+        """
+        on_gpu = self.numerics.device.type == "cuda"
+        with repeatable(on_gpu=on_gpu), self._out_of_memory_explained():
+            self.prepare()
+            resumed = self._checkpoints.find_resume_point()
+            engine = self._engine(resumed)
+            objective = self.make_objective(engine)
+            log = None
+            if self.process.is_first:
+                earlier = resumed.path if resumed else None
+                log = StepLog(self.ctx.work / METRICS, earlier, self.process.events, self.plan)
+            self.process.check_stop()
+            if resumed is not None:
+                objective.load_state(resumed.state)
+                engine.load(resumed.path)
+                engine.schedule.load_state_dict(resumed.state["schedule"])
+            loop = TrainingLoop(engine, objective, self.plan, self.process, log, self._checkpoints)
+            loop.run(resumed.step if resumed else 0)
+            # The last checkpoint is there: nothing is lost if the weights are not written.
+            self.process.check_stop()
+            weights = engine.whole_weights()
+            if log is not None:
+                self._write(engine.model.policy, weights)
+                # What else is written may take as much memory.
+                del weights
+                log.write_to(self.ctx.out)
+                self.write_records(log)
+            self.process.barrier()
 
     def check_lengths(self, sources: Iterable[ModelSource]) -> None:
         """Refuses samples so long that they would change others of their batch."""
@@ -149,7 +136,7 @@ class Fit(ABC, Generic[P]):
         world_size = self.process.world_size
         return Plan(samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed)
 
-    def _engine(self, resumed: checkpoints.Checkpoint | None) -> Engine:
+    def _engine(self, resumed: Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
         zero_stage = self.ctx.params.deepspeed.zero_stage
         if zero_stage == "off":
@@ -170,32 +157,6 @@ class Fit(ABC, Generic[P]):
         if masters is not None:
             engine.set_masters(masters)
         return engine
-
-    def _log(self, resumed: checkpoints.Checkpoint | None) -> StepLog:
-        return StepLog(
-            self.ctx.work / METRICS,
-            resumed.path if resumed else None,
-            self.process.events,
-            self.plan,
-        )
-
-    def _save_checkpoint(self, engine: Engine, log: StepLog | None, done: int) -> None:
-        """Writes a checkpoint, which counts once it is whole; a collective call."""
-        writing = self.ctx.work / "writing"
-        if self.process.is_first:
-            # An attempt that was killed may have left files of another layout.
-            shutil.rmtree(writing, ignore_errors=True)
-            checkpoints.make_room(self._checkpoints)
-        self.process.barrier()
-        folder = writing / f"checkpoint-{done}"
-        folder.mkdir(parents=True, exist_ok=True)
-        engine.save(folder)
-        self.process.barrier()
-        if log is not None:
-            # The records of the steps that led to it.
-            log.write_to(folder)
-            state = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
-            checkpoints.publish_checkpoint(folder, self.state() | state, self._checkpoints)
 
     def _policy(self) -> ResponseLogprobs:
         params = self.ctx.params
@@ -290,30 +251,26 @@ class Fit(ABC, Generic[P]):
         if self.ctx.params.lora.save == "adapter":
             save_adapters(policy, weights, self.ctx.model("policy"), folder)
             save_tokenizer(self.tokenizer, folder)
+            write_base(folder, self.ctx.inputs["policy"][0].source)
             return
         if has_adapters(policy):
             weights = merge_adapters(policy, weights, self._load_base())
         save_checkpoint(causal_lm(policy), weights, self.tokenizer, folder)
 
-
-def run_fit(ctx: StageContext[Any], process: Process) -> None:
-    """Trains, on the CPU to the same bytes each time.
-
-    Raises:
-        UserError: Parameters, models or data are wrong, or memory does not suffice.
-    """
-    fit: Fit[Any] = importlib.import_module(f"stages.{ctx.params.stage}.fit").FIT(ctx, process)
-    try:
-        with repeatable(on_gpu=ctx.request.resources.gpus > 0):
-            fit.run()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        process.check_stop()
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        if process.world_size > 1:
-            reason = f"process {process.rank} of {process.world_size}: {reason}"
-        raise _out_of_memory(fit.plan, reason) from None
+    @contextmanager
+    def _out_of_memory_explained(self) -> Iterator[None]:
+        """Names the settings to lower if the training does not fit into memory."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            process = self.process
+            process.check_stop()
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            if process.world_size > 1:
+                reason = f"process {process.rank} of {process.world_size}: {reason}"
+            raise _out_of_memory(self.plan, reason) from None
 
 
 def _out_of_memory(plan: Plan[Any], reason: str) -> UserError:

@@ -31,10 +31,9 @@ def train(ctx: StageContext[P]) -> None:
     resources = ctx.request.resources
     if resources.world_size == 1 and not ctx.params.needs_workers:
         from stages.training.engine import Process
-        from stages.training.fit import run_fit
 
         with deferred_stop() as stop:
-            run_fit(ctx, Process(0, 0, 1, ctx.events, stop.is_set))
+            fit_of(ctx)(ctx, Process(0, 0, 1, ctx.events, stop.is_set)).run()
         return
     from stages.training.node import host
 
@@ -45,6 +44,11 @@ def train(ctx: StageContext[P]) -> None:
             f"`python -P -m stages.training.node {ctx.work}`"
         )
     node.train(ctx.events)
+
+
+def fit_of(ctx: StageContext[Any]) -> Any:
+    """The stage's :class:`stages.training.fit.Fit`, which loads torch."""
+    return importlib.import_module(f"stages.{ctx.params.stage}.fit").FIT
 
 
 class _Call(BaseModel):

@@ -3,7 +3,7 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from stages.contract.errors import StoppedError, UserError
-from stages.training.batches import B, Plan
+from stages.training.batches import B, Batch, Plan
+from stages.training.checkpoints import Checkpoints
 from stages.training.engine import Engine, Process
 from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
 
@@ -40,8 +41,19 @@ class Objective(ABC, Generic[B]):
     def step_record(self, sums: Tensor) -> dict[str, float]:
         """Values of a step's record, from sums added up over the step and all processes."""
 
+    def make_batch(self, samples: Sequence[Any], **fields: Any) -> Any:
+        """A micro-batch of samples and of the fields of :class:`Batch`."""
+        return Batch(**fields)
+
     def before_step(self, batches: list[B]) -> None:
         """Called with the micro-batches of a step before any gradient is computed."""
+
+    def state(self) -> dict[str, Any]:
+        """State that a checkpoint keeps."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes what :meth:`state` gave."""
 
 
 @dataclass
@@ -51,57 +63,46 @@ class TrainingLoop(Generic[B]):
     engine: Engine
     objective: Objective[B]
     plan: Plan[Any]
-    batches: Callable[[int], list[B]]
-    """This process's micro-batches of a step (from 0)."""
     process: Process
     log: StepLog | None
     """Takes each step's record; None in all processes but the first."""
-    save: Callable[[int], None]
-    """Saves a checkpoint after a number of steps; a collective call."""
-    done: int
-    """Steps that are done already."""
+    checkpoints: Checkpoints
 
-    def __post_init__(self) -> None:
-        self._flops = flops_per_token(self.engine.model.policy)
-        self._saved_at = time.monotonic()
-
-    def run(self) -> None:
-        """Trains the steps that are left, all processes alike.
+    def run(self, done: int) -> None:
+        """Trains the steps after the first ``done``, all processes alike.
 
         Raises:
             StoppedError: SIGTERM came to one of the processes; a checkpoint is saved.
             UserError: The loss or the gradient is not finite.
         """
-        self.engine.train()
-        if self.log is not None:
-            self.log.start(self.done)
-        for step in range(self.done, self.plan.num_steps):
-            values = self._step(step)
-            if self.log is not None:
-                self.log.report(step + 1, values)
-            stop, due = self._agree(step + 1)
-            # The final weights are about to be written: no checkpoint is due, unless we stop here.
-            if stop or (due and step + 1 < self.plan.num_steps):
-                self.save(step + 1)
-                self._saved_at = time.monotonic()
-            if stop:
-                raise StoppedError("asked to stop (SIGTERM)")
-
-    def _step(self, step: int) -> dict[str, float]:
-        """Updates the weights by one global batch and returns the step's record."""
         engine = self.engine
         objective = self.objective
-        batches = self.batches(step)
-        objective.before_step(batches)
-        total = torch.zeros((), device=engine.device)
-        sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=engine.device)
-        for number, batch in enumerate(batches, 1):
-            loss, batch_sums = self.micro_step(batch, last=number == len(batches))
-            total += loss
-            if batch.weight > 0.0:
-                sums += batch_sums
-        grad_norm, learning_rate = engine.step()
-        return self._record(step, batches, total, sums, grad_norm, learning_rate)
+        rank = self.process.rank
+        engine.train()
+        if self.log is not None:
+            self.log.start(done)
+        saved_at = time.monotonic()
+        for step in range(done, self.plan.num_steps):
+            batches: list[B] = self.plan.batches(step, rank, objective.make_batch)
+            objective.before_step(batches)
+            total = torch.zeros((), device=engine.device)
+            sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=engine.device)
+            for number, batch in enumerate(batches, 1):
+                loss, batch_sums = self.micro_step(batch, last=number == len(batches))
+                total += loss
+                if batch.weight > 0.0:
+                    sums += batch_sums
+            grad_norm, learning_rate = engine.step()
+            values = self._record(step, batches, total, sums, grad_norm, learning_rate)
+            if self.log is not None:
+                self.log.report(step + 1, values)
+            stop, is_due = self._agree(step + 1, time.monotonic() - saved_at)
+            # The final weights are about to be written: no checkpoint is due, unless we stop here.
+            if stop or (is_due and step + 1 < self.plan.num_steps):
+                self.checkpoints.save(step + 1, engine, self.log, objective.state())
+                saved_at = time.monotonic()
+            if stop:
+                raise StoppedError("asked to stop (SIGTERM)")
 
     def micro_step(self, batch: B, *, last: bool) -> tuple[Tensor, Tensor]:
         """Adds a micro-batch's part of the global batch's gradient; waits for no device."""
@@ -142,7 +143,7 @@ class TrainingLoop(Generic[B]):
                 self.objective.remedy,
             )
         values |= zip(_COUNTS, counts, strict=True)
-        per_token, per_response_token = self._flops
+        per_token, per_response_token = flops_per_token(self.engine.model.policy)
         values["model_tflop"] = (
             per_token * values["num_tokens_shared"]
             + per_response_token * values["num_response_tokens"]
@@ -150,10 +151,12 @@ class TrainingLoop(Generic[B]):
         values["peak_memory_mib"] = peak_memory_mib(self.engine.device)
         return values
 
-    def _agree(self, done: int) -> tuple[bool, bool]:
-        """Agreement of all processes: whether to stop, and whether to write a checkpoint."""
+    def _agree(self, done: int, seconds: float) -> tuple[bool, bool]:
+        """Agreement of all processes: whether to stop, and whether to write a checkpoint.
+
+        ``seconds`` have passed since the last one.
+        """
         every_steps = self.plan.params.checkpoint_every_steps
-        is_late = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
-        is_due = is_late if every_steps is None else done % every_steps == 0
+        is_due = seconds >= CHECKPOINT_SECONDS if every_steps is None else done % every_steps == 0
         stop, is_due = self.process.any([self.process.stop_requested(), is_due], self.engine.device)
         return stop, is_due

@@ -16,7 +16,7 @@ from stages.contract.errors import EXIT_STOPPED
 from stages.contract.events import Emitter, Failure
 from stages.harness.program import deferred_stop, run_program
 from stages.harness.supervisor import die_with_parent
-from stages.training.launch import load_call
+from stages.training.launch import fit_of, load_call
 
 # All wait while the first process writes the checkpoint. Nodes notice by themselves what fails.
 _TIMEOUT = timedelta(hours=6)
@@ -40,7 +40,6 @@ def _train(events: Emitter) -> None:
     from torch.distributed import PrefixStore, TCPStore
 
     from stages.training.engine import Process
-    from stages.training.fit import run_fit
 
     rank, local_rank, world_size, port = (
         int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
@@ -60,7 +59,7 @@ def _train(events: Emitter) -> None:
             timeout=_TIMEOUT,
         )
         process = Process(rank, local_rank, world_size, events, stop.is_set)
-        run_fit(ctx, process)
+        fit_of(ctx)(ctx, process).run()
         process.check_stop()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stages.train.data import Pair, PairBatch, Response, pair_batch
 from stages.train.params import TrainParams
-from stages.training.batches import ROWS, Plan, micro_batches
+from stages.training.batches import ROWS, Plan
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -37,7 +37,7 @@ def pair_batches(plan: Plan[Pair], rank: int) -> list[PairBatch]:
     reference = {
         pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in plan.samples
     }
-    return micro_batches(plan, rank, partial(pair_batch, reference), 0)
+    return plan.batches(0, rank, partial(pair_batch, reference))
 
 
 def odd_pairs(num_pairs: int) -> list[Pair]:
@@ -81,7 +81,7 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
         assert sorted(seen) == list(range(num_pairs))
 
 
-def test_the_pairs_of_a_step_depend_on_the_seed_but_not_on_the_layout():
+def test_the_seed_and_not_the_layout_chooses_a_step_s_pairs():
     plan = make_plan(odd_pairs(10))
     steps = range(plan.num_steps)
     order = [plan.places_of(step) for step in steps]
