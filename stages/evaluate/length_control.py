@@ -34,7 +34,7 @@ def length_controlled(ctx: StageContext[EvaluateParams]) -> Metrics:
 
     Raises:
         UserError: The library or its data is missing, there are too few comparisons, or the scores
-            are no comparisons.
+            are not comparisons.
     """
     glm = _library()
     folder = ctx.path("length_control")

@@ -26,7 +26,7 @@ TokenIds = Sequence[npt.NDArray[np.int32]]
 Pass = tuple[TokenIds, TokenIds]
 """Prompts and responses of one forward pass."""
 BATCH_TOKENS = 16384
-"""Most tokens, padding included, in one forward pass; a longer sequence makes a pass of its own."""
+"""Most tokens, padding included, in one forward pass; a longer sequence makes a pass alone."""
 _REMEDY = "set `evaluate.log_pi_ref: off`"
 
 
@@ -61,14 +61,13 @@ class Reference:
         )
         batches = list(token_batches(lengths, BATCH_TOKENS))
         passes = (
-            [[each[row] for row in rows] for each in (prompts, responses)] for rows in batches
+            ([prompts[row] for row in rows], [responses[row] for row in rows]) for rows in batches
         )
-        found = self._models.map((each[0], each[1]) for each in passes)
-        for rows, of_rows in zip(batches, found, strict=True):
-            sums[rows] = of_rows
+        for rows, pass_sums in zip(batches, self._models.map(passes), strict=True):
+            sums[rows] = pass_sums
         if np.isnan(sums).any():
             raise UserError(
-                f"log-probabilities of {self._place} are no numbers in {self._dtype}",
+                f"log-probabilities of {self._place} are not numbers in {self._dtype}",
                 "set evaluate.dtype to bfloat16 or float32",
             )
         return sums
@@ -102,7 +101,7 @@ class _Model:
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
                 "use a reference with the policy's tokenizer",
             )
-        padded = padded_rows([Example(*each) for each in zip(prompts, responses, strict=True)])
+        padded = padded_rows(list(map(Example, prompts, responses)))
         logprobs = padded.to(self._device).logprobs(self._logprobs)
         token_logprobs = logprobs.double().cpu().numpy()
         owners = np.repeat(np.arange(len(prompts)), [len(response) for response in responses])

@@ -44,8 +44,8 @@ _COLUMNS = (
     "response",
     "finish_reason",
 )
-# Prompts whose responses are kept for the report. They are those with the smallest ids, which are
-# digests: a choice without preference, and the same in every iteration.
+# Prompts whose responses are kept for the report. They have the smallest ids, which are digests: a
+# choice without preference, and the same in every iteration.
 _SAMPLE_PROMPTS = 16
 # Responses of each model kept for each of those prompts.
 _SAMPLES_PER_PROMPT = 4
@@ -76,9 +76,15 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         sides = _sides(ctx, reference)
         _read_samples(ctx, sides)
     policy, base = sides
-    comparison, won = win_rate(policy.summary.prompts, base.summary.prompts)
+    policy_figures = policy.summary.by_prompt()
+    base_figures = base.summary.by_prompt()
+    comparison, won = win_rate(
+        policy_figures.get("mean_reward", {}), base_figures.get("mean_reward", {})
+    )
+    num_prompts = len(policy.summary.prompt_ids | base.summary.prompt_ids)
     metrics: Metrics = {
         **comparison,
+        "uncompared_prompts": num_prompts - len(won),
         **policy.summary.metrics(),
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
     }
@@ -88,8 +94,8 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 
         metrics |= length_controlled(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
-    own = policy.summary.by_prompt() | {"win_rate": won}
-    write_figures(ctx.out, metrics, {"policy": own, "base": base.summary.by_prompt()})
+    policy_figures["win_rate"] = won
+    write_figures(ctx.out, metrics, {"policy": policy_figures, "base": base_figures})
     _write_samples(ctx.out / "samples.jsonl", policy, base)
     if metrics["uncompared_prompts"]:
         ctx.events.warning(
@@ -101,14 +107,24 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
     """Reads the samples of both sides once; their summaries are complete afterwards."""
     total = sum(num_rows(side.responses) for side in sides)
-    wanted = _kept_prompts(sides, _SAMPLE_PROMPTS)
+    kept_prompts = _kept_prompts(sides)
     done = 0
     for side in sides:
         for batch in read_scored(
             side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
         ):
-            _consume(side, batch, wanted, _SAMPLES_PER_PROMPT)
-            done += batch.responses.num_rows
+            rows = batch.responses
+            log_pi_ref = None
+            if side.reference is not None:
+                log_pi_ref = side.reference.log_probabilities(
+                    [row.values.to_numpy() for row in rows["prompt_token_ids"]],
+                    [row.values.to_numpy() for row in rows["response_token_ids"]],
+                )
+            num_tokens = pc.list_value_length(rows["response_token_ids"]).to_numpy()
+            log_pi = _row_sums(rows["response_logprobs"])
+            side.summary.add(batch, num_tokens.astype(np.int64), log_pi, log_pi_ref)
+            _keep_samples(side, batch, log_pi_ref, kept_prompts)
+            done += rows.num_rows
             ctx.events.progress(done, total, "responses")
 
 
@@ -144,13 +160,13 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
     for side in sides:
         if num_rows(side.responses) == 0:
             raise UserError(
-                f"there are no responses of the {side.name}",
+                f"the {side.name} has no responses",
                 "check the test prompts and the generation",
             )
     return sides
 
 
-def _kept_prompts(sides: list[_Side], count: int) -> set[str]:
+def _kept_prompts(sides: list[_Side]) -> set[str]:
     """The prompts with the smallest ids that both models answered."""
     answered = [
         {
@@ -160,21 +176,7 @@ def _kept_prompts(sides: list[_Side], count: int) -> set[str]:
         }
         for side in sides
     ]
-    return set(heapq.nsmallest(count, answered[0] & answered[1]))
-
-
-def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int) -> None:
-    """Adds a batch to a side's summary and kept samples."""
-    rows = batch.responses
-    num_tokens = pc.list_value_length(rows["response_token_ids"]).to_numpy().astype(np.int64)
-    log_pi = _row_sums(rows["response_logprobs"])
-    log_pi_ref = None
-    if side.reference is not None:
-        columns = (rows[f"{each}_token_ids"] for each in ("prompt", "response"))
-        tokens = ([row.values.to_numpy() for row in column] for column in columns)
-        log_pi_ref = side.reference.log_probabilities(*tokens)
-    side.summary.add(batch, num_tokens, log_pi, log_pi_ref)
-    _keep_samples(side, batch, log_pi_ref, wanted, per_prompt)
+    return set(heapq.nsmallest(_SAMPLE_PROMPTS, answered[0] & answered[1]))
 
 
 def _row_sums(column: pa.ListArray) -> npt.NDArray[np.float64]:
@@ -188,13 +190,12 @@ def _keep_samples(
     side: _Side,
     batch: ScoredBatch,
     log_pi_ref: npt.NDArray[np.float64] | None,
-    wanted: set[str],
-    per_prompt: int,
+    kept_prompts: set[str],
 ) -> None:
     for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
-        if prompt_id not in wanted:
+        if prompt_id not in kept_prompts:
             continue
-        rows = batch.responses.slice(start, min(end - start, per_prompt)).to_pylist()
+        rows = batch.responses.slice(start, min(end - start, _SAMPLES_PER_PROMPT)).to_pylist()
         samples = [
             {
                 "sample_index": row["sample_index"],

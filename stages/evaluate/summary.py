@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ REFUSAL = re.compile(
     r"apologi[sz]e)|sorry|as an ai|as a language model|unfortunately, i)\b",
     re.IGNORECASE,
 )
-"""Beginnings of a response that refuses: first-person phrases among those that arXiv 2307.15043
-(appendix B) looks for."""
+"""Beginnings of a response that refuses: first-person phrases of arXiv 2307.15043, appendix B."""
 _REPEATED_N = 4
 
 LONGEST_NGRAM = 4
@@ -50,13 +49,6 @@ REPORTED = (
 """Metrics that reports show."""
 
 
-class PromptRewards(NamedTuple):
-    """Rewards of one prompt's samples: their exactly rounded sum, the same in any order."""
-
-    total: float
-    samples: int
-
-
 class SampleSummary:
     """Metrics of one model's samples on the test prompts.
 
@@ -66,14 +58,11 @@ class SampleSummary:
     """
 
     def __init__(self, correct_from: float | None = None, tries: Sequence[int] = ()) -> None:
-        self.prompts: dict[str, PromptRewards | None] = {}
-        """Rewards of each prompt; None if a response has no score."""
+        self.prompt_ids: set[str] = set()
         self._correct_from = correct_from
         self._tries = tries
         self._by_prompt: dict[str, PromptFigure] = {}
         self._distinct = DistinctCounter(LONGEST_NGRAM)
-        self._rewards = array("d")
-        self._log_pi_ref = array("d")
         self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
         self._repetition = array("d")
@@ -95,8 +84,9 @@ class SampleSummary:
         """
         scores = batch.scores.to_pylist()
         components = batch.scored["components"].to_pylist()
+        self.prompt_ids.update(batch.prompt_ids)
         for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
-            self._add_prompt(prompt_id, scores[start:end])
+            self._add_scores(prompt_id, scores[start:end])
             self._add_components(prompt_id, components[start:end])
             self._put("mean_response_tokens", prompt_id, num_tokens[start:end])
             if log_pi_ref is not None:
@@ -111,16 +101,11 @@ class SampleSummary:
         )
         self._repetition.extend(x for x in map(repetition, texts) if x is not None)
         self._log_pi += float(log_pi.sum())
-        if log_pi_ref is not None:
-            self._log_pi_ref.extend(log_pi_ref.tolist())
 
-    def _add_prompt(self, prompt_id: str, scores: list[float | None]) -> None:
+    def _add_scores(self, prompt_id: str, scores: list[float | None]) -> None:
         given = [score for score in scores if score is not None]
         if len(given) < len(scores):
-            self.prompts[prompt_id] = None
             return
-        self.prompts[prompt_id] = PromptRewards(math.fsum(given), len(given))
-        self._rewards.extend(given)
         self._put("mean_reward", prompt_id, given)
         if self._correct_from is not None:
             self._put("accuracy", prompt_id, [score >= self._correct_from for score in given])
@@ -153,22 +138,22 @@ class SampleSummary:
 
     def metrics(self) -> Metrics:
         """Metrics that need no other model's samples."""
-        means = [
-            prompt.total / prompt.samples for prompt in self.prompts.values() if prompt is not None
-        ]
+        rewards = self._by_prompt.get("mean_reward", {})
+        means = [total / count for total, count in rewards.values()]
         counts = self._counts
         responses = counts["responses"]
         # A server that gives no log-probabilities has NaN.
         log_pi = self._log_pi / responses
+        repeated = self._repetition
         return {
-            "mean_reward": _mean(self._rewards),
+            "mean_reward": _mean_of(rewards),
             "mean_reward_se": clustered_standard_error(means),
             **{f"distinct_{n}": ratio for n, ratio in enumerate(self._distinct.per_ngram(), 1)},
-            "mean_log_pi_ref": _mean(self._log_pi_ref),
+            "mean_log_pi_ref": _mean_of(self._by_prompt.get("mean_log_pi_ref", {})),
             "mean_log_pi": None if math.isnan(log_pi) else log_pi,
             "mean_response_tokens": counts["tokens"] / responses,
             "truncated_share": counts["truncated"] / responses,
-            "repetition": _mean(self._repetition),
+            "repetition": math.fsum(repeated) / len(repeated) if repeated else None,
             "refusal_share": counts["refusals"] / responses,
         }
 
@@ -194,43 +179,42 @@ def clustered_standard_error(prompt_means: list[float]) -> float | None:
     return float(np.std(prompt_means, ddof=1) / math.sqrt(len(prompt_means)))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _mean_of(figure: PromptFigure) -> float | None:
+    """Mean over all samples, the same in any order; None without samples."""
+    count = sum(samples for _, samples in figure.values())
+    return math.fsum(total for total, _ in figure.values()) / count if count else None
 
 
-Rewards = Mapping[str, PromptRewards | None]
-
-
-def win_rate(policy: Rewards, base: Rewards) -> tuple[Metrics, PromptFigure]:
+def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptFigure]:
     """Compares two models prompt by prompt.
 
     A prompt wins when the sum of its rewards is strictly above the base model's; ties lose.
 
     Args:
-        policy: Rewards of the policy's samples by prompt id; None if a score is missing.
+        policy: Rewards of the policy's samples, of the prompts that have all scores.
         base: Rewards of the base model's samples.
 
     Returns:
-        The rate, and how many prompts were compared, tied, or left out because a score or the
-        other model's samples are missing; and 1 for each prompt that wins, 0 for each other one.
+        The rate, and how many prompts were compared and tied; and 1 for each prompt that wins, 0
+        for each other one.
 
     Raises:
         UserError: No prompt can be compared, or a prompt has more samples of one model.
     """
     won: PromptFigure = {}
     ties = 0
-    for prompt_id, mine in policy.items():
-        other = base.get(prompt_id)
-        if mine is None or other is None:
+    for prompt_id, (total, count) in policy.items():
+        if prompt_id not in base:
             continue
-        if mine.samples != other.samples:
+        base_total, base_count = base[prompt_id]
+        if count != base_count:
             raise UserError(
-                f"prompt {prompt_id} has {mine.samples} samples of the policy and {other.samples} "
-                "of the base model: sums of rewards cannot be compared",
+                f"prompt {prompt_id} has {count} samples of the policy and {base_count} of the "
+                "base model: sums of rewards cannot be compared",
                 "sample both with the same number of responses a prompt",
             )
-        won[prompt_id] = (float(mine.total > other.total), 1)
-        ties += mine.total == other.total
+        won[prompt_id] = (float(total > base_total), 1)
+        ties += total == base_total
     if not won:
         raise UserError(
             "policy and base model have no scored prompt in common",
@@ -238,10 +222,9 @@ def win_rate(policy: Rewards, base: Rewards) -> tuple[Metrics, PromptFigure]:
         )
     compared = len(won)
     metrics = {
-        "win_rate": sum(total for total, _ in won.values()) / compared,
+        "win_rate": sum(win for win, _ in won.values()) / compared,
         "compared_prompts": compared,
         "tied_prompts": ties,
-        "uncompared_prompts": len(policy.keys() | base.keys()) - compared,
     }
     return metrics, won
 
