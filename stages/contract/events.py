@@ -100,6 +100,7 @@ class Emitter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._last_progress = float("-inf")
+        self._position = (0, 1, "steps")
         self._is_heard = True
 
     def emit(self, event: BaseModel) -> None:
@@ -118,11 +119,16 @@ class Emitter:
 
     def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
         """Says how far the stage is; the first and the last value are never dropped."""
+        self._position = (done, total, unit)
         now = time.monotonic()
         if done < total and now - self._last_progress < PROGRESS_INTERVAL_SECONDS:
             return
         self._last_progress = now
         self.emit(Progress(done=done, total=total, unit=unit, note=note))
+
+    def note(self, note: str) -> None:
+        """Adds a note to the last progress."""
+        self.progress(*self._position, note)
 
     def metric(self, step: int, **values: float) -> None:
         """Reports values at a step."""

@@ -45,7 +45,7 @@ class Policy:
             raise UserError(
                 f"prompt {row['prompt_id']}: token {max(token_ids)} is not in the policy's "
                 f"vocabulary of {self.vocab_size}",
-                "save the tokenizer that belongs to the weights beside them",
+                "save the tokenizer that belongs to the weights with them",
             )
         if len(token_ids) + params.max_new_tokens > self.max_length_tokens:
             return None
@@ -81,12 +81,12 @@ def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:
     Chat models end a turn with an id that often only one of the three knows (Llama 3's
     ``<|eot_id|>``).
     """
-    found: set[int] = set()
+    end_ids: set[int] = set()
     for holder in (tokenizer, config, _generation_config(source)):
         ids = getattr(holder, "eos_token_id", None)
         if ids is not None:
-            found |= {ids} if isinstance(ids, int) else set(ids)
-    return found
+            end_ids |= {ids} if isinstance(ids, int) else set(ids)
+    return end_ids
 
 
 def _generation_config(source: ModelSource) -> Any:
@@ -101,8 +101,8 @@ def _generation_config(source: ModelSource) -> Any:
         # does not answer: without its ids responses would run on past their end.
         if error.__cause__ is None or constants.HF_HUB_OFFLINE:
             return None
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise OSError(
             f"the hub does not say whether {source.name_or_path} has a generation configuration, "
-            f"which may end its responses: {said}"
+            f"which may end its responses: {message}"
         ) from error

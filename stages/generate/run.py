@@ -149,6 +149,7 @@ def _sample(
                     rendered.append(prompt)
             position = chunk.stop
             samples = _read_samples(chunk.part, rows, ctx.events.warning)
+            ctx.events.progress(done + len(samples), total, "responses")
             for place, index, sample in backend.generate(rendered, frozenset(samples)):
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")
@@ -217,7 +218,7 @@ def _assemble(ctx: Context, chunks: Sequence[Chunk], num_known_ids: int) -> dict
             unknown += max(row["response_token_ids"]) >= num_known_ids
     dropped = num_prompts - writer.num_rows // ctx.params.num_samples
     if dropped:
-        what = (
+        loss = (
             f"{dropped} of {num_prompts} prompts are too long: the context has no room for "
             f"max_new_tokens={ctx.params.max_new_tokens} after them"
         )
@@ -226,8 +227,8 @@ def _assemble(ctx: Context, chunks: Sequence[Chunk], num_known_ids: int) -> dict
             remedy = (
                 "lower max_new_tokens, or raise max_length_tokens if the policy's context allows"
             )
-            raise UserError(what, remedy)
-        ctx.events.warning(f"{what}; dropped")
+            raise UserError(loss, remedy)
+        ctx.events.warning(f"{loss}; dropped")
     for number, fault in (
         (reasons[LENGTH], f"were cut off at max_new_tokens={ctx.params.max_new_tokens}"),
         (empty, "are empty"),

@@ -34,6 +34,7 @@ class TransformersBackend:
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._model = load_causal_lm(policy.source, dtype=params.dtype)
         self._params = params
+        self._events = events
         self._stop_ids = sorted(policy.stop_ids)
         # Any id will do, it is masked.
         self._pad_id = policy.tokenizer.pad_token_id or 0
@@ -95,6 +96,9 @@ class TransformersBackend:
             finished[alive] |= torch.isin(drawn, stop_ids)
             running = ~finished[alive]
             num_running = int(running.sum())
+            self._events.note(
+                f"token {step + 1} of {params.max_new_tokens} of {num_running} responses"
+            )
             if num_running == 0 or step + 1 == params.max_new_tokens:
                 break
             if num_running <= (1 - _COMPACT_SHARE) * len(alive):
@@ -107,19 +111,23 @@ class TransformersBackend:
                 f"the policy's logits are not finite in {params.dtype}",
                 "set generate.dtype to bfloat16 or float32",
             )
-        columns = (each.tolist() for each in (tokens, logprobs, lengths, finished))
-        return [
-            Sample(ids[:length], found[:length], STOP if done else LENGTH)
-            for ids, found, length, done in zip(*columns, strict=True)
-        ]
+        samples = []
+        for row, length in enumerate(lengths.tolist()):
+            reason = STOP if finished[row] else LENGTH
+            samples.append(
+                Sample(tokens[row, :length].tolist(), logprobs[row, :length].tolist(), reason)
+            )
+        return samples
 
 
 load = TransformersBackend
 
 
 def _split_batches(prompts: Sequence[Prompt], size: int) -> list[list[tuple[int, int]]]:
-    """Batches of rows (prompt index, seed index) of about the same length, the longest first."""
-    rows = [(index, seed) for index, each in enumerate(prompts) for seed in range(len(each.seeds))]
+    """Batches of rows (prompt index, sample index) of about the same length, the longest first."""
+    rows = []
+    for index, prompt in enumerate(prompts):
+        rows += [(index, sample) for sample in range(len(prompt.seeds))]
     rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
@@ -230,9 +238,9 @@ def _likeliest(
 
     Equals stand as in the vocabulary.
     """
-    found = probabilities.topk(min(count, probabilities.shape[-1])).indices.sort(dim=-1).values
-    ordered, place = probabilities.gather(-1, found).sort(dim=-1, descending=True, stable=True)
-    return ordered, found.gather(-1, place), ordered.cumsum(-1) - ordered
+    likeliest = probabilities.topk(min(count, probabilities.shape[-1])).indices.sort(dim=-1).values
+    ordered, place = probabilities.gather(-1, likeliest).sort(dim=-1, descending=True, stable=True)
+    return ordered, likeliest.gather(-1, place), ordered.cumsum(-1) - ordered
 
 
 def draw(

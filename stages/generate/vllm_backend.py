@@ -17,6 +17,7 @@ class VllmBackend:
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._params = params
+        self._events = events
         self._stop_ids = sorted(policy.stop_ids)
         require_vllm()
         self._adapter: Any = None
@@ -49,6 +50,7 @@ class VllmBackend:
                 outputs = self._engine.step()
             except Exception as error:
                 raise engine_error("vLLM", error, MEMORY_REMEDY) from error
+            self._events.note(f"{self._engine.get_num_unfinished_requests()} responses in work")
             for output in outputs:
                 if output.finished:
                     number, sample = map(int, output.request_id.split("/"))

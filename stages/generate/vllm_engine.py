@@ -10,7 +10,7 @@ from typing import Any, get_args
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
-from stages.generate.params import GenerateParams, VllmSettings
+from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.checkpoint_files import check_finite_files, local_folder
 from stages.modeling.engine_errors import engine_error, is_out_of_memory
@@ -52,16 +52,19 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    own = _own_arguments(policy, params)
+    required = _required_arguments(policy, params)
     extra = params.vllm.extra_engine_args
-    for name in own.keys() & extra.keys():
+    for name in required.keys() & extra.keys():
         raise UserError(
             f"generate.vllm.extra_engine_args.{name} is set by the stage itself",
             "leave it out; docs/sampling.md names the setting that controls it",
         )
     try:
-        usual = _platform_arguments(policy) | _head_arguments(policy)
-        engine_args = EngineArgs(**{**usual, **own, **extra})
+        usual = _platform_arguments(policy)
+        if not policy.is_tied:
+            # The engine drops the policy's head if config.json calls it tied.
+            usual["hf_overrides"] = {"tie_word_embeddings": False}
+        engine_args = EngineArgs(**{**usual, **required, **extra})
         return LLMEngine.from_engine_args(engine_args)
     except Exception as error:
         if isinstance(error, (ValueError, TypeError)) and not is_out_of_memory(error):
@@ -79,20 +82,12 @@ MEMORY_REMEDY = (
 )
 
 
-def _cache_gib(settings: VllmSettings) -> float | None:
-    """Memory for keys and values, in GiB; None if the share of the GPU's memory decides."""
-    from vllm.platforms import current_platform
-
-    asked = settings.kv_cache_gib
-    return CPU_CACHE_GIB if asked is None and current_platform.is_cpu() else asked
-
-
-def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
+def _required_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
     settings = params.vllm
-    gib = _cache_gib(params.vllm)
-    eager = settings.enforce_eager
+    is_cpu = current_platform.is_cpu()
+    gib = CPU_CACHE_GIB if settings.kv_cache_gib is None and is_cpu else settings.kv_cache_gib
     arguments = {
         "model": policy.source.name_or_path,
         "revision": policy.source.revision,
@@ -107,7 +102,7 @@ def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "max_num_seqs": settings.max_num_seqs,
-        "enforce_eager": current_platform.is_cpu() if eager is None else eager,
+        "enforce_eager": is_cpu if settings.enforce_eager is None else settings.enforce_eager,
         # The K samples of a prompt share its keys and values.
         "enable_prefix_caching": True,
         # The policy's own, before temperature and top-p.
@@ -124,17 +119,12 @@ def _platform_arguments(policy: Policy) -> dict[str, Any]:
 
     if not current_platform.is_cpu():
         return {}
-    # A prompt read in pieces makes vLLM turn the request's random generator back, which those of
-    # CPUs cannot do.
+    # A prompt read in pieces makes vLLM turn the request's random generator back, which a CPU's
+    # generator cannot do.
     return {
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
     }
-
-
-def _head_arguments(policy: Policy) -> dict[str, Any]:
-    """Has the engine load the policy's head, which it drops if config.json calls it tied."""
-    return {} if policy.is_tied else {"hf_overrides": {"tie_word_embeddings": False}}
 
 
 def _rank_limit(adapter: Path) -> int:
@@ -153,6 +143,6 @@ def _rank_limit(adapter: Path) -> int:
 
 def _said(error: Exception) -> str:
     """The first line of an error, or of the first error that pydantic found."""
-    found = getattr(error, "errors", None)
-    text = found()[0]["msg"].removeprefix("Value error, ") if callable(found) else str(error)
+    errors = getattr(error, "errors", None)
+    text = errors()[0]["msg"].removeprefix("Value error, ") if callable(errors) else str(error)
     return text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__

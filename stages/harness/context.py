@@ -69,7 +69,7 @@ class StageContext(Generic[P]):
     def paths(self, name: str) -> list[Path]:
         """All files or folders given as input ``name``, in the request's order."""
         group = self.inputs.get(name, ())
-        paths = [each.path for each in group if each.path is not None]
+        paths = [entry.path for entry in group if entry.path is not None]
         if not paths or len(paths) < len(group):
             raise UserError(
                 f"the request has no local input {name!r}",
@@ -90,21 +90,21 @@ class StageContext(Generic[P]):
         group = self.inputs.get(name, ())
         if len(group) != 1:
             raise UserError(f"input {name!r} wants one model, the request has {len(group)}")
-        found = group[0]
+        [entry] = group
         adapter = None
         if self.has(adapter_input(name)):
             folder = self.path(adapter_input(name))
-            check_adapter(folder, found.source)
+            check_adapter(folder, entry.source)
             adapter = str(folder)
-        if isinstance(found.source, HubInput):
-            return ModelSource(found.source.repo, found.source.revision, adapter)
-        assert found.path is not None
-        return ModelSource(str(found.path), adapter=adapter)
+        if isinstance(entry.source, HubInput):
+            return ModelSource(entry.source.repo, entry.source.revision, adapter)
+        assert entry.path is not None
+        return ModelSource(str(entry.path), adapter=adapter)
 
     def model_digests(self, name: str) -> list[str]:
         """Digests of a model and of its adapter if it has one; equal for the same weights."""
         groups = (self.inputs[name], self.inputs.get(adapter_input(name), ()))
-        return [each.source.digest for group in groups for each in group]
+        return [entry.source.digest for group in groups for entry in group]
 
     def telemetry_path(self, name: str) -> Path:
         """Path of an output file that may differ between computations of the same result.

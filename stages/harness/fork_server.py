@@ -63,9 +63,9 @@ def _load(name: str) -> None:
     # The stage meets the same error when it imports the module itself, and tells it.
     with contextlib.suppress(Exception):
         stage = importlib.import_module(name).STAGE
-        for each in (*_LATE_MODULES, *stage.params.late_modules):
+        for module in (*_LATE_MODULES, *stage.params.late_modules):
             with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(each)
+                importlib.import_module(module)
     # What stays in a buffer here is written by every fork.
     sys.stdout.flush()
     # Forks share the pages that the garbage collector does not write to.
@@ -76,9 +76,9 @@ def _load(name: str) -> None:
 def _supervise(options: Namespace, streams: list[int]) -> NoReturn:
     """Does what ``python -m stages.harness.supervisor`` does, in the first fork."""
     os.setsid()
-    for target, each in enumerate(streams):
-        os.dup2(each, target)
-        os.close(each)
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
     _tell(os.getpid())
     _tell(supervise(options, _run))
     os._exit(0)

@@ -79,15 +79,15 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             )
         )
     with explain_disk_errors(store.root), lease:
-        found = store.find(request.stage, request.key, warn=events.warning)
-        if found is not None:
+        artifact = store.find(request.stage, request.key, warn=events.warning)
+        if artifact is not None:
             events.info("the store has it by now")
-            return found
+            return artifact
         context = StageContext(
             request,
             params=params,
             inputs={
-                name: tuple(resolved_input(store, name, each) for each in group)
+                name: tuple(resolved_input(store, name, source) for source in group)
                 for name, group in request.inputs.items()
             },
             out=store.new_scratch(request.stage, request.key),
@@ -186,9 +186,9 @@ def deferred_stop() -> Iterator[threading.Event]:
 
 def _exit(code: int) -> NoReturn:
     """Ends the process without waiting for threads that libraries left."""
-    for each in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError):
-            each.flush()
+            stream.flush()
     os._exit(code)
 
 
@@ -262,12 +262,12 @@ def resolved_input(store: Store, name: str, source: Input) -> ResolvedInput:
 def _checked_file(name: str, source: FileInput) -> Path:
     """Place of an external input, whose content is compared with the request's.
 
-    Of a changed one an artifact would stand for another content ever after.
+    A changed file would be cached under the old file's key.
     """
     path = Path(source.location)
     if not path.exists():
         raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
-    size = sum(each.stat().st_size for each in ([path] if path.is_file() else files_of(path)))
+    size = sum(file.stat().st_size for file in ([path] if path.is_file() else files_of(path)))
     seems_same = size > _HASHED_BYTES and source.state in (None, state_of(path))
     if not seems_same and digest_of(path) != source.digest:
         raise UserError(

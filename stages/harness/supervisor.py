@@ -1,7 +1,7 @@
 """The small parent of every stage: it ends the stage when the orchestrator is gone.
 
-``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a process
-group of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
+``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a new
+process group and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
 to the stage's process group and, after the grace period, SIGKILL. When the stage has ended, all
 that it started and left behind is killed. The exit code is the stage's, or 128 + signal.
 
@@ -66,9 +66,9 @@ def _wait_for_end_or_wish(ended: int, wake: int, sign: Path | None, sign_seconds
     while not watched.poll(None if sign is None else _SIGN_POLL_SECONDS * 1000):
         assert sign is not None
         with contextlib.suppress(OSError):
-            found = sign.stat()
-            if seen != (found.st_ino, found.st_mtime_ns):
-                seen = (found.st_ino, found.st_mtime_ns)
+            status = sign.stat()
+            if seen != (status.st_ino, status.st_mtime_ns):
+                seen = (status.st_ino, status.st_mtime_ns)
                 seen_at = time.monotonic()
         if time.monotonic() - seen_at > sign_seconds:
             sys.stderr.write("no sign of the orchestrator: the stage ends\n")

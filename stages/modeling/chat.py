@@ -24,7 +24,7 @@ def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] =
     remedy = "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set"
     if not tokenizer.chat_template:
         raise UserError(f"the tokenizer of {place} has no chat template", remedy)
-    if len({_text(tokenizer, [{"role": "user", "content": each}]) for each in "12"}) == 1:
+    if len({_text(tokenizer, [{"role": "user", "content": text}]) for text in "12"}) == 1:
         raise UserError(
             f"{place}: the chat template renders two prompts alike: it leaves out what they say",
             remedy,
@@ -105,13 +105,13 @@ def render_answered(
     after = _text(tokenizer, answered, add_generation_prompt=False, **arguments)
     if not prompt or not after.startswith(before) or after == before:
         raise UserError(
-            "the chat template does not continue a prompt with the answer: the text of a "
-            "conversation does not begin with that of its prompt",
+            "the chat template does not continue a prompt with the answer: a "
+            "conversation's text does not begin with its prompt's",
             "use a chat template whose generation prompt is the beginning of an assistant turn; "
             "for one that opens <think>, set generate.chat_template_args: {enable_thinking: false}",
         )
-    own = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
-    return prompt, _until_end(tokenizer, own)
+    answer_ids = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
+    return prompt, _until_end(tokenizer, answer_ids)
 
 
 def _until_end(tokenizer: Any, token_ids: list[int]) -> list[int]:

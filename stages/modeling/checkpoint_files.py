@@ -30,17 +30,17 @@ def check_finite_files(folder: Path) -> None:
     """Reads the weights of a local checkpoint, since an engine would load any values."""
     files = sorted(folder.glob("*.safetensors"))
     threads = torch.get_num_threads()
-    # Each file in a thread of its own, without torch's: an engine that forks its processes later
+    # Each file in its own thread, without torch's: an engine that forks its processes later
     # would leave them a pool of threads that are not there.
     torch.set_num_threads(1)
     try:
-        found = dict(zip(files, in_threads(_not_finite, files), strict=True))
+        names_of = dict(zip(files, in_threads(_not_finite, files), strict=True))
     finally:
         torch.set_num_threads(threads)
-    faulty = [str(path) for path, names in found.items() if names]
+    faulty = [str(path) for path, names in names_of.items() if names]
     if faulty:
         raise not_finite_error(
-            ", ".join(faulty), [name for names in found.values() for name in names]
+            ", ".join(faulty), [name for names in names_of.values() for name in names]
         )
 
 
@@ -87,11 +87,11 @@ def explained(what: str, source: ModelSource) -> Iterator[None]:
         # A hub may answer the next time.
         if is_out_of_memory(error) or not (is_usual or local_folder(source)):
             raise
-        said = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        message = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
         # A library's own code raised it: `'zelu'` alone says little.
-        said = said if is_usual and said else f"{type(error).__name__}: {said}"
+        message = message if is_usual and message else f"{type(error).__name__}: {message}"
         raise UserError(
-            f"{what} of {source.name_or_path} cannot be loaded: {said}",
+            f"{what} of {source.name_or_path} cannot be loaded: {message}",
             "pass a folder or hub id that transformers can load without remote code",
         ) from error
 

@@ -191,8 +191,8 @@ def _load(
     faults = {
         "lacks": report["missing_keys"],
         "has in other shapes than its config.json says": {
-            f"{name} {_shape(found)} for {_shape(wanted)}"
-            for name, found, wanted in report["mismatched_keys"]
+            f"{name} {_shape(stored)} for {_shape(expected)}"
+            for name, stored, expected in report["mismatched_keys"]
         },
     }
     if exactly:
@@ -210,7 +210,7 @@ def _load(
 
 def _require_finite(model: Any, source: ModelSource) -> None:
     """Refuses weights that are infinite or not a number: everything computed with them would be."""
-    faulty = [name for name, each in model.named_parameters() if not is_finite(_own_part(each))]
+    faulty = [name for name, weight in model.named_parameters() if not is_finite(_own_part(weight))]
     if faulty:
         raise not_finite_error(source.name_or_path, faulty)
 

@@ -74,8 +74,8 @@ def check_training_mode(model: Any) -> None:
         ids = _padded_rows(model)
         expected = _hidden(model, input_ids=ids)
         model.train()
-        found = _hidden(model, input_ids=ids)
-    if not _gap(found, expected).max() <= _RANDOM_TOLERANCE[model.dtype]:
+        trained = _hidden(model, input_ids=ids)
+    if not _gap(trained, expected).max() <= _RANDOM_TOLERANCE[model.dtype]:
         raise UnfitModelError(
             "it computes something else in training mode (random routing, say): policy and "
             "reference would differ at the first step"
@@ -88,7 +88,7 @@ def share_prompts(model: Any) -> None:
     With sharded weights it is as in :func:`check_logprobs`.
     """
     if not supports_shared_prefix(model):
-        raise UnfitModelError(f"{type(model).__name__} has an attention of its own")
+        raise UnfitModelError(f"{type(model).__name__} has its own attention")
     sharded = _is_sharded(model)
     with _evaluating(model), _short_windows(model), _errors_named():
         if not sharded:
@@ -118,9 +118,9 @@ def _hidden(model: Any, **inputs: Any) -> Tensor:
         raise UnfitModelError(
             f"{type(model).__name__} names no decoder whose output its head reads"
         )
-    found = decoder(use_cache=False, **inputs).last_hidden_state
-    assert isinstance(found, Tensor)
-    return found
+    hidden = decoder(use_cache=False, **inputs).last_hidden_state
+    assert isinstance(hidden, Tensor)
+    return hidden
 
 
 def _padded_rows(model: Any) -> Tensor:
@@ -137,15 +137,15 @@ def _tokens(model: Any) -> Tensor:
     return torch.linspace(0, vocabulary - 1, sum(map(sum, _GROUPS)), device=model.device).long()
 
 
-def _gap(found: Tensor, expected: Tensor) -> Tensor:
+def _gap(hidden: Tensor, expected: Tensor) -> Tensor:
     """Relative difference of hidden states, [..., H] to [...].
 
     Its median over tokens represents a row: in 16 bits a router may send a token elsewhere for the
     last digit of a score.
     """
-    found = found.float()
+    hidden = hidden.float()
     expected = expected.float()
-    return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
+    return (hidden - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -170,8 +170,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _short_windows(model: Any) -> Iterator[None]:
     """Shortens sliding windows, in layers and in the configuration that masks are made from."""
-    places = [vars(each) for each in (*model.modules(), model.config.get_text_config())]
-    windows = [(each, each["sliding_window"]) for each in places if each.get("sliding_window")]
+    places = [vars(owner) for owner in (*model.modules(), model.config.get_text_config())]
+    windows = [(place, place["sliding_window"]) for place in places if place.get("sliding_window")]
     for place, _ in windows:
         place["sliding_window"] = _WINDOW
     try:

@@ -67,11 +67,11 @@ class RowLayout:
 
         A prompt and its first response are one stretch with no prompt before it.
         """
-        found: list[tuple[int, int]] = []
+        stretches: list[tuple[int, int]] = []
         for prompt, first, *others in self.groups:
-            found.append((prompt + first, 0))
-            found += [(response, prompt) for response in others]
-        return tuple(found)
+            stretches.append((prompt + first, 0))
+            stretches += [(response, prompt) for response in others]
+        return tuple(stretches)
 
     def position_ids(self, device: torch.device) -> Tensor:
         """Positions of the tokens, [1, T]."""
@@ -91,12 +91,12 @@ class RowLayout:
         starts = [0]
         prompt_start = start = 0
         for tokens, prefix in self.pieces:
-            own = np.arange(start, start + tokens)
+            place = np.arange(start, start + tokens)
             if prefix:
-                own = np.concatenate([np.arange(prompt_start, prompt_start + prefix), own])
+                place = np.concatenate([np.arange(prompt_start, prompt_start + prefix), place])
             else:
                 prompt_start = start
-            places.append(own)
+            places.append(place)
             start += tokens
             starts.append(start)
         key_starts = np.cumsum([0, *(len(place) for place in places)])
@@ -119,10 +119,10 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     """True if the last ``queries`` of ``keys`` tokens see a key, [L, S]."""
-    own = torch.arange(keys - queries, keys, device=device)[:, None]
+    query = torch.arange(keys - queries, keys, device=device)[:, None]
     key = torch.arange(keys, device=device)[None]
-    seen = key <= own
-    return seen if window is None else seen & (key > own - window)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
 
 
 def shared_prefix_attention(
@@ -173,7 +173,7 @@ def shared_prefix_attention(
     prompt_key = key
     prompt_value = value
     for (_, prefix), own_query, own_key, own_value in zip(
-        layout.pieces, *(each.split(pieces, dim=2) for each in (query, key, value)), strict=True
+        layout.pieces, *(whole.split(pieces, dim=2) for whole in (query, key, value)), strict=True
     ):
         if prefix:
             own_key = torch.cat([prompt_key[:, :, :prefix], own_key], dim=2)
@@ -185,7 +185,7 @@ def shared_prefix_attention(
         keys = own_key.shape[2]
         window = sliding_window if sliding_window is not None and sliding_window < keys else None
         is_causal = queries == keys and window is None
-        found = functional.scaled_dot_product_attention(
+        part = functional.scaled_dot_product_attention(
             own_query,
             own_key,
             own_value,
@@ -195,7 +195,7 @@ def shared_prefix_attention(
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        attended.append(found.transpose(1, 2))
+        attended.append(part.transpose(1, 2))
     return torch.cat(attended, dim=1), None
 
 

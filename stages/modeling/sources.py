@@ -120,8 +120,8 @@ def _open_hub_data(
             f"{name} (revision {source.revision}): {error}",
             "check the name, the revision, `split` and `subset`, and that you may read it",
         ) from error
-    wanted = [column_name for column_name in data.column_names if column_name in columns]
-    chosen = (data.select_columns(wanted) if wanted else data).with_format("arrow")
+    present = [name for name in data.column_names if name in columns]
+    chosen = (data.select_columns(present) if present else data).with_format("arrow")
 
     def read() -> Iterator[Row]:
         return number_rows(name, chosen.iter(batch_size=BATCH_ROWS))

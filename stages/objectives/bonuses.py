@@ -84,7 +84,7 @@ def exploratory_bonus(
 
     Exact numerics give a finite bonus and gradient for log π in [−5000, 0]. Where the true bonus
     has no float (1/π under reverse KL below −88 in float32; log(1−π) at π = 1) it is held at the
-    last value that has one, and its gradient is zero: `Bonus.saturation` tells which.
+    last value that has one, and its gradient is zero: `Bonus.saturation` is that value.
 
     Args:
         logp: log π, summed over the response [B]; for probability="token" per token [B, T].

@@ -105,7 +105,7 @@ def implicit_reward(logratio: Tensor, *, divergence: str | float) -> Tensor:
 
     (e^{(α−1)ℓ} − 1)/(α−1) for an α-divergence, ℓ itself under reverse KL, log 2 + log σ(ℓ) under
     Jensen–Shannon. For α < 1 the exponential overflows at very negative ℓ: its exponent is held at
-    80 in float32 (701 in float64), where the reward is constant. `reward_saturation` tells which.
+    80 in float32 (701 in float64), where the reward is constant (`reward_saturation`).
     From ℓ [B] to rewards [B], in float32 or float64.
     """
     return resolve_divergence(divergence).derivative(working_precision(logratio))

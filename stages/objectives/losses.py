@@ -1,7 +1,7 @@
 """Preference losses: what each makes of the margin of two implicit rewards.
 
-Shapes: `B` pairs. z = β (f′_w − f′_l) is the margin; g = η (r_w − r_l) that of the oracle's scores,
-scaled by η.
+Shapes: `B` pairs. z = β (f′_w − f′_l) is the margin; g = η (r_w − r_l) is the scaled margin of the
+oracle's scores.
 """
 
 from collections.abc import Callable

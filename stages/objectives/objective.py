@@ -61,8 +61,8 @@ class ResponseLogps:
     def compared_logratio(self, params: ObjectiveParams) -> Tensor:
         """Log-ratios of which the preference loss takes the implicit rewards, [B].
 
-        Per token they are those of length-normalised DPO (arXiv 2411.15124), and under
-        every divergence those of the geometric mean of π/π_ref per token.
+        Per token they are log-ratios as in length-normalised DPO (arXiv 2411.15124): under every
+        divergence, of the geometric mean of π/π_ref per token.
         """
         return self.logratio / self.num_tokens if params.length_normalised else self.logratio
 
@@ -70,7 +70,7 @@ class ResponseLogps:
         """The exploratory bonus of each response; without a design, any unit of π will do."""
         probability = "sequence" if params.design == "none" else params.probability
         logps = (self.logp, self.ref_logp)
-        found = exploratory_bonus(
+        bonus = exploratory_bonus(
             *((self.token_logp, self.ref_token_logp) if probability == "token" else logps),
             design=params.design,
             divergence=params.divergence,
@@ -81,7 +81,7 @@ class ResponseLogps:
             numerics=params.numerics,
         )
         factor = self.bonus_factor
-        return found if factor is None else replace(found, value=found.value * factor)
+        return bonus if factor is None else replace(bonus, value=bonus.value * factor)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ObjectiveOutput:
     @cached_property
     def bonus(self) -> Tensor:
         """L_bonus of each pair, [B]: the mean over its target responses."""
-        values = [each.value for each in self.bonuses]
+        values = [bonus.value for bonus in self.bonuses]
         return torch.stack(values).mean(dim=0) if len(values) > 1 else values[0]
 
     @property
@@ -143,8 +143,8 @@ def preference_loss(
     margin. From logratios log π − log π_ref, [B], to losses [B], in float32 or float64.
 
     Args:
-        chosen_logratio: those of the chosen responses.
-        rejected_logratio: those of the rejected responses.
+        chosen_logratio: log-ratios of the chosen responses.
+        rejected_logratio: log-ratios of the rejected responses.
         beta: β > 0, the strength of the divergence penalty.
         divergence: a name in `DIVERGENCES` or α in [0, 1].
         label_smoothing: ε in [0, 0.5].

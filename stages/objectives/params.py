@@ -31,8 +31,8 @@ class ObjectiveParams(Settings):
     beta: float = Field(0.1, gt=0)
     """β of the preference loss."""
     loss: Literal["sigmoid", "ipo", "rpo", "rebel"] = "sigmoid"
-    """Preference loss of the margin: f-DPO's `sigmoid`, `ipo`, or one that compares the margin with
-    that of the oracle's scores: `rpo` by their probabilities, `rebel` by its square."""
+    """Preference loss of the margin: f-DPO's `sigmoid`, `ipo`, or one that compares it with the
+    margin of the oracle's scores: `rpo` by their probabilities, `rebel` by its square."""
     reward_scale: float = Field(1.0, gt=0)
     """η, by which `rpo` and `rebel` multiply the difference of the scores."""
     label_smoothing: float = Field(0.0, ge=0, le=0.5)

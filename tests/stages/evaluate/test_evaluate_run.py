@@ -53,10 +53,10 @@ def evaluate(
     default = {} if reference else {"log_pi_ref": "off"}
     settings = EvaluateParams.model_validate(default | params)
     inputs = {
-        "responses": [each[0] for each in policy],
-        "scores": [each[1] for each in policy],
-        "base_responses": [each[0] for each in base],
-        "base_scores": [each[1] for each in base],
+        "responses": [pair[0] for pair in policy],
+        "scores": [pair[1] for pair in policy],
+        "base_responses": [pair[0] for pair in base],
+        "base_scores": [pair[1] for pair in base],
         **({"reference": [reference]} if reference else {}),
     }
     return call(STAGE, settings, inputs, store, events=events, resources=resources)
@@ -68,29 +68,29 @@ def tables(tmp_path: Path) -> tuple[Tables, Tables]:
 
 
 def test_metrics_by_hand(store, tables):
-    found = metrics(evaluate(store, [tables[0]], [tables[1]]))
+    figures = metrics(evaluate(store, [tables[0]], [tables[1]]))
     # Sums of rewards: a 1.0 to 0.75 (won), b 1.0 to 1.0 (tied), c 0.75 to 2.0 (lost).
-    assert found["win_rate"] == pytest.approx(1 / 3)
-    assert (found["tied_prompts"], found["uncompared_prompts"]) == (1, 0)
-    assert found["mean_reward"] == pytest.approx(2.75 / 6)
-    assert found["base_mean_reward"] == pytest.approx(3.75 / 6)
+    assert figures["win_rate"] == pytest.approx(1 / 3)
+    assert (figures["tied_prompts"], figures["uncompared_prompts"]) == (1, 0)
+    assert figures["mean_reward"] == pytest.approx(2.75 / 6)
+    assert figures["base_mean_reward"] == pytest.approx(3.75 / 6)
     # Means of the prompts: 0.5, 0.5, 0.375.
-    assert found["mean_reward_se"] == pytest.approx(math.sqrt(0.125**2 * 2 / 9 * 3 / 2 / 3))
-    assert found["distinct_1"] == pytest.approx(8 / 10)
-    assert found["distinct_2"] == pytest.approx(4 / 5)
-    assert found["distinct_4"] is None
-    assert found["base_distinct_1"] == pytest.approx(2 / 6)
-    assert found["mean_response_tokens"] == pytest.approx(10 / 6)
-    assert found["truncated_share"] == pytest.approx(2 / 6)
-    assert found["mean_log_pi"] == pytest.approx(-5 / 6)
-    assert found["mean_log_pi_ref"] is None
+    assert figures["mean_reward_se"] == pytest.approx(math.sqrt(0.125**2 * 2 / 9 * 3 / 2 / 3))
+    assert figures["distinct_1"] == pytest.approx(8 / 10)
+    assert figures["distinct_2"] == pytest.approx(4 / 5)
+    assert figures["distinct_4"] is None
+    assert figures["base_distinct_1"] == pytest.approx(2 / 6)
+    assert figures["mean_response_tokens"] == pytest.approx(10 / 6)
+    assert figures["truncated_share"] == pytest.approx(2 / 6)
+    assert figures["mean_log_pi"] == pytest.approx(-5 / 6)
+    assert figures["mean_log_pi_ref"] is None
 
 
 def test_repetition_and_refusals_of_both_models(store, tmp_path):
     loop = "go round and round and round and round"
     policy = answers("a", (loop, 1.0), ("I’m sorry, no.", 0.0), ("He said I cannot", 0.0))
     base = answers("a", (f"{loop} and", 1.0), ("  As an AI I can't", 0.0), ("I CAN'T", 0.0))
-    found = metrics(
+    figures = metrics(
         evaluate(
             store,
             [write_scored(tmp_path, policy, "policy-")],
@@ -99,10 +99,10 @@ def test_repetition_and_refusals_of_both_models(store, tmp_path):
     )
     # Loop: "go round and round", then "round and round and" and "and round and round" in turn:
     # 3 different ones of 5; the longer one 3 of 6. Three words have no 4-gram.
-    assert found["repetition"] == pytest.approx((2 / 5 + 0) / 2)
-    assert found["base_repetition"] == pytest.approx((3 / 6 + 0) / 2)
-    assert found["refusal_share"] == pytest.approx(1 / 3)
-    assert found["base_refusal_share"] == pytest.approx(2 / 3)
+    assert figures["repetition"] == pytest.approx((2 / 5 + 0) / 2)
+    assert figures["base_repetition"] == pytest.approx((3 / 6 + 0) / 2)
+    assert figures["refusal_share"] == pytest.approx(1 / 3)
+    assert figures["base_refusal_share"] == pytest.approx(2 / 3)
 
 
 def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
@@ -130,7 +130,7 @@ def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
     other = evaluate(store, policy_halves, base_halves)
     assert metrics(one) == metrics(other)
     assert one.file("samples.jsonl").read_text() == other.file("samples.jsonl").read_text()
-    drawn, again = (pq.read_table(each.file("prompts.parquet")) for each in (one, other))
+    drawn, again = (pq.read_table(artifact.file("prompts.parquet")) for artifact in (one, other))
     assert drawn.equals(again)
 
 
@@ -139,9 +139,9 @@ def test_unscored_responses_leave_their_prompt_out_of_rewards(store, tmp_path, t
     rows = [*POLICY[:2], *unscored, *POLICY[4:], *answers("only the policy's", ("red", 0.0))]
     events = EventLog()
     policy = write_scored(tmp_path, rows, "nulls-")
-    found = metrics(evaluate(store, [policy], [tables[1]], events=events))
-    assert (found["compared_prompts"], found["uncompared_prompts"]) == (2, 2)
-    assert found["mean_reward"] == pytest.approx((1.0 + 0.0 + 0.25 + 0.5 + 0.0) / 5)
+    figures = metrics(evaluate(store, [policy], [tables[1]], events=events))
+    assert (figures["compared_prompts"], figures["uncompared_prompts"]) == (2, 2)
+    assert figures["mean_reward"] == pytest.approx((1.0 + 0.0 + 0.25 + 0.5 + 0.0) / 5)
     assert any("2 prompts are not in the win rate" in str(event) for event in events.events)
 
 
@@ -171,7 +171,9 @@ def test_samples_show_the_same_prompts_of_both_models(store, tables, monkeypatch
     assert [row["prompt_id"] for row in rows] == ids[:2]
     for row in rows:
         for side, source in (("policy", POLICY), ("base", BASE)):
-            first, score = next(each for each in source if each[0]["prompt_id"] == row["prompt_id"])
+            first, score = next(
+                sample for sample in source if sample[0]["prompt_id"] == row["prompt_id"]
+            )
             assert row["messages"] == first["messages"]
             assert row[side] == [
                 {
@@ -190,8 +192,8 @@ def test_bad_inputs_are_refused(store, tmp_path, tables):
     more = write_scored(tmp_path, answers("a", ("x", 1.0), ("x", 1.0), ("x", 1.0)), "more-")
     other = write_scored(tmp_path, answers("z", ("x", 1.0), ("x", 1.0)), "other-")
     cases = [
-        ([empty], [base], "there are no responses of the policy"),
-        ([policy], [empty], "there are no responses of the base"),
+        ([empty], [base], "the policy has no responses"),
+        ([policy], [empty], "the base has no responses"),
         ([policy], [more], "2 samples of the policy and 3 of the base model"),
         ([policy], [other], "no scored prompt in common"),
         ([(other[0], more[1])], [base], "does not hold the scores of"),
@@ -221,9 +223,7 @@ def by_definition(reference: Path, row: dict[str, object]) -> float:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 9, 10_000])
-def test_log_pi_ref_is_that_of_the_response_alone(
-    store, tables, reference, batch_tokens, monkeypatch
-):
+def test_log_pi_ref_equals_the_response_alone(store, tables, reference, batch_tokens, monkeypatch):
     monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", batch_tokens)
     artifact = evaluate(store, [tables[0]], [tables[1]], reference=reference)
     expected = [by_definition(reference, row) for row, _ in [*POLICY, *BASE]]
@@ -233,18 +233,16 @@ def test_log_pi_ref_is_that_of_the_response_alone(
         for place, (row, _) in enumerate(source, start):
             sample = rows[row["prompt_id"]][model][row["sample_index"]]
             assert sample["log_pi_ref"] == pytest.approx(expected[place], abs=1e-5)
-    found = metrics(artifact)
-    assert found["mean_log_pi_ref"] == pytest.approx(sum(expected[:6]) / 6, abs=1e-5)
-    assert found["base_mean_log_pi_ref"] == pytest.approx(sum(expected[6:]) / 6, abs=1e-5)
+    figures = metrics(artifact)
+    assert figures["mean_log_pi_ref"] == pytest.approx(sum(expected[:6]) / 6, abs=1e-5)
+    assert figures["base_mean_log_pi_ref"] == pytest.approx(sum(expected[6:]) / 6, abs=1e-5)
 
 
-def test_the_base_is_spared_the_forward_pass_and_an_unfit_reference_is_refused(
-    store, tmp_path, tables, reference
-):
+def test_the_base_is_skipped_and_an_unfit_reference_refused(store, tmp_path, tables, reference):
     policy, base = tables
-    found = metrics(evaluate(store, [policy], [base], reference=reference, log_pi_ref="policy"))
-    assert found["mean_log_pi_ref"] < 0
-    assert found["base_mean_log_pi_ref"] is None
+    figures = metrics(evaluate(store, [policy], [base], reference=reference, log_pi_ref="policy"))
+    assert figures["mean_log_pi_ref"] < 0
+    assert figures["base_mean_log_pi_ref"] is None
     row, score = POLICY[0]
     row = row | {"response_token_ids": [10_000], "response_logprobs": [-1.0]}
     strange = write_scored(tmp_path, [(row, score)], "s-")
@@ -253,19 +251,19 @@ def test_the_base_is_spared_the_forward_pass_and_an_unfit_reference_is_refused(
     weights = load_file(reference / "model.safetensors")
     weights["lm_head.weight"] *= 6e4 / weights["lm_head.weight"].abs().max()
     save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="are no numbers in float16"):
+    with pytest.raises(UserError, match="are not numbers in float16"):
         evaluate(store, [policy], [base], reference=reference, dtype="float16")
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference, monkeypatch):
     monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", 1)
-    made = []
+    tables_of_prompts = []
     for processes in (1, 2):
         store = Store.open(str(tmp_path / f"store-{processes}"), create=True)
         resources = Resources(processes=processes)
         settings = {"reference": reference, "resources": resources}
         artifact = evaluate(store, [tables[0]], [tables[1]], **settings)
         assert metrics(artifact)["mean_log_pi_ref"] < 0
-        made.append((artifact.path / "prompts.parquet").read_bytes())
-    assert made[0] == made[1]
+        tables_of_prompts.append((artifact.path / "prompts.parquet").read_bytes())
+    assert tables_of_prompts[0] == tables_of_prompts[1]

@@ -42,20 +42,20 @@ def requested(tmp_path: Path, data: Path) -> Request:
     rows = comparisons()
     params = EvaluateParams(log_pi_ref="off", length_controlled=True)
     inputs: dict[str, Any] = {"length_control": data}
-    for prefix, own in zip(("", "base_"), rows, strict=True):
-        responses, scores = write_scored(tmp_path, own, prefix)
+    for prefix, samples in zip(("", "base_"), rows, strict=True):
+        responses, scores = write_scored(tmp_path, samples, prefix)
         inputs |= {f"{prefix}responses": responses, f"{prefix}scores": scores}
     return request_for(params, inputs, tmp_path / "store")
 
 
 def metrics(tmp_path: Path, request: Request) -> dict[str, Any]:
-    code, said = run_there(request, tmp_path)
-    assert code == EXIT_OK, said
+    code, output = run_there(request, tmp_path)
+    assert code == EXIT_OK, output
     artifact = Store.open(str(tmp_path / "store")).load("evaluate", request.key)
     assert artifact is not None
-    found = json.loads(artifact.file("metrics.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    figures = json.loads(artifact.file("metrics.json").read_text())
+    assert isinstance(figures, dict)
+    return figures
 
 
 def write_data(folder: Path, instructions: Sequence[str] = INSTRUCTIONS) -> Path:
@@ -77,11 +77,11 @@ def write_data(folder: Path, instructions: Sequence[str] = INSTRUCTIONS) -> Path
 
 
 @pytest.mark.slow
-def test_with_alpaca_eval_s_data_it_is_the_library_s_published_regression(tmp_path: Path) -> None:
+def test_the_win_rate_equals_the_published_regression(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
-    found = metrics(tmp_path, requested(tmp_path, data))
-    assert found["mean_reward"] < 0.45, "short answers lose"
-    assert found["length_controlled_win_rate"] > found["mean_reward"]
+    figures = metrics(tmp_path, requested(tmp_path, data))
+    assert figures["mean_reward"] < 0.45, "short answers lose"
+    assert figures["length_controlled_win_rate"] > figures["mean_reward"]
     # The same annotations, given to the library by hand.
     annotations = [
         {
@@ -103,23 +103,23 @@ def test_with_alpaca_eval_s_data_it_is_the_library_s_published_regression(tmp_pa
         "print(float(r['length_controlled_winrate']))\n"
     )
     command = [str(PYTHON), "-W", "ignore", "-c", program, str(data / "df_gamed.csv")]
-    said = subprocess.run(
+    output = subprocess.run(
         command, input=json.dumps(annotations), capture_output=True, text=True, check=True
     )
-    expected = float(said.stdout.splitlines()[-1]) / 100
-    assert found["length_controlled_win_rate"] == pytest.approx(expected, abs=1e-9)
+    expected = float(output.stdout.splitlines()[-1]) / 100
+    assert figures["length_controlled_win_rate"] == pytest.approx(expected, abs=1e-9)
     # The base's answers are as long as the baseline's: there is nothing to control.
-    assert found["base_length_controlled_win_rate"] is None
+    assert figures["base_length_controlled_win_rate"] is None
 
 
 @pytest.mark.slow
 def test_data_that_the_library_would_fetch_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/alpaca_eval_gpt4_baseline.json").write_text("[]")
-    code, said = run_there(requested(tmp_path, tmp_path / "data"), tmp_path)
+    code, output = run_there(requested(tmp_path, tmp_path / "data"), tmp_path)
     assert code == EXIT_USER
-    assert "has no file df_gamed.csv" in said
-    assert "hf download tatsu-lab/alpaca_eval" in said
+    assert "has no file df_gamed.csv" in output
+    assert "hf download tatsu-lab/alpaca_eval" in output
 
 
 def test_without_the_library_the_environment_is_named(tmp_path: Path) -> None:

@@ -114,4 +114,4 @@ def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
 
 def test_chunks_of_another_size_have_other_files(tmp_path):
     small, large = (split_chunks(tmp_path, 0, 12, size) for size in (4, 6))
-    assert not {each.path for each in small} & {each.path for each in large}
+    assert not {chunk.path for chunk in small} & {chunk.path for chunk in large}

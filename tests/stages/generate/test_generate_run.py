@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MambaConf
 
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
-from stages.contract.events import Log
+from stages.contract.events import Log, Progress
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.context import ModelSource
@@ -44,10 +44,18 @@ def assert_same_responses(rows, others):
 def test_rows_come_grouped_by_prompt_in_the_prompts_order(generate):
     rows, metrics, _ = generate()
     ids = [prompt_id(user_turn(text)) for text in TEXTS]
-    assert [row["prompt_id"] for row in rows] == [each for each in ids for _ in range(3)]
+    assert [row["prompt_id"] for row in rows] == [prompt for prompt in ids for _ in range(3)]
     assert [row["sample_index"] for row in rows] == [0, 1, 2] * len(TEXTS)
     assert metrics["responses"] == len(rows) == 3 * metrics["prompts"]
     assert metrics["prompts_dropped_too_long"] == 0
+
+
+def test_progress_within_a_batch_is_reported(generate, monkeypatch):
+    monkeypatch.setattr("stages.contract.events.PROGRESS_INTERVAL_SECONDS", 0.0)
+    _, _, events = generate(TEXTS[:5])
+    noted = [event for event in events if isinstance(event, Progress) and event.note]
+    assert noted[0].note == "token 1 of 12 of 15 responses"
+    assert {(event.done, event.total, event.unit) for event in noted} == {(0, 15, "responses")}
 
 
 def test_a_row_says_what_was_sampled(generate):
@@ -91,7 +99,7 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
 )
 def test_other_architectures(generate, tmp_path, config):
     model = save_model(config, tmp_path / "model")
-    rows, _, _ = generate(model=model)
+    rows, _, _ = generate(TEXTS[:8], model=model)
     assert_raw_logprobs(rows, model)
 
 
@@ -179,7 +187,7 @@ def test_a_shard_of_which_no_prompt_fits_is_empty(generate):
     assert len(first[0]) == 6
     assert second[0] == []
     assert second[1]["prompts_dropped_too_long"] == second[1]["prompts"] == 2
-    warnings = [each for each in second[2] if isinstance(each, Log) and each.level == "warning"]
+    warnings = [event for event in second[2] if isinstance(event, Log) and event.level == "warning"]
     assert "2 of 2 prompts are too long" in warnings[0].message
 
 

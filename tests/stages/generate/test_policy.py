@@ -20,7 +20,7 @@ NAME = "generation_config.json"
 
 
 class _Hub(HubHandler):
-    """A hub of one model, which refuses the generation configuration if it is told to."""
+    """A hub of one model, which refuses the generation configuration on request."""
 
     commit = COMMIT
     refuses = False
@@ -56,7 +56,7 @@ def test_a_checkpoint_need_not_have_a_generation_configuration(hub, exists, expe
     assert load_policy(SOURCE, PARAMS).stop_ids == expected
 
 
-def test_a_hub_that_does_not_answer_is_no_checkpoint_without_one(hub):
+def test_a_hub_that_does_not_answer_is_an_error(hub):
     """Else responses would go on past the end of the turn."""
     hub.refuses = True
     with pytest.raises(OSError, match="owner/model"):

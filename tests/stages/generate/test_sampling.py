@@ -32,7 +32,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.9])
-def test_top_p_takes_the_first_of_equals_however_many_tokens_it_keeps(top_p):
+def test_top_p_takes_the_first_of_equal_tokens(top_p):
     logits = torch.randn(4, 6000, generator=torch.Generator().manual_seed(0)).round()
     ranks = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     num_kept = (ranks.values.cumsum(-1) - ranks.values < top_p).sum(-1).tolist()

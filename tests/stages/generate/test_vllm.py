@@ -107,10 +107,10 @@ def attempt(session, inputs, tmp_path):
     return run
 
 
-def test_rows_are_those_of_the_contract(artifact):
+def test_rows_follow_the_contract(artifact):
     rows = rows_of(artifact)
     ids = [prompt_id(user_turn(text)) for text in TEXTS]
-    assert [row["prompt_id"] for row in rows] == [each for each in ids for _ in range(3)]
+    assert [row["prompt_id"] for row in rows] == [prompt for prompt in ids for _ in range(3)]
     assert [row["sample_index"] for row in rows] == [0, 1, 2] * len(TEXTS)
     for row in rows:
         assert row["seed"] == derive_seed(5, row["prompt_id"], row["sample_index"])
@@ -124,7 +124,7 @@ def test_rows_are_those_of_the_contract(artifact):
     assert 0 < timings["start_seconds"] < timings["seconds"]
 
 
-def test_logprobs_are_those_of_transformers(artifact, inputs):
+def test_logprobs_equal_transformers(artifact, inputs):
     model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
     assert_logprobs(rows_of(artifact), model, ROUNDING)
 

@@ -26,8 +26,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any]:
     """Puts an engine that only keeps its arguments in the place of vLLM's."""
-    told: dict[str, Any] = {}
-    keep = {"__init__": lambda self, **given: told.update(given)}
+    kept: dict[str, Any] = {}
+    keep = {"__init__": lambda self, **given: kept.update(given)}
     arguments = type("EngineArgs", (), keep)
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
     engine = SimpleNamespace(from_engine_args=lambda _: object())
@@ -39,7 +39,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(vllm_backend, "require_vllm", lambda: None)
-    return told
+    return kept
 
 
 HERE = ModelSource("owner/model", "0" * 40)

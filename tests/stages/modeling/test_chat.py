@@ -42,11 +42,11 @@ def test_a_conversation_ends_with_its_last_turn(tokenizer):
 
 
 def test_the_system_prompt_gives_way_to_a_system_turn(tokenizer):
-    own = [{"role": "system", "content": "blue"}, {"role": "user", "content": "red"}]
-    rendered = render_prompt(tokenizer, own, PLAIN)
-    assert render_prompt(tokenizer, own, ChatSettings(system_prompt="green")) == rendered
-    added = render_prompt(tokenizer, own[1:], ChatSettings(system_prompt="blue"))
-    assert added == render_prompt(tokenizer, own, PLAIN)
+    turns = [{"role": "system", "content": "blue"}, {"role": "user", "content": "red"}]
+    rendered = render_prompt(tokenizer, turns, PLAIN)
+    assert render_prompt(tokenizer, turns, ChatSettings(system_prompt="green")) == rendered
+    added = render_prompt(tokenizer, turns[1:], ChatSettings(system_prompt="blue"))
+    assert added == render_prompt(tokenizer, turns, PLAIN)
 
 
 class TestControlTokens:
@@ -92,7 +92,7 @@ def test_a_prompt_without_user_turn_is_refused(tokenizer, messages):
         render_prompt(tokenizer, messages, PLAIN)
 
 
-def test_a_template_without_bos_gets_one_only_if_the_tokenizer_uses_it(tokenizer):
+def test_a_bos_is_added_only_if_the_tokenizer_uses_one(tokenizer):
     assert with_one_bos(tokenizer, [5, 7]) == [5, 7]
 
     class AddsBos:
@@ -115,8 +115,10 @@ def test_what_the_template_raises_is_a_users_error():
         )
 
 
-def test_an_answer_may_open_with_newlines_that_merge_with_the_prompt_s():
-    characters = {each: index for index, each in enumerate(["<", ">", "\n", "\n\n", "r", "b"])}
+def test_an_answer_may_open_with_newlines_that_merge():
+    characters = {
+        character: index for index, character in enumerate(["<", ">", "\n", "\n\n", "r", "b"])
+    }
     fast = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE(characters, [("\n", "\n")])), eos_token=">"
     )
@@ -129,7 +131,7 @@ def test_an_answer_may_open_with_newlines_that_merge_with_the_prompt_s():
     assert fast.convert_ids_to_tokens(answer) == ["\n\n", "b", ">"]
 
 
-def test_a_template_that_asks_for_the_date_gives_the_same_prompt_on_every_day():
+def test_the_date_in_a_template_is_the_same_every_day():
     tokenizer = make_tiny_tokenizer(
         chat_template="{{ {'26 Jul 2024': 'red'}[strftime_now('%d %b %Y')] }}" + CHAT_TEMPLATE
     )

@@ -1,4 +1,4 @@
-"""Checkpoints as nobody should pass them: refused by the name of the file that is at fault."""
+"""Damaged checkpoints: the message names the file that is at fault."""
 
 import json
 import shutil
@@ -44,9 +44,9 @@ def settings(name: str, **changes: Any) -> Damage:
 
 def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
     def damage(folder: Path) -> None:
-        found = load_file(folder / WEIGHTS)
-        change(found)
-        save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
     return damage
 
@@ -92,7 +92,7 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     "a negative width": (settings("config.json", hidden_size=-32), ["hidden_size is -32"]),
     "a huge vocabulary": (settings("config.json", vocab_size=10**13), ["vocab_size is 1000"]),
     "layers without end": (settings("config.json", num_hidden_layers=10**9), ["num_hidden_layers"]),
-    "an adapter beside": (content("adapter_config.json", "{}"), ["is a LoRA adapter"]),
+    "an adapter as well": (content("adapter_config.json", "{}"), ["is a LoRA adapter"]),
     "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
     "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
     "an unknown model": (settings("config.json", model_type="nope"), ["nope"]),
@@ -134,10 +134,10 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
 
 def without_words(folder: Path) -> None:
     path = folder / "tokenizer.json"
-    found = json.loads(path.read_text())
-    found["model"]["vocab"] = {}
-    found["added_tokens"] = []
-    path.write_text(json.dumps(found))
+    document = json.loads(path.read_text())
+    document["model"]["vocab"] = {}
+    document["added_tokens"] = []
+    path.write_text(json.dumps(document))
 
 
 OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
@@ -171,11 +171,11 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(load: Callable[[ModelSource], object], folder: Path, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         load(ModelSource(str(folder)))
-    said = caught.value.message
-    assert str(folder) in said
-    assert len(said) < 1500
+    message = caught.value.message
+    assert str(folder) in message
+    assert len(message) < 1500
     for part in parts:
-        assert part in said
+        assert part in message
     assert caught.value.remedy
 
 
@@ -246,7 +246,7 @@ def test_a_token_that_only_pads_need_not_be_embedded(whole: Path) -> None:
     require_vocabulary(tokenizer, load_config(source), source)
 
 
-def test_want_of_memory_is_no_fault_of_the_checkpoint(
+def test_lack_of_memory_does_not_blame_the_checkpoint(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""Chunked log-probabilities of response tokens equal those of a plain forward pass."""
+"""Chunked log-probabilities of response tokens equal a plain forward pass's."""
 
 from typing import Any
 
@@ -59,15 +59,15 @@ def rows_of(lengths: tuple[tuple[int, int], ...]) -> tuple[list[torch.Tensor], d
 
 def naive_logprobs(model: Any, rows: list[torch.Tensor]) -> torch.Tensor:
     """One unpadded forward pass per row, softmax over everything."""
-    found = []
+    results = []
     for (prompt, _), row in zip(ROWS, rows, strict=True):
         logp = model(input_ids=row[None]).logits[0].float().log_softmax(dim=-1)
-        found.append(logp[prompt - 1 : -1].gather(1, row[prompt:, None])[:, 0])
-    return torch.cat(found)
+        results.append(logp[prompt - 1 : -1].gather(1, row[prompt:, None])[:, 0])
+    return torch.cat(results)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_equal_those_of_the_plain_forward_pass(family):
+def test_values_and_gradients_equal_the_plain_forward_pass(family):
     torch.manual_seed(0)
     model = FAMILIES[family]().eval()
     rows, arguments = rows_of(ROWS)
@@ -77,10 +77,10 @@ def test_values_and_gradients_equal_those_of_the_plain_forward_pass(family):
     (expected * weights).sum().backward()
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
-    found = ResponseLogprobs(model)(**arguments)
-    (found * weights).sum().backward()
+    logprobs = ResponseLogprobs(model)(**arguments)
+    (logprobs * weights).sum().backward()
 
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -102,19 +102,21 @@ def test_neither_chunks_nor_what_is_kept_change_anything(
     weight = torch.randn(11, 5, requires_grad=not frozen)
     bias = torch.randn(11, requires_grad=not frozen) if with_bias else None
     targets = torch.randint(0, 11, (7,))
-    inputs = [each for each in (hidden, weight, bias) if each is not None and each.requires_grad]
+    inputs = [
+        tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad
+    ]
 
     chunks = {"chunk_bytes": 4 * 11 * chunk_rows, "keep_bytes": keep_bytes}
-    found = token_logprobs(hidden, weight, bias, targets, mapped, **chunks)
+    logprobs = token_logprobs(hidden, weight, bias, targets, mapped, **chunks)
     logits = torch.nn.functional.linear(hidden, weight, bias) * mapped.factor / mapped.divisor
     if mapped.cap is not None:
         logits = mapped.cap * torch.tanh(logits / mapped.cap)
     expected = logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
 
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logprobs, expected)
     outer = torch.randn(7)
     for ours, theirs in zip(
-        torch.autograd.grad((found * outer).sum(), inputs),
+        torch.autograd.grad((logprobs * outer).sum(), inputs),
         torch.autograd.grad((expected * outer).sum(), inputs),
         strict=True,
     ):
@@ -124,9 +126,9 @@ def test_neither_chunks_nor_what_is_kept_change_anything(
 def test_a_second_backward_pass_gives_the_same():
     hidden = torch.randn(3, 5, requires_grad=True)
     weight = torch.randn(11, 5, requires_grad=True)
-    found = token_logprobs(hidden, weight, None, torch.tensor([1, 2, 3])).sum()
-    first = torch.autograd.grad(found, [hidden, weight], retain_graph=True)
-    for one, two in zip(first, torch.autograd.grad(found, [hidden, weight]), strict=True):
+    total = token_logprobs(hidden, weight, None, torch.tensor([1, 2, 3])).sum()
+    first = torch.autograd.grad(total, [hidden, weight], retain_graph=True)
+    for one, two in zip(first, torch.autograd.grad(total, [hidden, weight]), strict=True):
         torch.testing.assert_close(one, two)
 
 
@@ -135,6 +137,6 @@ def test_log_probabilities_are_float32_under_bfloat16_autocast():
     model = FAMILIES["llama"]().eval()
     rows, arguments = rows_of(ROWS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = ResponseLogprobs(model)(**arguments)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, naive_logprobs(model, rows), rtol=0.05, atol=0.1)
+        logprobs = ResponseLogprobs(model)(**arguments)
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, naive_logprobs(model, rows), rtol=0.05, atol=0.1)

@@ -1,4 +1,4 @@
-"""Families of models that would be wrong in silence are noticed on a few short rows."""
+"""A few short rows show which families of models would be wrong without an error."""
 
 import copy
 from typing import Any
@@ -39,7 +39,7 @@ EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 
 def make(config: Any) -> Any:
     torch.manual_seed(0)
-    # A model keeps its configuration, which says which attention it has.
+    # A model keeps its configuration, with the name of its attention.
     return AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
 
 
@@ -77,8 +77,8 @@ def test_a_family_that_is_right_passes_and_is_left_as_it_was(config, dtype):
         (NemotronConfig(**SIZES), "lose the layout"),
         (PhimoeConfig(**SIZES, **EXPERTS, sliding_window=32), "or a sliding window"),
         (GptOssConfig(**SIZES, head_dim=8, **EXPERTS), "s_aux"),
-        (FalconConfig(**SIZES), "attention of its own"),
-        (GPTJConfig(**SIZES, rotary_dim=4), "attention of its own"),
+        (FalconConfig(**SIZES), "its own attention"),
+        (GPTJConfig(**SIZES, rotary_dim=4), "its own attention"),
     ],
     ids=lambda each: getattr(each, "model_type", ""),
 )
@@ -104,7 +104,7 @@ def test_log_probabilities_that_would_be_wrong_are_refused(config, reason):
 
 
 @pytest.mark.parametrize("silent", [0, 1, 36])
-def test_a_cap_that_is_not_known_is_noticed_where_a_token_says_nothing(silent, monkeypatch):
+def test_an_unknown_cap_is_noticed(silent, monkeypatch):
     monkeypatch.setattr(LogitMap, "of", classmethod(lambda cls, model: cls()))
     capped = make(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=1.0))
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_a_cap_that_is_not_known_is_noticed_where_a_token_says_nothing(silent, m
         check_logprobs(capped)
 
 
-def test_a_model_whose_tokens_see_those_after_them_is_refused():
+def test_a_model_whose_tokens_see_later_ones_is_refused():
     model = make(LlamaConfig(**SIZES))
     model.config.is_causal = False
     with pytest.raises(UnfitModelError, match="depends on the tokens after it"):
@@ -129,7 +129,7 @@ def test_a_model_whose_tokens_see_those_after_them_is_refused():
     ],
     ids=lambda each: each.model_type,
 )
-def test_routing_at_random_in_training_is_refused_unless_it_can_be_taken_out(config):
+def test_random_routing_is_refused_unless_it_can_be_removed(config):
     model = make(config)
     with pytest.raises(UnfitModelError, match="training mode"):
         check_training_mode(model)

@@ -44,9 +44,9 @@ def load_dying() -> Callable[[int], None]:
 
 def test_results_come_in_order_from_all_processes() -> None:
     with closing(DevicePool(partial(load_describe, "OMP_NUM_THREADS"), TWO)) as pool:
-        found = list(pool.map(range(100)))
-    assert [number for number, _, _ in found] == list(range(100))
-    workers = {worker for _, _, worker in found}
+        results = list(pool.map(range(100)))
+    assert [number for number, _, _ in results] == list(range(100))
+    workers = {worker for _, _, worker in results}
     assert 1 <= len(workers) <= 2
     assert os.getpid() not in workers
 
@@ -61,9 +61,9 @@ def test_each_process_has_a_gpu_of_the_stage(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7f")
     load = partial(load_describe, "CUDA_VISIBLE_DEVICES")
     with closing(DevicePool(load, Resources(gpus=2))) as pool:
-        found = {(worker, device) for _, device, worker in pool.map(range(200))}
-    assert {device for _, device in found} <= {"4", "GPU-7f"}
-    assert len(found) == len({worker for worker, _ in found})
+        places = {(worker, device) for _, device, worker in pool.map(range(200))}
+    assert {device for _, device in places} <= {"4", "GPU-7f"}
+    assert len(places) == len({worker for worker, _ in places})
 
 
 def test_a_person_s_mistake_keeps_its_remedy() -> None:

@@ -64,7 +64,7 @@ def refused(config: Any, longest: int) -> bool:
 
 @pytest.mark.parametrize("width", [LIMIT, LIMIT + 1])
 @pytest.mark.parametrize("config", [LONGROPE, DYNAMIC, STATIC], ids=["longrope", "dynamic", "none"])
-def test_the_lengths_that_move_a_neighbour_are_those_refused(config, width):
+def test_lengths_that_move_a_neighbour_are_refused(config, width):
     assert refused(config, width) == neighbour_moves(config, width)
     assert refused(config, width) == (config is not STATIC and width > LIMIT)
 

@@ -43,36 +43,36 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("window", [None, 3, 100])
 def test_a_token_sees_its_prompt_and_its_own_response(window):
     query, key, value = inputs()
-    found, _ = shared_prefix_attention(
+    attended, _ = shared_prefix_attention(
         nn.Module(), query, key, value, None, row_layout=LAYOUT, sliding_window=window, scaling=0.3
     )
     expected = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=dense_mask(window), scale=0.3, enable_gqa=True
     )
-    torch.testing.assert_close(found, expected.transpose(1, 2))
+    torch.testing.assert_close(attended, expected.transpose(1, 2))
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_kernel_of_variable_length_is_told_the_same(monkeypatch, window):
+def test_a_kernel_of_variable_length_gets_the_same_layout(monkeypatch, window):
     """The kernel runs on GPUs only; here stands one that reads its arguments as it does."""
 
     def kernel(query, key, value, starts, key_starts, longest, longest_key, **options):
         assert (longest, longest_key) == (int(starts.diff().max()), int(key_starts.diff().max()))
         left, right = options["window_size"]
         assert right == 0
-        found = []
+        attended = []
         for place in range(len(starts) - 1):
-            own = query[starts[place] : starts[place + 1]].transpose(0, 1)
+            queries = query[starts[place] : starts[place + 1]].transpose(0, 1)
             seen = slice(key_starts[place], key_starts[place + 1])
             mask = causal_mask(
-                own.shape[1],
+                queries.shape[1],
                 int(seen.stop - seen.start),
                 None if left < 0 else left + 1,
-                own.device,
+                queries.device,
             )
-            found.append(
+            attended.append(
                 functional.scaled_dot_product_attention(
-                    own[None],
+                    queries[None],
                     key[seen].transpose(0, 1)[None],
                     value[seen].transpose(0, 1)[None],
                     attn_mask=mask,
@@ -80,15 +80,15 @@ def test_a_kernel_of_variable_length_is_told_the_same(monkeypatch, window):
                     enable_gqa=options["enable_gqa"],
                 )[0].transpose(0, 1)
             )
-        return torch.cat(found)
+        return torch.cat(attended)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     query, key, value = inputs()
     expected, _ = shared_prefix_attention(
         nn.Module(), query, key, value, None, row_layout=LAYOUT, sliding_window=window
     )
-    found = attend_varlen(query, key, value, None, window, LAYOUT)
-    torch.testing.assert_close(found, expected)
+    attended = attend_varlen(query, key, value, None, window, LAYOUT)
+    torch.testing.assert_close(attended, expected)
 
 
 @pytest.mark.parametrize("option", ["softcap", "s_aux"])

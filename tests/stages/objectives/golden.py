@@ -1,8 +1,8 @@
 """Golden bonuses, rewards, losses and their gradients, from the definitions, at 50 digits or more.
 
-    python tests/stages/objectives/golden.py      writes golden.json beside this file
+    python tests/stages/objectives/golden.py      writes golden.json in this folder
 
-The route is not that of the code: f and u are evaluated as the paper defines them, on
+The route differs from the code's: f and u are evaluated as the paper defines them, on
 probabilities rather than in log space, by mpmath with as many digits as the smallest probability
 needs; gradients are numerical derivatives of those. Inputs are float32 numbers, so that both
 precisions see the same ones.
@@ -141,15 +141,15 @@ def token_rows(design: str, divergence: str) -> dict:
     """Golden rows of probability "token": the mean bonus, and gradients at three positions."""
     rows: dict[str, list] = {name: [] for name in ("num_tokens", "positions", "bonus", "gradient")}
     for length in TOKEN_LENGTHS:
-        each = [
+        numbers = [
             bonus_and_gradient(design, divergence, mpf(token_logp(t)), mpf(token_ref_logp(t)))
             for t in range(length)
         ]
         positions = sorted({0, length // 2, length - 1})
         rows["num_tokens"].append(length)
         rows["positions"].append(positions)
-        rows["bonus"].append(text(sum(value for value, _ in each) / length))
-        rows["gradient"].append([text(each[t][1] / length) for t in positions])
+        rows["bonus"].append(text(sum(value for value, _ in numbers) / length))
+        rows["gradient"].append([text(numbers[t][1] / length) for t in positions])
     return rows
 
 

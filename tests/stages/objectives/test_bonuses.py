@@ -81,7 +81,7 @@ def test_token_bonus_of_one_token_is_the_sequence_bonus(design, divergence):
     )
 
 
-def test_token_bonus_averages_over_the_response_and_is_zero_without_one():
+def test_token_bonus_averages_over_the_response():
     logp = torch.tensor([[-1.0, -9.0], [-1.0, -2.0]])
     mask = torch.tensor([[False, False], [True, True]])
     bonus = bonus_of(logp, "inverse_pi", "forward_kl", mask=mask, probability="token")
@@ -107,8 +107,8 @@ class TestSaturation:
     def test_where_a_bonus_leaves_the_floats(
         self, design, divergence, numerics, logp, clamped, underflowed
     ):
-        found = saturation_of(torch.tensor(logp), design, divergence, numerics=numerics)
-        assert [each.tolist() for each in found] == [clamped, underflowed]
+        saturation = saturation_of(torch.tensor(logp), design, divergence, numerics=numerics)
+        assert [flags.tolist() for flags in saturation] == [clamped, underflowed]
 
     def test_per_token_counts_responses(self):
         logp = torch.tensor([[-1.0, -104.0], [-104.0, -105.0], [-104.0, -1.0]])

@@ -19,7 +19,7 @@ COLUMNS = ["symbol", "equation", "paper reference", "function", "test"]
 
 def tables(page):
     """{heading: rows} of the tables with the five columns."""
-    found = {}
+    rows = {}
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         heading, *lines = section.splitlines()
         cells = [
@@ -28,8 +28,8 @@ def tables(page):
             if line.startswith("|")
         ]
         if cells and cells[0] == COLUMNS:
-            found[heading] = cells[2:]
-    return found
+            rows[heading] = cells[2:]
+    return rows
 
 
 TABLES = tables(PAGE)

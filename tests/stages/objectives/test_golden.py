@@ -131,7 +131,7 @@ def test_golden_file_covers_the_registry():
     covered = {
         (c["design"], divergence_of(c["divergence"]), c["probability"]) for c in GOLDEN["bonus"]
     }
-    wanted = {(*pair, p) for pair in DEFINED for p in ("sequence", "token_mean", "token")}
-    assert covered == wanted
+    expected_cases = {(*pair, p) for pair in DEFINED for p in ("sequence", "token_mean", "token")}
+    assert covered == expected_cases
     for family in ("reward", "loss"):
         assert {divergence_of(c["divergence"]) for c in GOLDEN[family]} == set(ALL_DIVERGENCES)

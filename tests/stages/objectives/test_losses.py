@@ -98,12 +98,12 @@ def test_losses_of_the_margin_and_the_scores(name):
 
     sides = [
         ResponseLogps(
-            torch.tensor(each)[:, None].requires_grad_(),
+            torch.tensor(logp)[:, None].requires_grad_(),
             torch.zeros(5, 1, dtype=torch.float64),
             torch.ones(5, 1, dtype=torch.bool),
             torch.tensor(score),
         )
-        for each, score in zip((chosen, rejected), scores, strict=True)
+        for logp, score in zip((chosen, rejected), scores, strict=True)
     ]
     compares = {"reward_scale": scale} if name in ("rpo", "rebel") else {}
     params = ObjectiveParams(design="none", loss=name, beta=beta, **compares)
@@ -117,7 +117,7 @@ def test_losses_of_the_margin_and_the_scores(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_wrong_labels_or_scores_are_settings_of_the_losses_that_read_them(name):
+def test_wrong_labels_or_scores_belong_to_losses_that_read_them(name):
     read, unread = {"label_smoothing": 0.1}, {"reward_scale": 2.0}
     if name in ("rpo", "rebel"):
         read, unread = unread, read

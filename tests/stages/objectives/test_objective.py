@@ -179,13 +179,13 @@ def test_length_normalised_loss_compares_log_ratios_per_token(divergence):
     settings = ObjectiveParams(
         design="none", divergence=divergence, beta=5.0, length_normalised=True
     )
-    found = geb_objective(CHOSEN, REJECTED, settings)
+    output = geb_objective(CHOSEN, REJECTED, settings)
     per_token = [side.logratio / side.num_tokens for side in (CHOSEN, REJECTED)]
     expected = preference_loss(*per_token, beta=5.0, divergence=divergence)
-    torch.testing.assert_close(found.preference_loss, expected)
+    torch.testing.assert_close(output.preference_loss, expected)
     if divergence == "reverse_kl":
         closed = -torch.nn.functional.logsigmoid(5.0 * (per_token[0] - per_token[1]))
-        torch.testing.assert_close(found.preference_loss, closed)
+        torch.testing.assert_close(output.preference_loss, closed)
 
 
 # A tied pair has no preference loss; its bonus and NLL stay.
@@ -211,7 +211,7 @@ def test_only_the_preference_term_of_a_tie_is_zero():
     assert torch.equal(tied.nll, plain.nll)
 
 
-def test_a_tie_s_gradient_is_that_of_bonus_and_nll():
+def test_a_tie_s_gradient_comes_from_bonus_and_nll():
     chosen, rejected = tie_sides()
     geb_objective(chosen, rejected, TIE_SETTINGS, TIE).loss(2.0).sum().backward()
     # −κ · L_bonus = κ log π(rejected), and 0.3 · (−log π(chosen) / 3 tokens).
@@ -251,8 +251,8 @@ def test_copo_s_bonus_has_the_gradient_of_its_published_loss(bonus_on):
     leaves = [torch.tensor(logp, requires_grad=True) for logp in logps]
     mask = torch.ones((5, 4), dtype=torch.bool)
     chosen, rejected = (
-        ResponseLogps(leaf, torch.tensor(ref), mask, bonus_factor=torch.tensor(own))
-        for leaf, ref, own in zip(leaves, refs, novelty, strict=True)
+        ResponseLogps(leaf, torch.tensor(ref), mask, bonus_factor=torch.tensor(factors))
+        for leaf, ref, factors in zip(leaves, refs, novelty, strict=True)
     )
     output = geb_objective(chosen, rejected, params)
     ratios = np.exp((logps - refs).sum(axis=2))
@@ -262,5 +262,5 @@ def test_copo_s_bonus_has_the_gradient_of_its_published_loss(bonus_on):
     slopes = torch.autograd.grad(output.bonus.sum(), leaves, allow_unused=True)
     for side, slope in enumerate(slopes):
         published = ratios[side] * novelty[side] / len(targets) * (side in targets)
-        found = np.zeros((5, 4)) if slope is None else slope.numpy()
-        np.testing.assert_allclose(found, np.repeat(published[:, None], 4, axis=1), rtol=1e-9)
+        gradient = np.zeros((5, 4)) if slope is None else slope.numpy()
+        np.testing.assert_allclose(gradient, np.repeat(published[:, None], 4, axis=1), rtol=1e-9)

@@ -38,7 +38,7 @@ def test_what_a_template_writes_after_the_end_is_cut():
     assert example.response[-1] == tokenizer.eos_token_id
 
 
-def test_template_that_opens_the_answer_with_reasoning_takes_an_argument():
+def test_a_template_that_opens_with_reasoning_takes_an_argument():
     template = CHAT_TEMPLATE.replace(
         "<assistant>{% endif %}",
         "<assistant> {{ 'one' if enable_thinking is not defined }}{% endif %}",
@@ -69,7 +69,7 @@ def test_a_template_that_does_not_continue_the_prompt_is_refused():
         make_example(make_tiny_tokenizer(chat_template=template), CONVERSATION, SftParams())
 
 
-def test_a_conversation_that_the_template_refuses_is_told_by_its_place():
+def test_a_conversation_that_the_template_refuses_is_named():
     template = "{{ raise_exception('no') if messages[0].role == 'system' else 'one' }}"
     tokenizer = make_tiny_tokenizer(chat_template=template + "{{ messages[-1].content }}")
     with pytest.raises(UserError, match=r"a\.jsonl, line 3: the chat template refuses"):

@@ -55,15 +55,15 @@ def plain(tmp_path_factory):
         ({"deepspeed": {"zero_stage": 3}}, 2),
     ],
 )
-def test_the_loss_curve_in_shards_is_that_of_one_process(tmp_path, plain, settings, processes):
-    found = train(tmp_path, processes=processes, **settings)
-    assert losses(found.path) == pytest.approx(losses(plain.path), rel=1e-3, abs=1e-3)
+def test_the_loss_curve_in_shards_equals_one_process(tmp_path, plain, settings, processes):
+    artifact = train(tmp_path, processes=processes, **settings)
+    assert losses(artifact.path) == pytest.approx(losses(plain.path), rel=1e-3, abs=1e-3)
     expected = load_file(plain.path / "checkpoint" / "model.safetensors")
-    saved = load_file(found.path / "checkpoint" / "model.safetensors")
-    assert {name: each.shape for name, each in saved.items()} == {
-        name: each.shape for name, each in expected.items()
+    saved = load_file(artifact.path / "checkpoint" / "model.safetensors")
+    assert {name: weight.shape for name, weight in saved.items()} == {
+        name: weight.shape for name, weight in expected.items()
     }
-    assert found.manifest.key == plain.manifest.key
+    assert artifact.manifest.key == plain.manifest.key
 
 
 @pytest.mark.parametrize("stage", ["off", 2, 3])
@@ -73,8 +73,8 @@ def test_a_step_in_bfloat16_is_saved_whole(tmp_path, plain, stage):
     settings = {"epochs": 1, "global_batch_rows": 1000, "warmup_ratio": 0.0, "max_grad_norm": 0.0}
     settings |= {"learning_rate": 1e-5, "adam_epsilon": 1e-14, "precision": "bfloat16"}
     settings |= {"deepspeed": {"zero_stage": stage}, "lr_schedule": "constant"}
-    found = train(tmp_path, policy=policy, processes=2, **settings)
+    artifact = train(tmp_path, policy=policy, processes=2, **settings)
     before = load_file(policy / "model.safetensors")
-    after = load_file(found.path / "checkpoint" / "model.safetensors")
+    after = load_file(artifact.path / "checkpoint" / "model.safetensors")
     moved = torch.cat([(after[name].double() - before[name]).flatten() for name in after])
     assert moved.abs().median() == pytest.approx(1e-5, rel=0.05)

@@ -165,7 +165,7 @@ def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
     assert_equal_weights(sft(data=plain)[0], expected)
 
 
-def test_too_long_conversations_are_counted_and_told(sft, tmp_path):
+def test_too_long_conversations_are_counted_and_reported(sft, tmp_path):
     long = [{**ROWS[0]["messages"][0]}, {"role": "assistant", "content": "one " * 40}]
     artifact, events = sft(data=write_jsonl(tmp_path / "long.jsonl", [*ROWS, {"messages": long}]))
     summary = json.loads((artifact / "summary.json").read_text())

@@ -29,11 +29,11 @@ def test_an_unknown_word_is_the_unknown_token(tokenizer):
 
 def test_vocabulary_does_not_depend_on_the_order_of_the_texts():
     texts = ["one two", "three one", "two four"]
-    first, second = (make_word_tokenizer(each, max_length=8) for each in (texts, texts[::-1]))
+    first, second = (make_word_tokenizer(corpus, max_length=8) for corpus in (texts, texts[::-1]))
     assert first.get_vocab() == second.get_vocab()
 
 
-def test_conversations_render_with_one_bos_and_an_end_after_each_answer(tokenizer, tmp_path):
+def test_conversations_have_one_bos_and_an_end_after_each_answer(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     messages = [
@@ -46,7 +46,10 @@ def test_conversations_render_with_one_bos_and_an_end_after_each_answer(tokenize
         text == "<s><|user|>Is that all?<|assistant|>Yes</s><|user|>Gladly, two towels<|assistant|>"
     )
     ids = loaded(text, add_special_tokens=False)["input_ids"]
-    assert [ids.count(each) for each in (loaded.bos_token_id, loaded.eos_token_id)] == [1, 1]
+    assert [ids.count(token_id) for token_id in (loaded.bos_token_id, loaded.eos_token_id)] == [
+        1,
+        1,
+    ]
     assert loaded.decode(ids, skip_special_tokens=True) == "Is that all?YesGladly, two towels"
 
 

@@ -33,8 +33,8 @@ def assert_same_training(
         assert curve == pytest.approx([record[name] for record in expected.records], rel=1e-2), name
     for folder in folders:
         weights, others = (
-            load_file(each.artifact.path / folder / "model.safetensors")
-            for each in (found, expected)
+            load_file(training.artifact.path / folder / "model.safetensors")
+            for training in (found, expected)
         )
         assert weights.keys() == others.keys()
         for name, weight in weights.items():
@@ -71,6 +71,6 @@ def assert_same_logprobs(adapter: Path, base: Path, checkpoint: Path) -> None:
     start = AutoModelForCausalLM.from_pretrained(base)
     before = logprobs(start)
     expected = logprobs(AutoModelForCausalLM.from_pretrained(checkpoint))
-    found = logprobs(PeftModel.from_pretrained(start, str(adapter)))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    adapted = logprobs(PeftModel.from_pretrained(start, str(adapter)))
+    torch.testing.assert_close(adapted, expected, rtol=1e-5, atol=1e-5)
     assert (expected - before).abs().max() > 0.01

@@ -84,16 +84,16 @@ def saved_config(folder: Path, base: ModelSource) -> dict[str, Any]:
     return json.loads((folder / "adapter_config.json").read_text())
 
 
-def test_saved_adapters_name_a_base_of_the_hub_and_no_folder_of_this_machine(tmp_path):
-    found = saved_config(tmp_path / "hub", ModelSource("owner/model", "c0ffee"))
-    assert (found["base_model_name_or_path"], found["revision"]) == ("owner/model", "c0ffee")
-    assert found["target_modules"] == sorted(found["target_modules"])
-    found = saved_config(tmp_path / "here", ModelSource(str(tmp_path)))
-    assert (found["base_model_name_or_path"], found["revision"]) == (None, None)
+def test_saved_adapters_name_a_base_of_the_hub_alone(tmp_path):
+    config = saved_config(tmp_path / "hub", ModelSource("owner/model", "c0ffee"))
+    assert (config["base_model_name_or_path"], config["revision"]) == ("owner/model", "c0ffee")
+    assert config["target_modules"] == sorted(config["target_modules"])
+    config = saved_config(tmp_path / "here", ModelSource(str(tmp_path)))
+    assert (config["base_model_name_or_path"], config["revision"]) == (None, None)
 
 
 def test_adapters_that_could_not_be_merged_are_refused():
-    # Its router gives experts beside logits, which an adapter cannot add to.
+    # Its router gives experts with its logits: an adapter cannot add to them.
     model = AutoModelForCausalLM.from_config(PHIMOE)
     with pytest.raises(UserError, match=r"tuple") as caught:
         add_adapters(model, LoraParams(rank=4))

@@ -30,12 +30,12 @@ def written(folder: Path, code: str) -> Path:
     return path
 
 
-def test_a_function_that_says_what_the_settings_say_trains_the_same_policy(
-    tmp_path, policy, pairs, trained
-):
+def test_a_function_equal_to_the_settings_trains_the_same_policy(tmp_path, policy, pairs, trained):
     code = written(tmp_path, BY_HAND)
-    own = train(tmp_path / "store", policy, [pairs], objective="python", code=code, design="none")
-    for mine, theirs in zip(own.records, trained.records, strict=True):
+    custom = train(
+        tmp_path / "store", policy, [pairs], objective="python", code=code, design="none"
+    )
+    for mine, theirs in zip(custom.records, trained.records, strict=True):
         for name in ("loss", "preference_loss", "bonus", "bonus_ratio", "accuracy", "kappa"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4), name
 
@@ -43,10 +43,10 @@ def test_a_function_that_says_what_the_settings_say_trains_the_same_policy(
 def test_terms_that_are_left_out_are_as_the_settings_say(tmp_path, policy, pairs, trained):
     loss = "def objective(chosen, rejected):\n    return {'loss': 0.0 * chosen.logp + 2.0}\n"
     code = written(tmp_path, loss)
-    own = train(tmp_path / "store", policy, [pairs], objective="python", code=code)
-    assert own.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-6)
+    mine = train(tmp_path / "store", policy, [pairs], objective="python", code=code)
+    assert mine.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-6)
     # Six of eight pairs of the first step, as two of all are ties.
-    ties = sum(record["preference_loss"] * record["num_pairs"] for record in own.records)
+    ties = sum(record["preference_loss"] * record["num_pairs"] for record in mine.records)
     assert ties == pytest.approx(2.0 * 2 * (32 - 2))
 
 
@@ -56,12 +56,12 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
         gap = chosen.score - rejected.score
         return {"loss": (chosen.logratio - rejected.logratio - scale * gap) ** 2}
     """
-    own = {"objective": "python", "python": {"settings": {"scale": 3}}}
+    custom = {"objective": "python", "python": {"settings": {"scale": 3}}}
     written_code = written(tmp_path, textwrap.dedent(code))
-    mine = train(tmp_path / "own", policy, [pairs], code=written_code, **own)
+    mine = train(tmp_path / "own", policy, [pairs], code=written_code, **custom)
     theirs = train(tmp_path / "rebel", policy, [pairs], loss="rebel", reward_scale=3.0)
     assert mine.losses == pytest.approx(theirs.losses, rel=1e-5)
-    # At the start π is π_ref: the loss of a pair is 3², that of a tied one zero.
+    # At the start π is π_ref: the loss of a pair is 3², and of a tied one zero.
     assert theirs.records[0]["preference_loss"] > 6.0
 
 
@@ -77,7 +77,7 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
         ("return {'loss': chosen.no_such}", r"AttributeError.* \(line 2 of objective\.py\)"),
     ],
 )
-def test_a_function_that_cannot_work_is_told_what_is_wrong(tmp_path, body, said):
+def test_a_function_that_cannot_work_gets_an_explanation(tmp_path, body, said):
     code = written(tmp_path, f"def objective(chosen, rejected):\n    {body}\n")
     with pytest.raises(UserError, match=said) as refused:
         UserObjective(code, "objective")(made_up(0), made_up(1))
@@ -94,7 +94,7 @@ def test_the_example_is_the_paper_s_equation():
     chosen, rejected = np.array([0.5, -1.0, 3.0, -40.0]), np.array([-0.25, 2.0, 2.5, 1.0])
     link = (np.exp(chosen) + chosen) - (np.exp(rejected) + rejected)
     margin = np.clip(0.5 * link, -20, 20)
-    found = chi_po(side(chosen), side(rejected), beta=0.5)["loss"]
-    np.testing.assert_allclose(found, np.log1p(np.exp(-margin)), rtol=1e-12)
+    losses = chi_po(side(chosen), side(rejected), beta=0.5)["loss"]
+    np.testing.assert_allclose(losses, np.log1p(np.exp(-margin)), rtol=1e-12)
     huge = chi_po(side([1000.0]), side([-1000.0]))["loss"]
     assert huge.isfinite().all()

@@ -29,7 +29,7 @@ def write_changed(tmp_path, **changes: Any):
     return path
 
 
-def test_token_ids_and_logprobs_are_those_of_the_table(tmp_path):
+def test_token_ids_and_logprobs_come_from_the_table(tmp_path):
     first, second = (
         make_pairs(tmp_path / "a.parquet", 5, logprob=-3.0),
         make_pairs(tmp_path / "b.parquet", 3, seed=1, logprob=-3.0),
@@ -44,7 +44,7 @@ def test_token_ids_and_logprobs_are_those_of_the_table(tmp_path):
         assert pair.chosen.logprobs.tolist() == row["chosen_logprobs"]
 
 
-def test_an_over_long_pair_keeps_the_end_of_its_prompt_and_the_start_of_its_responses(tmp_path):
+def test_an_over_long_pair_is_cut_at_its_outer_ends(tmp_path):
     long = {
         "prompt_token_ids": list(range(20)),
         "chosen_token_ids": list(range(30, 45)),
@@ -101,38 +101,38 @@ class TestUnknownLogprobs:
         path = write_changed(tmp_path, chosen_logprobs=[float("nan")])
         return load_pairs([path], params())[0]
 
-    def test_the_difference_to_the_sampler_is_of_those_that_are_known(self, pairs):
+    def test_the_difference_to_the_sampler_ignores_unknown_values(self, pairs):
         reference = {
             pair.index: (pair.chosen.logprobs * 0 - 1.5, pair.rejected.logprobs - 0.5)
             for pair in pairs
         }
-        found = difference_to_sampler(pairs, reference)
-        assert (found["mean"], found["max"]) == (pytest.approx(0.5), pytest.approx(0.5))
+        gap = difference_to_sampler(pairs, reference)
+        assert (gap["mean"], gap["max"]) == (pytest.approx(0.5), pytest.approx(0.5))
 
-    def test_of_none_there_is_no_difference(self, pairs):
+    def test_without_known_values_the_difference_is_unknown(self, pairs):
         unknown = {
             pair.index: (pair.chosen.logprobs * np.nan, pair.rejected.logprobs * np.nan)
             for pair in pairs
         }
-        found = difference_to_sampler(pairs, unknown)
-        assert (found["mean"], found["max"]) == (None, None)
+        gap = difference_to_sampler(pairs, unknown)
+        assert (gap["mean"], gap["max"]) == (None, None)
 
 
 def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
     # Tokens that share no feature: 3 times [7], 1 time [8, 9], 2 times [5], 2 times [6].
     rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4, logprob=-3.0), PAIRS))
     sides = [([7], [8, 9]), ([7], [5]), ([7], [6]), ([5], [6])]
-    for row, own in zip(rows, sides, strict=True):
-        for side, tokens in zip(("chosen", "rejected"), own, strict=True):
+    for row, responses in zip(rows, sides, strict=True):
+        for side, tokens in zip(("chosen", "rejected"), responses, strict=True):
             row |= {f"{side}_token_ids": tokens, f"{side}_logprobs": [-1.0] * len(tokens)}
     path = tmp_path / "pairs.parquet"
     write_table(path, PAIRS, rows)
     pairs, _ = load_pairs([path], params(design="feb", bonus_weight="count"))
-    found = [(pair.chosen.bonus_factor, pair.rejected.bonus_factor) for pair in pairs]
+    factors = [(pair.chosen.bonus_factor, pair.rejected.bonus_factor) for pair in pairs]
     often, twice, once = ((count + 0.01) ** -0.5 for count in (3, 2, 1))
-    assert found == [
-        pytest.approx(each)
-        for each in [(often, once), (often, twice), (often, twice), (twice, twice)]
+    assert factors == [
+        pytest.approx(pair)
+        for pair in [(often, once), (often, twice), (often, twice), (twice, twice)]
     ]
     plain, _ = load_pairs([path], params(design="feb"))
     assert {pair.chosen.bonus_factor for pair in plain} == {1.0}
@@ -163,10 +163,10 @@ def test_features_are_hashed_counts_of_ngrams():
                 value = (value + token + 1) * 0x9E3779B97F4A7C15 % modulus
             value = (value ^ value >> 31) * 0xBF58476D1CE4E5B9 % modulus
             row[(value >> 32) % 512] += 1 if value >> 63 else -1
-    [found] = features([np.array(tokens, np.int32)])
-    np.testing.assert_allclose(found, row / np.linalg.norm(row), rtol=1e-12)
+    [hashed] = features([np.array(tokens, np.int32)])
+    np.testing.assert_allclose(hashed, row / np.linalg.norm(row), rtol=1e-12)
 
 
 def test_a_weight_without_a_bonus_is_refused():
-    with pytest.raises(ValueError, match="there is no bonus to weigh"):
+    with pytest.raises(ValueError, match="weighs nothing"):
         params(design="none", bonus_weight="count")

@@ -64,7 +64,7 @@ def a_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
 def odd_pairs() -> list[Pair]:
     """One-token prompts and responses, equal responses, rows at the limit, truncated rows."""
     lengths = [(1, 1, 1), (1, 5, 2), (7, 1, 6), (9, 4, 4), (3, LIMIT - 3, 1), (LIMIT - 1, 1, 1)]
-    pairs = [a_pair(index, *each) for index, each in enumerate(lengths)]
+    pairs = [a_pair(index, *sizes) for index, sizes in enumerate(lengths)]
     equal = a_pair(6, 4, 5, 5)
     pairs.append(Pair(6, "6", equal.prompt, equal.chosen, equal.chosen, tie=False))
     params = TrainParams(max_length_tokens=LIMIT, max_prompt_tokens=6)
@@ -118,12 +118,12 @@ def test_packed_rows_give_the_padded_rows_values_and_gradients(family, mode):
     rank, checkpointed = MODES[mode]
     pairs = odd_pairs()
     expected = compute(make_model(FAMILIES[family], "padded", rank, checkpointed), pairs, "padded")
-    found = compute(make_model(FAMILIES[family], "packed", rank, checkpointed), pairs, "packed")
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
-    assert found[2].keys() == expected[2].keys()
+    packed = compute(make_model(FAMILIES[family], "packed", rank, checkpointed), pairs, "packed")
+    torch.testing.assert_close(packed[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[1], expected[1], rtol=1e-5, atol=1e-6)
+    assert packed[2].keys() == expected[2].keys()
     for name, gradient in expected[2].items():
-        gap = (found[2][name] - gradient).norm() / gradient.norm()
+        gap = (packed[2][name] - gradient).norm() / gradient.norm()
         assert gap < 1e-5, (name, float(gap))
 
 

@@ -34,7 +34,9 @@ def merged(tmp_path_factory, policy, pairs):
 
 def reference_of(trained):
     rows = read_rows(trained.artifact.path / "reference_logprobs.parquet", REFERENCE_LOGPROBS)
-    return [each for row in rows for each in row["chosen_logprobs"] + row["rejected_logprobs"]]
+    return [
+        logprob for row in rows for logprob in row["chosen_logprobs"] + row["rejected_logprobs"]
+    ]
 
 
 def test_the_checkpoint_is_an_adapter_that_names_its_base(kept, merged, policy):
@@ -63,10 +65,10 @@ def test_training_goes_on_with_the_same_policy(
     assert again.records[0]["chosen_logratio"] == pytest.approx(0.0, abs=1e-6)
     assert again.losses[0] == pytest.approx(merged[1].losses[0], abs=1e-4)
     assert again.losses[-1] < again.losses[0]
-    found = load_file(again.artifact.path / "checkpoint/adapter_model.safetensors")
+    after = load_file(again.artifact.path / "checkpoint/adapter_model.safetensors")
     before = load_file(checkpoint / "adapter_model.safetensors")
-    assert found.keys() == before.keys()
-    assert any(not torch.equal(found[name], before[name]) for name in found)
+    assert after.keys() == before.keys()
+    assert any(not torch.equal(after[name], before[name]) for name in after)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def compiled_layers(monkeypatch):
 def test_compiled_layers_train_as_eager_ones(tmp_path, policy, pairs, compiled_layers, change):
     eager = train(tmp_path / "eager", policy, [pairs], **change)
     assert not compiled_layers
-    found = train(tmp_path / "compiled", policy, [pairs], compile_layers=True, **change)
+    compiled = train(tmp_path / "compiled", policy, [pairs], compile_layers=True, **change)
     # The reference's and the policy's.
     assert len(compiled_layers) == 4
-    assert found.artifact.manifest.key == eager.artifact.manifest.key
-    assert_same_training(found, eager)
-    assert found.losses[0] == pytest.approx(eager.losses[0], abs=1e-6)
-    assert not [warning for warning in found.warnings if "compiled" in warning]
+    assert compiled.artifact.manifest.key == eager.artifact.manifest.key
+    assert_same_training(compiled, eager)
+    assert compiled.losses[0] == pytest.approx(eager.losses[0], abs=1e-6)
+    assert not [warning for warning in compiled.warnings if "compiled" in warning]
 
 
 def test_rows_of_all_lengths_share_their_graphs(tmp_path, policy, pairs, compiled_layers):
@@ -62,8 +62,8 @@ def test_layers_that_cannot_be_compiled_stay_eager_with_a_caution(
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr("stages.training.fit.compile_layers", without_compiler)
-    found = train(tmp_path / "store", policy, [pairs], compile_layers=True)
-    assert found.weights == eager.weights
-    [caution] = [warning for warning in found.warnings if "not compiled" in warning]
+    training = train(tmp_path / "store", policy, [pairs], compile_layers=True)
+    assert training.weights == eager.weights
+    [caution] = [warning for warning in training.warnings if "not compiled" in warning]
     assert "no C++ compiler" in caution
-    assert caution in found.summary["cautions"]
+    assert caution in training.summary["cautions"]

@@ -87,7 +87,9 @@ def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, b
         train(*interrupted, processes=before, on_event=Killer(KILLED_AT), **settings)
     resumed = train(*interrupted, processes=after, **settings)
 
-    starts_again = any("starts again from its first step" in said for said in resumed.warnings)
+    starts_again = any(
+        "starts again from its first step" in warning for warning in resumed.warnings
+    )
     assert starts_again == bool(library)
     assert (resumed.steps[0] == 1) == bool(library)
     assert_same_training(resumed, whole)

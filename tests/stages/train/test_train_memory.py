@@ -27,10 +27,10 @@ def test_lower_budget_goes_on_from_the_checkpoint(tmp_path, monkeypatch, policy,
     for way in ("micro_batch_tokens", "max_length_tokens", "zero_stage=3", "lora"):
         assert way in caught.value.remedy
     settings["micro_batch_tokens"] = 160
-    found = train(tmp_path / "store", policy, [pairs], **settings)
-    assert found.steps == list(range(6, 9))
-    assert found.losses == pytest.approx(whole.losses, rel=1e-4, abs=1e-5)
-    assert found.artifact.manifest.key == whole.artifact.manifest.key
+    training = train(tmp_path / "store", policy, [pairs], **settings)
+    assert training.steps == list(range(6, 9))
+    assert training.losses == pytest.approx(whole.losses, rel=1e-4, abs=1e-5)
+    assert training.artifact.manifest.key == whole.artifact.manifest.key
 
 
 @pytest.mark.slow

@@ -87,13 +87,13 @@ def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, p
         started(namespaces[1], "stages.training.node", work) as second,
         started(namespaces[0], "stages.train", path) as first,
     ):
-        said, _ = first.communicate()
+        output, _ = first.communicate()
         joined, _ = second.communicate()
-    assert first.returncode == 0, said
+    assert first.returncode == 0, output
     assert second.returncode == 0, joined
     assert f"joins 2 nodes at {ADDRESSES[0]}" in joined
     artifact = Store.open(request.store).load(request.stage, request.key)
     assert artifact is not None
-    two = Trained(artifact, [json.loads(line) for line in said.splitlines()])
+    two = Trained(artifact, [json.loads(line) for line in output.splitlines()])
     assert two.artifact.manifest.key == one.artifact.manifest.key
     assert two.losses == pytest.approx(one.losses, rel=1e-4, abs=1e-5)

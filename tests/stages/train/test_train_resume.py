@@ -78,7 +78,7 @@ def step_of(checkpoint: Path) -> int:
     ("layout", "damage"),
     [({}, truncate), ({"processes": 2, "deepspeed": {"zero_stage": 2}}, alter)],
 )
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     tmp_path, policy, pairs, layout, damage
 ):
     # 28 steps: no third checkpoint is due, so that a kill meets none being written or removed.
@@ -87,15 +87,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
     end_when(request, tmp_path, signal.SIGKILL, at_step(21))
     before, newest = sorted((work_of(request) / "checkpoints").glob("checkpoint-*"), key=step_of)
-    files = [each for each in newest.rglob("*") if each.is_file()]
+    files = [file for file in newest.rglob("*") if file.is_file()]
     largest = max(files, key=lambda each: each.stat().st_size)
     damage(largest)
 
     resumed = train(tmp_path / "store", policy, [pairs], **settings)
 
-    [said] = resumed.warnings
-    assert str(largest) in said
-    assert "Set aside as damaged-" in said
+    [warning] = resumed.warnings
+    assert str(largest) in warning
+    assert "Set aside as damaged-" in warning
     assert resumed.steps[0] == step_of(before) + 1
     assert resumed.weights == whole.weights
     assert resumed.losses == whole.losses

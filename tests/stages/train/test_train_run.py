@@ -54,9 +54,11 @@ def test_records_and_summary_say_what_was_done(trained):
 
 
 def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, pairs):
-    found = train(tmp_path / "store", policy, [pairs], reference=other)
+    training = train(tmp_path / "store", policy, [pairs], reference=other)
     model = AutoModelForCausalLM.from_pretrained(other)
-    stored = list(read_rows(found.artifact.path / "reference_logprobs.parquet", REFERENCE_LOGPROBS))
+    stored = list(
+        read_rows(training.artifact.path / "reference_logprobs.parquet", REFERENCE_LOGPROBS)
+    )
     rows = list(read_rows(pairs, PAIRS))
     assert [row["pair_index"] for row in stored] == list(range(len(rows)))
     for row, ours in zip(rows, stored, strict=True):
@@ -69,23 +71,23 @@ def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, p
             torch.testing.assert_close(
                 torch.tensor(ours[f"{side}_logprobs"]), expected, rtol=1e-4, atol=1e-5
             )
-    assert abs(found.records[0]["chosen_logratio"]) > 0.1
+    assert abs(training.records[0]["chosen_logratio"]) > 0.1
 
 
 def test_a_sampler_with_the_policy_s_numbers_is_trusted(tmp_path, policy, pairs, trained):
     sampled = with_sampler(tmp_path / "pairs.parquet", pairs, policy)
-    found = train(tmp_path / "store", policy, [sampled])
-    assert found.losses == pytest.approx(trained.losses, rel=1e-4, abs=1e-5)
-    assert found.summary["reference_minus_sampler"]["mean"] < 1e-5
-    assert found.summary["cautions"] == found.warnings == []
+    training = train(tmp_path / "store", policy, [sampled])
+    assert training.losses == pytest.approx(trained.losses, rel=1e-4, abs=1e-5)
+    assert training.summary["reference_minus_sampler"]["mean"] < 1e-5
+    assert training.summary["cautions"] == training.warnings == []
 
 
-def test_a_sampler_that_differs_is_told(tmp_path, policy, pairs):
+def test_a_sampler_that_differs_is_reported(tmp_path, policy, pairs):
     sampled = with_sampler(tmp_path / "pairs.parquet", pairs, policy, apart=0.3)
-    found = train(tmp_path / "store", policy, [sampled], epochs=1)
-    assert found.summary["reference_minus_sampler"]["mean"] == pytest.approx(0.3, abs=1e-5)
-    assert found.summary["cautions"] == found.warnings
-    assert "differ by 0.3 nats a token" in found.warnings[0]
+    training = train(tmp_path / "store", policy, [sampled], epochs=1)
+    assert training.summary["reference_minus_sampler"]["mean"] == pytest.approx(0.3, abs=1e-5)
+    assert training.summary["cautions"] == training.warnings
+    assert "differ by 0.3 nats a token" in training.warnings[0]
 
 
 def test_a_sampler_of_other_weights_is_refused(tmp_path, policy, other, pairs):
@@ -98,9 +100,9 @@ def test_a_sampler_of_other_weights_is_refused(tmp_path, policy, other, pairs):
 def test_a_reference_that_did_not_sample_may_differ(tmp_path, policy, other, pairs):
     sampled = with_sampler(tmp_path / "pairs.parquet", pairs, policy)
     settings = {"reference": other, "reference_kind": "initial", "epochs": 1}
-    found = train(tmp_path / "store", policy, [sampled], **settings)
-    assert found.summary["reference_minus_sampler"]["mean"] > 1.0
-    assert found.warnings == []
+    training = train(tmp_path / "store", policy, [sampled], **settings)
+    assert training.summary["reference_minus_sampler"]["mean"] > 1.0
+    assert training.warnings == []
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
@@ -121,9 +123,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
     ids=str,
 )
 def test_settings_of_speed_do_not_change_the_result(tmp_path, trained, policy, pairs, change):
-    found = train(tmp_path / "store", policy, [pairs], **change)
-    assert found.artifact.manifest.key == trained.artifact.manifest.key
-    assert_same_training(found, trained)
+    training = train(tmp_path / "store", policy, [pairs], **change)
+    assert training.artifact.manifest.key == trained.artifact.manifest.key
+    assert_same_training(training, trained)
 
 
 def test_a_last_batch_that_is_smaller_counts_its_own_pairs_only(tmp_path, policy):
@@ -153,38 +155,36 @@ def test_ties_learn_from_the_bonus_but_not_from_the_preference(tmp_path, policy)
 
 def test_a_target_ratio_sets_kappa(tmp_path, policy, pairs):
     settings = {"target_ratio": 0.25, "nll_weight": 0.0, "epochs": 3}
-    found = train(tmp_path / "store", policy, [pairs], **settings)
-    assert found.records[0]["bonus_ratio"] == pytest.approx(0.25, rel=1e-3)
-    kappas = [record["kappa"] for record in found.records]
+    training = train(tmp_path / "store", policy, [pairs], **settings)
+    assert training.records[0]["bonus_ratio"] == pytest.approx(0.25, rel=1e-3)
+    kappas = [record["kappa"] for record in training.records]
     assert len(set(kappas[:8])) == 8
-    assert set(kappas[7:]) == {found.summary["kappa"]}
+    assert set(kappas[7:]) == {training.summary["kappa"]}
 
 
 @pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl"])
-def test_a_published_bonus_that_underflows_everywhere_is_trained_on_and_told(
-    tmp_path, policy, divergence
-):
+def test_a_published_bonus_that_underflows_is_trained_on(tmp_path, policy, divergence):
     pairs = make_pairs(tmp_path / "long.parquet", 8, longer_by=60)
     settings = {"design": "one_minus_pi", "divergence": divergence, "probability": "sequence"}
     long = {"target_ratio": 0.001, "global_batch_pairs": 1, "epochs": 1}
-    found = train(tmp_path / "store", policy, [pairs], **settings, **long, numerics="paper")
-    assert [record["bonus"] for record in found.records] == [0.0] * 8
-    assert found.summary["kappa"] == 0.0
-    [warning] = found.warnings
+    training = train(tmp_path / "store", policy, [pairs], **settings, **long, numerics="paper")
+    assert [record["bonus"] for record in training.records] == [0.0] * 8
+    assert training.summary["kappa"] == 0.0
+    [warning] = training.warnings
     assert warning.startswith("the bonus of all pairs is exactly 0")
 
 
 def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
     settings = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
-    found = train(tmp_path / "store", policy, [pairs], **settings)
-    assert found.summary["pair_counts"]["truncated"] > 0
-    assert any("longer than 8 tokens" in message for message in found.warnings)
+    training = train(tmp_path / "store", policy, [pairs], **settings)
+    assert training.summary["pair_counts"]["truncated"] > 0
+    assert any("longer than 8 tokens" in message for message in training.warnings)
 
 
 def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
-    asked = train(tmp_path / "asked", policy, [pairs], design="none", target_ratio=0.25)
+    with_ratio = train(tmp_path / "asked", policy, [pairs], design="none", target_ratio=0.25)
     plain = train(tmp_path / "plain", policy, [pairs], design="none")
-    assert asked.weights == plain.weights
+    assert with_ratio.weights == plain.weights
 
 
 def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):

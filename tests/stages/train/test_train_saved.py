@@ -23,31 +23,31 @@ def test_the_checkpoint_is_an_ordinary_one(trained, policy):
 
 
 def test_lora_saves_merged_weights(tmp_path, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], lora={"rank": 4, "alpha": 8.0})
-    start, end = load_file(policy / "model.safetensors"), weights_of(found)
+    training = train(tmp_path / "store", policy, [pairs], lora={"rank": 4, "alpha": 8.0})
+    start, end = load_file(policy / "model.safetensors"), weights_of(training)
     assert start.keys() == end.keys()
     changed = {name for name in end if not torch.equal(start[name], end[name])}
     assert changed == {name for name in end if "_proj" in name}
-    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
+    assert training.records[-1]["preference_loss"] < training.records[0]["preference_loss"]
     # The merged checkpoint is what was trained: its log-ratios go on where training ended.
     on = {"reference": policy, "epochs": 1, "learning_rate": 1e-9}
-    again = train(tmp_path / "again", found.artifact.path / "checkpoint", [pairs], **on)
+    again = train(tmp_path / "again", training.artifact.path / "checkpoint", [pairs], **on)
     assert again.records[0]["margin"] > 1.0
 
 
 def test_tied_embeddings_stay_tied(tmp_path, pairs):
     tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
-    found = train(tmp_path / "store", tied, [pairs])
-    assert weights_of(found).keys() == load_file(tied / "model.safetensors").keys()
-    checkpoint = found.artifact.path / "checkpoint"
+    training = train(tmp_path / "store", tied, [pairs])
+    assert weights_of(training).keys() == load_file(tied / "model.safetensors").keys()
+    checkpoint = training.artifact.path / "checkpoint"
     assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
 
 
 def test_weights_beyond_the_largest_file_are_saved_in_several(tmp_path, policy, pairs, monkeypatch):
     whole = train(tmp_path / "whole", policy, [pairs], epochs=1)
     monkeypatch.setattr(save, "MAX_SHARD_SIZE", "20KB")
-    found = train(tmp_path / "store", policy, [pairs], epochs=1)
-    folder = found.artifact.path / "checkpoint"
+    training = train(tmp_path / "store", policy, [pairs], epochs=1)
+    folder = training.artifact.path / "checkpoint"
     shards = list(folder.glob("*.safetensors"))
     assert len(shards) > 1
     weights = {name: weight for shard in shards for name, weight in load_file(shard).items()}

@@ -94,8 +94,8 @@ def with_sampler(path: Path, pairs: Path, policy: Path, *, apart: float = 0.0) -
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
             logp = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
-            found = logp.gather(1, torch.tensor(response)[:, None])[:, 0]
-            row[f"{side}_logprobs"] = (found - apart).tolist()
+            token_logp = logp.gather(1, torch.tensor(response)[:, None])[:, 0]
+            row[f"{side}_logprobs"] = (token_logp - apart).tolist()
     write_table(path, PAIRS, rows)
     return path
 
@@ -150,7 +150,7 @@ def request_for(
     reference_kind: str = "previous",
     **changes: Any,
 ) -> Request:
-    """A request with :data:`PARAMS` and ``changes`` in a store of its own.
+    """A request with :data:`PARAMS` and ``changes`` in its own store.
 
     Policy and reference wear ``adapter``.
     """

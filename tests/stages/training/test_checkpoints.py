@@ -19,7 +19,7 @@ def publish(folder: Path, step: int) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
@@ -50,18 +50,18 @@ def test_a_damaged_one_is_set_aside_and_named(
     damage(publish(folder, 2) / name)
     warnings: list[str] = []
     assert newest_whole(folder, warnings.append).step == 1
-    [said] = warnings
-    assert str(folder / "checkpoint-2") in said
-    assert name in said or damage is alter
+    [warning] = warnings
+    assert str(folder / "checkpoint-2") in warning
+    assert name in warning or damage is alter
     kept, aside = names(folder)
     assert kept == "checkpoint-1"
     assert aside.startswith("damaged-")
-    assert aside in said
+    assert aside in warning
     # The next look finds it as it is.
     assert newest_whole(folder, pytest.fail).step == 1
 
 
-def test_a_training_that_starts_anew_replaces_those_of_later_steps(tmp_path: Path) -> None:
+def test_a_training_that_starts_anew_replaces_later_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     publish(folder, 10)
     publish(folder, 20)

@@ -51,23 +51,25 @@ def test_the_warm_up_has_as_many_steps_as_transformers_gives_it(ratio, steps, tm
     ("steps", "ratio", "is_told"), [(1, 0.03, True), (1, 0, False), (2, 0.03, False)]
 )
 def test_a_training_whose_only_step_learns_nothing_says_so(steps, ratio, is_told, tmp_path):
-    said = io.StringIO()
-    engine_of(TrainParams(epochs=1, warmup_ratio=ratio), steps, tmp_path, said)
-    assert ("nothing is learnt" in said.getvalue()) is is_told
+    log = io.StringIO()
+    engine_of(TrainParams(epochs=1, warmup_ratio=ratio), steps, tmp_path, log)
+    assert ("nothing is learnt" in log.getvalue()) is is_told
 
 
 def test_steps_are_adamw_s_with_clipped_gradients(tmp_path):
     engine, rows = engine_of(PARAMS, 1, tmp_path)
     weights = dict(engine.model.named_parameters())
     expected = {name: weight.detach().double() for name, weight in weights.items()}
-    moments = {name: (torch.zeros_like(each),) * 2 for name, each in expected.items()}
+    moments = {name: (torch.zeros_like(weight),) * 2 for name, weight in expected.items()}
     # Up to the whole rate in two of four steps, and down again.
     for step, rate in enumerate((0.0, 0.5, 1.0, 0.5), 1):
         engine.backward(-engine.logprobs(rows).sum(), last=True)
         gradients = {name: weight.grad.double() for name, weight in weights.items()}
-        norm = torch.stack([each.square().sum() for each in gradients.values()]).sum().sqrt()
-        found = engine.step()
-        assert found == (pytest.approx(norm.item()), pytest.approx(rate * PARAMS.learning_rate))
+        norm = (
+            torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+        )
+        result = engine.step()
+        assert result == (pytest.approx(norm.item()), pytest.approx(rate * PARAMS.learning_rate))
         for name, weight in expected.items():
             gradient = gradients[name] * min(1.0, PARAMS.max_grad_norm / norm)
             first = 0.9 * moments[name][0] + 0.1 * gradient
