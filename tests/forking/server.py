@@ -28,6 +28,9 @@ LOADED = {
         "pyarrow.parquet",
         "pandas",
         "deepspeed",
+        # DeepSpeed's engine imports them when it starts, and they import all of torch's compiler.
+        "deepspeed.ops.op_builder.all_ops",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
         "peft",
         "stages.generate.run",
         "stages.generate.transformers_backend",
@@ -39,7 +42,18 @@ LOADED = {
         "stages.promote.run",
         "stages.prepare.run",
     ),
-    "flows": ("prefect", "prefect.flow_engine", "prefect.task_engine", "flows.commands.cli"),
+    "flows": (
+        "prefect",
+        "prefect.flow_engine",
+        "prefect.task_engine",
+        "flows.commands.cli",
+        # Most commands import them late.
+        "flows.report.comparison",
+        "flows.report.html",
+        "matplotlib.backends.backend_svg",
+        "pandas",
+        "pyarrow.dataset",
+    ),
 }
 # What `geb run` sets before it loads Prefect, which reads it then.
 SETTINGS = {"flows": {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}}

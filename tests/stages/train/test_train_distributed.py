@@ -75,7 +75,7 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
         {"deepspeed": {"zero_stage": 2}},
         {"deepspeed": {"zero_stage": 3}},
         {"lora": {"rank": 4}},
-        {"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}},
+        pytest.param({"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),
     ],
     ids=lambda settings: "-".join(map(str, settings)) or "plain",
 )
@@ -123,6 +123,7 @@ def test_workers_end_with_the_stage(tmp_path, policy, pairs):
     assert not alive
 
 
+@pytest.mark.slow
 def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
     settings = SETTINGS | {"processes": 2, "epochs": 12}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
