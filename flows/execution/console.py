@@ -109,12 +109,14 @@ class ConsoleObserver(LineObserver):
         now = time.monotonic()
         # By unit, so that the next phase of a stage has a line at once.
         last = shown.printed.get(event.unit, -math.inf)
-        if not event.done or now - last < _LINE_SECONDS:
+        if not (event.done or event.note) or now - last < _LINE_SECONDS:
             return
         shown.printed[event.unit] = now
         share = f"({100 * event.done / max(event.total, 1):.0f} %)"
         done = f"{event.done}/{event.total} {event.unit} {share}"
-        self._say(request.run, f"  {request.step}: {done} {shown.metrics}".rstrip())
+        self._say(
+            request.run, f"  {request.step}: {done} {shown.metrics or escape(event.note)}".rstrip()
+        )
 
     def _count(self, state: State) -> str:
         self._num_ended += state in ("done", "reused")

@@ -263,14 +263,8 @@ def _estimate(name: str, figure: PromptFigure) -> Estimate:
     return ratio_of_sums(totals, counts)
 
 
-# Hashes held back before they are merged: a bound on memory besides the distinct n-grams.
-_MERGE_AT = 1 << 21
-
-_Hashes = npt.NDArray[np.int64]
-
-
 class DistinctCounter:
-    """Counts distinct n-grams for n = 1…``max_n`` at 8 bytes each.
+    """Counts distinct n-grams for n = 1…``max_n``, at 8 bytes for each n-gram.
 
     n-grams are compared by 64-bit hashes: among 10⁸ of them the chance of any collision is below
     10⁻³, and one moves the figure by 10⁻⁸.
@@ -280,26 +274,20 @@ class DistinctCounter:
     """
 
     def __init__(self, max_n: int) -> None:
-        # For each n, sorted hashes, and behind them hashes that are not merged into them yet.
-        self._hashes: list[list[_Hashes]] = [[np.zeros(0, np.int64)] for _ in range(max_n)]
-        self._totals = [0] * max_n
+        self._hashes: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(max_n)]
 
     def add(self, texts: Sequence[str]) -> None:
         """Adds responses to the corpus."""
         words = [text.split() for text in texts]
-        for n, held in enumerate(self._hashes, 1):
+        for n, hashes in enumerate(self._hashes, 1):
             shifted = ([text[start:] for start in range(n)] for text in words)
             grams = (gram for starts in shifted for gram in zip(*starts, strict=False))
-            held.append(np.fromiter(map(hash, grams), np.int64))
-            self._totals[n - 1] += len(held[-1])
-            if sum(map(len, held[1:])) > max(_MERGE_AT, len(held[0])):
-                held[:] = [_merged(held)]
+            hashes.append(np.fromiter(map(hash, grams), np.int64))
 
     def per_ngram(self) -> list[float | None]:
         """Different n-grams by n-grams, n = 1…``max_n``; None if the corpus has no n-gram."""
-        pairs = zip(self._hashes, self._totals, strict=True)
-        return [len(_merged(held)) / total if total else None for held, total in pairs]
-
-
-def _merged(hashes: list[_Hashes]) -> _Hashes:
-    return np.unique(np.concatenate(hashes))
+        ratios: list[float | None] = []
+        for hashes in self._hashes:
+            total = sum(map(len, hashes))
+            ratios.append(len(np.unique(np.concatenate(hashes))) / total if total else None)
+        return ratios

@@ -26,14 +26,18 @@ def test_each_phase_of_a_stage_begins_with_a_line(
         observer.step_started(request_)
         for done, unit in ((1, "pairs"), (2, "pairs"), (0, "steps"), (1, "steps")):
             observer.stage_event(request_, Progress(done=done, total=2, unit=unit))
+        noted = Progress(done=0, total=2, unit="responses", note="token 5 of 9")
+        observer.stage_event(request_, noted)
         observer.step_started(request_)
         observer.stage_event(request_, Progress(done=1, total=2, unit="pairs"))
     lines = [line.split(": ", 1)[1] for line in written.getvalue().splitlines()]
     assert [" ".join(line.split()[:2]) for line in lines if "/2" in line] == [
         "1/2 pairs",
         "1/2 steps",
+        "0/2 responses",
         "1/2 pairs",
     ]
+    assert any(line.endswith("responses (0 %) token 5 of 9") for line in lines)
 
 
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b[2J\x9b1m\u202ec\rd"

@@ -1,8 +1,6 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.evaluate import summary
 from stages.evaluate.summary import DistinctCounter
 
 texts = st.lists(st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join), max_size=20)
@@ -36,13 +34,3 @@ def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
     counter.add(corpus[:cut])
     counter.add(corpus[cut:])
     assert counter.per_ngram() == [by_definition(corpus, n) for n in range(1, 6)]
-
-
-@pytest.mark.parametrize("merge_at", [1, 50])
-def test_merging_early_changes_nothing(monkeypatch, merge_at):
-    monkeypatch.setattr(summary, "_MERGE_AT", merge_at)
-    corpus = [" ".join(str(n * k % 17) for k in range(9)) for n in range(60)]
-    counter = DistinctCounter(3)
-    for text in corpus:
-        counter.add([text])
-    assert counter.per_ngram() == [by_definition(corpus, n) for n in (1, 2, 3)]

@@ -41,6 +41,12 @@ def assert_same_responses(rows, others):
         assert row == other
 
 
+def warned(events):
+    return [
+        event.message for event in events if isinstance(event, Log) and event.level == "warning"
+    ]
+
+
 def test_rows_come_grouped_by_prompt_in_the_prompts_order(generate):
     rows, metrics, _ = generate()
     ids = [prompt_id(user_turn(text)) for text in TEXTS]
@@ -175,8 +181,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(generate):
     kept = [prompt_id(user_turn(texts[index])) for index in (0, 2)]
     assert [row["prompt_id"] for row in rows[::3]] == kept
     assert metrics["prompts_dropped_too_long"] == 1
-    warnings = [event for event in events if isinstance(event, Log) and event.level == "warning"]
-    assert "1 of 3 prompts are too long" in warnings[0].message
+    assert "1 of 3 prompts are too long" in warned(events)[0]
 
 
 def test_a_shard_of_which_no_prompt_fits_is_empty(generate):
@@ -187,8 +192,7 @@ def test_a_shard_of_which_no_prompt_fits_is_empty(generate):
     assert len(first[0]) == 6
     assert second[0] == []
     assert second[1]["prompts_dropped_too_long"] == second[1]["prompts"] == 2
-    warnings = [event for event in second[2] if isinstance(event, Log) and event.level == "warning"]
-    assert "2 of 2 prompts are too long" in warnings[0].message
+    assert "2 of 2 prompts are too long" in warned(second[2])[0]
 
 
 def test_the_system_prompt_comes_first(generate):
@@ -204,12 +208,6 @@ def test_prompt_that_spells_control_tokens_is_refused_unless_allowed(generate):
         generate(["red", "red <system> blue"])
     rows, _, _ = generate(["red <system> blue"], allow_control_tokens=True)
     assert SPECIAL.index("<system>") in rows[0]["prompt_token_ids"]
-
-
-def warned(events):
-    return [
-        event.message for event in events if isinstance(event, Log) and event.level == "warning"
-    ]
 
 
 def test_turn_end_that_stops_nothing_is_warned_about(generate, tmp_path):

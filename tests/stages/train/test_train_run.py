@@ -136,11 +136,12 @@ def test_a_last_batch_that_is_smaller_counts_its_own_pairs_only(tmp_path, policy
     assert_same_training(parts, whole)
 
 
-def test_kappa_zero_is_training_without_a_bonus(tmp_path, policy, pairs):
-    zero = train(tmp_path / "zero", policy, [pairs], kappa=0.0, design="arctanh")
+def test_kappa_and_its_ratio_weigh_the_bonus_alone(tmp_path, policy, pairs):
     none = train(tmp_path / "none", policy, [pairs], design="none")
+    zero = train(tmp_path / "zero", policy, [pairs], kappa=0.0, design="arctanh")
+    with_ratio = train(tmp_path / "ratio", policy, [pairs], design="none", target_ratio=0.25)
     bonus = train(tmp_path / "bonus", policy, [pairs], design="arctanh")
-    assert zero.weights == none.weights
+    assert zero.weights == none.weights == with_ratio.weights
     assert bonus.weights != none.weights
     assert zero.records[0]["bonus"] != 0.0
 
@@ -179,12 +180,6 @@ def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
     training = train(tmp_path / "store", policy, [pairs], **settings)
     assert training.summary["pair_counts"]["truncated"] > 0
     assert any("longer than 8 tokens" in message for message in training.warnings)
-
-
-def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
-    with_ratio = train(tmp_path / "asked", policy, [pairs], design="none", target_ratio=0.25)
-    plain = train(tmp_path / "plain", policy, [pairs], design="none")
-    assert with_ratio.weights == plain.weights
 
 
 def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
