@@ -53,8 +53,8 @@ class AtWork:
     @property
     def pids(self) -> list[int]:
         """The processes of a probe that has said that it does nothing more."""
-        [line] = [each for each in said(self.heard) if each.startswith("pids ")]
-        return [int(each) for each in line.split()[1:]]
+        [line] = [line for line in said(self.heard) if line.startswith("pids ")]
+        return [int(pid) for pid in line.split()[1:]]
 
     def wait(self) -> None:
         """Returns when the event has come."""

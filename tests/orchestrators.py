@@ -1,4 +1,4 @@
-"""Orchestrators in processes of their own, for tests that kill them."""
+"""Orchestrators in separate processes, for tests that kill them."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ from flows.runners.choose import make_runner
 from flows.runners.local import gpus
 from stages.contract.request import Request
 if "PREFECT_API_URL" not in os.environ:
-    # There is no server whose limit counts GPUs.
+    # No server counts GPUs.
     gpus._is_limited = lambda number: False
 # The shortest time in which a busy machine renews its sign of life.
 place.ORCHESTRATOR_SECONDS = 20
@@ -39,7 +39,7 @@ def orchestrator(
         request: The stage, a probe.
         execution: How it is started.
         until: Part of the event that is waited for.
-        folder: Place of the request's file; beside the store if there is none.
+        folder: Folder of the request's file; unset, the one that holds the store.
     """
     path = (folder or Path(request.store).parent) / "request.json"
     request.write(path)
@@ -49,8 +49,8 @@ def orchestrator(
             assert process.stdout is not None
             pids: list[int] = []
             for line in process.stdout:
-                told = line.partition("pids ")[2].partition('"')[0]
-                pids += [int(pid) for pid in re.findall(r"\d+", told)]
+                numbers = line.partition("pids ")[2].partition('"')[0]
+                pids += [int(pid) for pid in re.findall(r"\d+", numbers)]
                 if until in line:
                     break
             yield process, pids

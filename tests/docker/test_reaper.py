@@ -25,9 +25,7 @@ from tests.probe_stage import ProbeParams
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 
-def test_containers_are_removed_once_their_orchestrator_is_dead_if_their_store_is_here(
-    launcher: Docker, store: Store
-) -> None:
+def test_containers_of_dead_orchestrators_are_removed(launcher: Docker, store: Store) -> None:
     request = launcher.request(store, behaviour="hang")
     with orchestrator(request, launcher.execution(request)):
         assert reap() == []
@@ -91,7 +89,7 @@ def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engi
         shutil.rmtree(folder)
 
 
-def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
+def test_a_restarted_engine_fails_the_stage_and_the_run_resumes(
     launcher: Docker, store: Store, other_engine: Engine, prefect_server: str, tmp_path: Path
 ) -> None:
     execution = launcher.execution(launcher.request(store))

@@ -25,6 +25,7 @@ from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from flows.planning.show import duration
 from flows.report.status import step_logs
+from flows.report.summary import summarise
 from stages.contract.errors import (
     GebError,
     RunCancelledError,
@@ -35,6 +36,7 @@ from stages.contract.errors import (
 from stages.store.base import Store
 from tests.flows.loop import geb_json, geb_ok, geb_refused, steps, write_config
 from tests.flows.records import recorded
+from tests.stage_calls import checkpoint_artifact
 
 OLD = time.time() - 3600
 
@@ -141,6 +143,15 @@ def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(record:
     elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
     (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
     assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
+
+
+@pytest.mark.parametrize(("state", "counts"), [("done", True), ("outdated", False)])
+def test_an_outdated_step_did_not_make_the_run_s_results(
+    record: RunRecord, state: State, counts: bool
+) -> None:
+    artifact = checkpoint_artifact(record.store, "weights")
+    recorded(record, "prepare", stage="train", key=artifact.manifest.key, state=state)
+    assert ("prepare" in summarise(record).artifacts) is counts
 
 
 def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -> None:

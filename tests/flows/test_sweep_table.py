@@ -1,12 +1,19 @@
 """A sweep's comparison: its combinations over seeds, tested one against another."""
 
 import io
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.states import Cancelling, Running
 from rich.console import Console
 from scipy import stats
 
+from flows.execution import cancellation
 from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
@@ -14,6 +21,7 @@ from flows.report.comparison import Comparison, compare_summaries
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
 from flows.sweep import run_cells
+from stages.contract.errors import RunCancelledError, StoppedError
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
@@ -83,6 +91,39 @@ def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyboardInterrupt):
         run_cells([Cell({}, RunConfig(seed=seed)) for seed in range(3)], 1, Session())
     assert started == [0]
+
+
+class Prefect:
+    """A run of a sweep that was cancelled, in Prefect."""
+
+    id, parent_flow_run_id, root_flow_run_id = (str(UUID(int=number)) for number in (3, 2, 1))
+
+    def read_flow_runs(self, flow_run_filter: FlowRunFilter) -> list[SimpleNamespace]:
+        assert flow_run_filter.id is not None
+        ids = flow_run_filter.id.any_ or []
+        return [
+            SimpleNamespace(state=Cancelling() if run == UUID(int=1) else Running()) for run in ids
+        ]
+
+
+def test_a_run_hears_of_the_cancellation_of_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellation, "present", Prefect())
+    monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext(Prefect()))
+    monkeypatch.setattr(cancellation, "_POLL_SECONDS", 0)
+    stopped = threading.Event()
+    states: list[str] = []
+
+    def stop(state: str) -> None:
+        states.append(state)
+        stopped.set()
+
+    with (
+        pytest.raises(RunCancelledError, match="it was cancelled in Prefect"),
+        cancellation.stops_when_cancelled(stop, threading.Event(), "it"),
+    ):
+        assert stopped.wait(60)
+        raise StoppedError("its step was stopped")
+    assert states == ["cancelled"]
 
 
 def shown(width: int) -> str:

@@ -75,7 +75,7 @@ def test_the_loop_runs_without_a_shared_volume(
     check_loop(finished, tmp_path, url, section, resources=RESOURCES)
 
 
-def test_a_pod_that_is_killed_after_its_upload_began_leaves_no_half_artifact(
+def test_a_pod_that_is_killed_in_its_upload_leaves_no_half_artifact(
     cluster: Namespace, url: str, probes: Execution, tmp_path: Path
 ) -> None:
     def kill(_: AtWork) -> None:

@@ -92,7 +92,7 @@ def killed_orchestrator(launcher: Kubernetes, store: Store, death: str) -> Itera
 
 
 @pytest.mark.alone
-def test_pods_of_a_dead_orchestrator_are_taken_over_or_removed_together(
+def test_pods_of_a_dead_orchestrator_are_taken_over_together(
     launcher: Kubernetes, store: Store
 ) -> None:
     with killed_orchestrator(launcher, store, "keep") as request:

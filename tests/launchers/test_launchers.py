@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("launcher", params, indirect=True, scope="module")
 
 
-def test_a_stage_that_ends_well_leaves_its_artifact_its_events_and_its_log(
+def test_a_stage_that_ends_well_leaves_artifact_events_and_log(
     launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -103,7 +103,7 @@ def test_a_stage_that_takes_too_long_is_ended(launcher: Launcher, store: Store) 
 @pytest.mark.parametrize(
     ("behaviour", "grace_seconds"), [("ignore_sigterm", 1), ("save_when_stopped", 60)]
 )
-def test_a_run_that_stops_lets_its_stage_save_and_ends_all_its_processes(
+def test_a_stopped_stage_saves_and_leaves_no_process(
     launcher: Launcher, store: Store, behaviour: str, grace_seconds: float
 ) -> None:
     request = launcher.request(store, behaviour=behaviour)
@@ -155,7 +155,7 @@ def test_a_stage_gets_no_secret_of_prefect(
     assert "PREFECT_API_KEY is None" in said(launcher.run(request))
 
 
-def test_a_stage_that_loses_its_machine_says_so_and_goes_on_when_it_is_tried_again(
+def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(
     launcher: Launcher, store: Store
 ) -> None:
     request = launcher.request(store, behaviour="hang_once")
@@ -169,7 +169,7 @@ def test_a_stage_that_loses_its_machine_says_so_and_goes_on_when_it_is_tried_aga
     assert store.load("probe", request.key) is not None
 
 
-def test_a_stage_outlives_its_orchestrator_for_long_enough_to_save_and_the_next_one_goes_on(
+def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(
     launcher: Launcher, store: Store
 ) -> None:
     request = launcher.request(store, behaviour="save_when_stopped")
@@ -261,7 +261,7 @@ def test_a_missing_interpreter_is_named_with_its_remedy(launcher: Launcher, stor
         ({"OMP_WAIT_POLICY": "active"}, "GOMP_SPINCOUNT", "None"),
     ],
 )
-def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
+def test_threads_of_a_stage_do_not_spin_unless_a_person_says_so(
     launcher: Launcher,
     store: Store,
     monkeypatch: pytest.MonkeyPatch,

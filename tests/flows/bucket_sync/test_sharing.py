@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 
+from flows.pipeline.placement import Execution
+from flows.runners.choose import make_runner
 from stages.contract.errors import StoreError
+from stages.contract.events import Event
 from stages.harness.context import StageContext
+from stages.store.base import Store
+from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
+from tests.at_work import said
 from tests.flows.bucket_sync.hosts import Host, local_files, write
 from tests.object_storage import SECRET, Gate, host, objects
+from tests.probe_requests import probe_request
 
 
 def test_a_hit_on_another_host_brings_files_on_demand(near: Host, far: Host):
@@ -100,3 +107,17 @@ def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, fa
     assert [call.version for call in calls] == [1, 2]
     found = ModelRegistry(far.store).all_versions()
     assert sorted((each.version, each.run) for each in found) == [(1, "far"), (2, "near")]
+
+
+def test_secrets_of_buckets_reach_stages_of_a_folder_only(
+    url: str, store: Store, probe_stage: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEB_CACHE", str(tmp_path / "cache"))
+    open_store(url, create=True)
+    name = "AWS_SECRET_ACCESS_KEY"
+    for location, value in ((url, None), (str(store.root), SECRET)):
+        request = probe_request(store, behaviour="tell_environment", message=name)
+        heard: list[Event] = []
+        runner = make_runner(Execution())
+        runner.run(request.model_copy(update={"store": location}), heard.append)
+        assert f"{name} is {value}" in said(heard)
