@@ -49,30 +49,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 # The help keeps this order.
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    init.init,
-    run.run,
-    run.resume,
-    run.plan,
-    run.report,
-    schedule.schedule,
-    status.status,
-    status.logs,
-    evaluate.evaluate,
-    evaluate.sweep,
-    inspect.compare,
-    inspect.fields,
-    models.models,
-    models.promote,
-    models.export,
-    store.verify,
-    store.gc,
-    paper.bandit,
-    paper.paper,
-    up.up,
-)
-for command in _COMMANDS:
-    app.command()(command)
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Runs": (init.init, run.plan, run.run, run.resume, status.status, status.logs, run.report),
+    "Comparisons": (evaluate.evaluate, evaluate.sweep, inspect.compare),
+    "Models": (models.models, models.promote, models.export),
+    "Prefect": (up.up, schedule.schedule),
+    "Store": (store.verify, store.gc),
+    "Reference": (inspect.fields, paper.paper, paper.bandit),
+}
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 
 def _version(asked: bool) -> None:
@@ -120,6 +107,8 @@ def _tell(error: BaseException) -> int:
             return _say(EXIT_USER, error.message, error.remedy)
         case TyperException():
             remedy = "add --help to the command to see what it takes"
+            if "No such command 'train'" in error.format_message():
+                remedy = "use `geb run`"
             if "unexpected extra argument" in error.format_message() and "--set" in sys.argv:
                 remedy = "write each setting as one word, --set NAME=VALUE; " + remedy
             return _say(EXIT_USER, error.format_message(), remedy)
@@ -157,10 +146,10 @@ def _tell(error: BaseException) -> int:
     # Prefect's client loads httpx and wraps the error of its first request; the commands that do
     # without it start faster.
     httpx = sys.modules.get("httpx")
-    if httpx is not None and any(isinstance(each, httpx.TransportError) for each in causes):
-        said = f"the Prefect server does not answer: {error or type(error).__name__}"
+    if httpx is not None and any(isinstance(cause, httpx.TransportError) for cause in causes):
+        message = f"the Prefect server does not answer: {error or type(error).__name__}"
         remedy = "start it, or correct PREFECT_API_URL; then resume: finished steps are kept"
-        return _say(EXIT_FAILED, said, remedy)
+        return _say(EXIT_FAILED, message, remedy)
     raise error
 
 

@@ -15,12 +15,14 @@ from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
 from flows.pipeline.paths import anchor_paths
 from flows.pipeline.strict_yaml import parse_yaml, read_yaml, unusable
+from flows.pipeline.trl_names import OUR_NAMES
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
 # Most of a value, and most problems, in a message.
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
+_SHOWN_NAMES = 12
 _SUFFIXES = (".yaml", ".yml", ".json")
 S = TypeVar("S", bound=BaseModel)
 
@@ -34,8 +36,8 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
     """Reads a configuration file and applies ``section.field=value`` overrides.
 
     ``extends`` names one or several files, relative to this one, that are read first. Paths are
-    relative to the file that names them; those of overrides, and the default store, to the present
-    folder. Without a file, settings have their defaults.
+    relative to the file that names them; paths in overrides, and the default store, to
+    the present folder. Without a file, settings have their defaults.
 
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
@@ -68,9 +70,9 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], origin: str) -> Ru
 
 def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Nested sections with others laid over them, as a copy."""
-    found = copy.deepcopy(dict(values))
-    _merge(found, others)
-    return found
+    result = copy.deepcopy(dict(values))
+    _merge(result, others)
+    return result
 
 
 def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> RunConfig:
@@ -100,7 +102,7 @@ def _check(values: dict[str, Any], origin: str, schema: type[S]) -> S:
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(dict(each), schema) for each in error.errors()]
+        problems = [_explain(dict(problem), schema) for problem in error.errors()]
         raise _invalid(origin, problems, remedy) from error
     # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
     if wrong := list(unusable(checked.model_dump())):
@@ -138,7 +140,9 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
     # What a file of another kind holds, such as passwords, is never quoted as unknown settings.
     if path.suffix not in _SUFFIXES:
-        raise UserError(f"{path} is no configuration", f"name a file that ends in {_SUFFIXES[0]}")
+        raise UserError(
+            f"{path} is not a configuration file", f"name a file that ends in {_SUFFIXES[0]}"
+        )
     loaded = read_yaml(path)
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"{path} holds no settings", "write `name: value` lines")
@@ -146,7 +150,7 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     parents = values.pop("extends", [])
     merged: dict[str, Any] = {}
     named = [parents] if isinstance(parents, str) else parents
-    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+    if not isinstance(named, list) or not all(isinstance(parent, str) for parent in named):
         raise UserError(
             f"{path}: extends names no files: {_shown(parents)}", "write `extends: other.yaml`"
         )
@@ -208,9 +212,12 @@ def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
         parts.pop()
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
-        known = list(_fields_at(schema, parts[:-1]))
-        near = _elsewhere(schema, parts) or difflib.get_close_matches(parts[-1], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
+        names = list(_fields_at(schema, parts[:-1]))
+        near = _elsewhere(schema, parts) or difflib.get_close_matches(parts[-1], names, n=1)
+        if schema is RunConfig and parts[-1] in OUR_NAMES:
+            near = [OUR_NAMES[parts[-1]]]
+        listed = f"; known here: {', '.join(names)}" if len(names) <= _SHOWN_NAMES else ""
+        hint = f"; did you mean {near[0]!r}?" if near else listed
         return f"{name}: no such setting{hint}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if isinstance(error["input"], dict | BaseModel):

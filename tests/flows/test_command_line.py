@@ -28,6 +28,7 @@ def test_a_shell_completes_commands() -> None:
     ("command", "remedy"),
     [
         (("plan", "x.yaml", "--set", "train.kappa", "1"), "--set NAME=VALUE"),
+        (("train", "x.yaml"), "geb run"),
         (("report", "x.yaml"), "runs there: "),
         (("models", "--store", "/dev/null"), "correct --store"),
     ],

@@ -10,7 +10,9 @@ import pytest
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.fields import run_rows
 from flows.pipeline.loading import load_config
+from flows.pipeline.trl_names import OUR_NAMES
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config
@@ -23,6 +25,8 @@ from tests.tiny_models import make_tiny_llama
     [
         ("kappa=1", ["did you mean 'train.kappa'?"]),
         ("train.kapa=1", ["train.kapa", "did you mean 'kappa'?"]),
+        ("per_device_train_batch_size=4", ["did you mean 'train.global_batch_pairs'?"]),
+        ("train.lora.r=8", ["did you mean 'train.lora.rank'?"]),
         ("train.design=arctahn", ["did you mean 'arctanh'?"]),
         ("train.reference=1", ["train.reference: Input should be 'previous'", "or equal to 2"]),
         ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
@@ -46,6 +50,10 @@ def test_a_wrong_setting_is_refused_by_the_plan(
         resolve_run(load_config(write_config(tmp_path), [change]))
     for part in parts:
         assert part in f"{caught.value.message} {caught.value.remedy}"
+
+
+def test_settings_named_as_in_trl_exist_here() -> None:
+    assert set(OUR_NAMES.values()) <= {row.name for row in run_rows()}
 
 
 @pytest.fixture
@@ -81,8 +89,8 @@ def place(tmp_path: Path) -> Path:
             ["inputs.policy: @/adapter", "merge_and_unload"],
         ),
         # A file of another kind is not quoted: the test looks for its word `salt`.
-        ("plan @/extending.yaml", ["shadow is no configuration", "ends in .yaml"]),
-        ("plan @/shadow", ["shadow is no configuration", "ends in .yaml"]),
+        ("plan @/extending.yaml", ["shadow is not a configuration file", "ends in .yaml"]),
+        ("plan @/shadow", ["shadow is not a configuration file", "ends in .yaml"]),
         ("run mine --store @/store", ["`geb resume mine` goes on"]),
         ("report mine.yaml --store @/store", ["name the run, not its file"]),
         ("resume nope --store @/store", ["no run 'nope'", "runs there: mine"]),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from stages.contract.errors import EXIT_USER
 from tests.flows.loop import ROOT
 from tests.programs import run_program
 
@@ -31,6 +32,25 @@ def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
 def _pins(text: str) -> set[str]:
     found = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
     return {f"{canonicalize_name(package)}=={version}" for package, version in found}
+
+
+def test_the_wheel_has_presets_and_data_and_names_the_extra_it_lacks(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("flows", "stages", "experiments", "configs", "data"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    built = run_program(*pip, "--wheel-dir", tmp_path, source)
+    assert built.returncode == 0, built.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    files = set(zipfile.ZipFile(wheel).namelist())
+    assert {"configs/quickstart.yaml", "data/quickstart/prompts.jsonl"} <= files
+    # Without site-packages.
+    bare = (sys.executable, "-S", "-m", "flows.commands")
+    lacking = run_program(*bare, env={"PYTHONPATH": str(wheel)}, cwd=tmp_path)
+    assert lacking.returncode == EXIT_USER
+    assert "geb[orchestrator,torch]" in lacking.stderr
 
 
 @pytest.fixture

@@ -1,0 +1,20 @@
+"""Starts ``geb``, or names the extra that the installation lacks."""
+
+import sys
+
+from stages.contract.errors import EXIT_USER
+
+
+def main() -> None:
+    """Runs the command line."""
+    try:
+        from flows.commands.cli import main as run_geb
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"error package {error.name!r} is not installed\n")
+        sys.stderr.write("remedy pip install 'geb[orchestrator,torch]'\n")
+        sys.exit(EXIT_USER)
+    run_geb()
+
+
+if __name__ == "__main__":
+    main()
