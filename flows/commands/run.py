@@ -14,7 +14,6 @@ from flows.commands.common import (
     AsJson,
     ConfigPath,
     ConfigStore,
-    DryRun,
     FromIteration,
     FromStage,
     Overrides,
@@ -54,11 +53,10 @@ def run(
     store: ConfigStore = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = None,
-    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a configuration; whatever the store has already is reused."""
-    _run(configured(config, overrides, runner, store), from_stage, from_iteration, dry_run, as_json)
+    _run(configured(config, overrides, runner, store), from_stage, from_iteration, as_json)
 
 
 def resume(
@@ -66,11 +64,10 @@ def resume(
     store: StorePath = "store",
     from_stage: FromStage = None,
     from_iteration: FromIteration = None,
-    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that failed or was stopped, with the configuration it was started with."""
-    _run(configured_run(store, name), from_stage, from_iteration, dry_run, as_json)
+    _run(configured_run(store, name), from_stage, from_iteration, as_json)
 
 
 def plan(
@@ -83,8 +80,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would reuse, compute, and why, and its cost."""
-    asked = configured(config, overrides, runner, store)
-    _run(asked, from_stage, from_iteration, True, as_json)
+    settings = configured(config, overrides, runner, store)
+    _run(settings, from_stage, from_iteration, as_json, dry_run=True)
 
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -103,8 +100,8 @@ def _run(
     config: RunConfig,
     from_stage: str | None,
     from_iteration: int | None,
-    dry_run: bool,
     as_json: bool,
+    dry_run: bool = False,
 ) -> None:
     resolved = resolve_run(config, forced_from(from_stage, from_iteration, config.iterations))
     lines = planned(resolved)
@@ -127,9 +124,9 @@ def _is_finished(config: RunConfig) -> bool:
     return record.holds(config) and states[-1:] == ["completed"]
 
 
-def _warn(said: str) -> None:
+def _warn(message: str) -> None:
     # On stderr: stdout may be for a document.
-    messages().print(f"[bold yellow]warning[/] {escape(said)}")
+    messages().print(f"[bold yellow]warning[/] {escape(message)}")
 
 
 def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
@@ -173,12 +170,12 @@ def _is_on_record(config: RunConfig) -> bool:
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
     from flows.report.verdict import verdict
 
-    found = verdict(summary)
+    judgement = verdict(summary)
     answer(
         as_json,
-        summary.to_json() | {"verdict": dataclasses.asdict(found), "report": page},
-        Text(found.sentence, style=_TONES[found.tone]),
-        *(f"  {each}" for each in (*found.reasons, *found.cautions)),
+        summary.to_json() | {"verdict": dataclasses.asdict(judgement), "report": page},
+        Text(judgement.sentence, style=_TONES[judgement.tone]),
+        *(f"  {reason}" for reason in (*judgement.reasons, *judgement.cautions)),
         *summary.tables(),
         *summary.places(),
         f"report      {page}",

@@ -1,6 +1,5 @@
 """Commands ``geb verify`` and ``geb gc``: damage in a store, and what nothing in it refers to."""
 
-import time
 from contextlib import suppress
 from typing import Annotated, NamedTuple
 
@@ -51,18 +50,14 @@ def _fault(store: Store, stage: str, key: str) -> str | None:
 def gc(
     store: StorePath = "store",
     delete: Annotated[bool, typer.Option("--delete", help="Delete; else only list.")] = False,
-    older_than: Annotated[
-        float,
-        typer.Option(min=0, metavar="HOURS", help="Only what was not written to for so long."),
-    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """List (or delete) what no run and no registered model refers to."""
     opened = open_store(store)
-    garbage = collect(opened, older_than * 3600)
+    garbage = collect(opened)
     if delete:
         garbage = remove(opened, garbage)
-    total = sum(each.held.bytes for each in garbage)
+    total = sum(item.held.bytes for item in garbage)
     if as_json:
         print_json([{"path": held.place, "why": why, "bytes": held.bytes} for held, why in garbage])
         return
@@ -80,41 +75,31 @@ class Garbage(NamedTuple):
     why: str
 
 
-def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
+def collect(store: Store) -> list[Garbage]:
     """Finds artifacts that no run's last steps and no registered model need, and leftovers.
 
-    What a needed artifact was made of is needed too. A key that is being computed is left alone.
-    Folders that were written to in the last ``older_than`` seconds stay, too.
+    The inputs of a needed artifact are needed too. A key that is being computed is left alone.
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())
-    present = {(each.stage, each.key) for each in listed if each.kind == "artifact"}
+    present = {(held.stage, held.key) for held in listed if held.kind == "artifact"}
     store.refresh("models")
     needed = _needed(store)
-    found = [
-        Garbage(held, why)
-        for held in listed
-        if (why := _why(store, held, needed, present)) and _is_older(held, older_than)
-    ]
-    return sorted(found, key=lambda each: each.held.bytes, reverse=True)
+    garbage = [Garbage(held, why) for held in listed if (why := _why(store, held, needed, present))]
+    return sorted(garbage, key=lambda item: item.held.bytes, reverse=True)
 
 
 def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     """Deletes what :func:`collect` found, unless a run needs it; returns what it deleted."""
     removed = []
-    for each in garbage:
+    for item in garbage:
         # Runs record the keys that they want before they compute or read them.
         store.refresh("runs")
         store.refresh("models")
-        if _why(store, each.held, _needed(store), set(store.artifacts())):
-            store.remove(each.held)
-            removed.append(each)
+        if _why(store, item.held, _needed(store), set(store.artifacts())):
+            store.remove(item.held)
+            removed.append(item)
     return removed
-
-
-def _is_older(held: Held, seconds: float) -> bool:
-    # A clock that was put back makes files of the future.
-    return not seconds or time.time() - held.written >= seconds
 
 
 def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> str:
@@ -126,15 +111,15 @@ def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> s
         case "artifact":
             why = "" if name in needed else "no run and no model refers to it"
         case "work":
-            wanted = name in needed and name not in present
-            why = "" if wanted else "state of an attempt that no run will go on with"
+            is_resumable = name in needed and name not in present
+            why = "" if is_resumable else "state of an attempt that no run will go on with"
         case "scratch":
             why = "left by an attempt that was killed"
     return why if why and store.lease(*name).holder() is None else ""
 
 
 def _needed(store: Store) -> set[_Name]:
-    """Keys of all runs' last steps and registered models, and of all that they were made of.
+    """Keys of all runs' last steps and registered models, and of all their inputs.
 
     Raises:
         DamagedRecordError: A record cannot be read, so its needs are unknown.
@@ -144,14 +129,14 @@ def _needed(store: Store) -> set[_Name]:
     for run in recorded(store):
         steps = RunRecord(store, run).steps(strict=True)
         waiting += [(step.stage, step.key) for step in steps]
-    found: set[_Name] = set()
+    needed: set[_Name] = set()
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             with suppress(DamagedArtifactError):
                 manifest = store.manifest(*name)
                 for group in manifest.inputs.values() if manifest else ():
-                    artifacts = (each for each in group if each["kind"] == "artifact")
+                    artifacts = (item for item in group if item["kind"] == "artifact")
                     waiting += [(artifact["stage"], artifact["key"]) for artifact in artifacts]
-    return found
+    return needed

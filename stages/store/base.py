@@ -39,7 +39,7 @@ from stages.contract.errors import (
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
-from stages.store.local_usage import Held, Kind, usage_below
+from stages.store.local_usage import Held, Kind, bytes_below
 from stages.store.locks import FileLease
 
 MARKER = "store.json"
@@ -264,7 +264,7 @@ class Store:
         root = self.root
 
         def entry(kind: Kind, stage: str, key: str, path: Path) -> Held:
-            return Held(kind, stage, key, path.relative_to(root).as_posix(), *usage_below(path))
+            return Held(kind, stage, key, path.relative_to(root).as_posix(), bytes_below(path))
 
         for stage, key in self.artifacts():
             yield entry("artifact", stage, key, self.artifact_path(stage, key))

@@ -17,7 +17,6 @@ class Held:
         kind: An artifact, the state of an attempt, what a killed one left, or what was set aside.
         stage: Its stage, and ``key`` its key; empty if unknown.
         place: Where it is, below the store's root.
-        written: When something in it was last written, in seconds since the epoch.
     """
 
     kind: Kind
@@ -25,19 +24,16 @@ class Held:
     key: str
     place: str
     bytes: int
-    written: float
 
 
-def usage_below(path: Path) -> tuple[int, float]:
-    """Bytes of a file, or of all files of a folder, and when something in it was last written.
+def bytes_below(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder.
 
     Files that are removed meanwhile do not count.
     """
     total = 0
-    written = 0.0
-    for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
+    for file in (path,) if path.is_symlink() else (path, *path.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
-            status = each.lstat()
+            status = file.lstat()
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-            written = max(written, status.st_mtime)
-    return total, written
+    return total

@@ -1,8 +1,6 @@
 """Garbage collection beside runs at work: what is needed by now stays."""
 
 import json
-import os
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -95,17 +93,6 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
     assert sorted(each.name for each in folder.iterdir()) == [artifact.manifest.key]
     assert json.loads((artifact.path / "manifest.json").read_text())["stage"] == "note"
     assert (precious / "letter.txt").read_text() == "dear"
-
-
-def test_an_age_limit_keeps_what_is_younger(store: Store) -> None:
-    old, young = made(store, "one"), made(store, "two")
-    before = time.time() - 7200
-    for each in (old.path, *old.path.iterdir()):
-        os.utime(each, (before, before))
-    assert {each.held.key for each in collect(store)} == {old.manifest.key, young.manifest.key}
-    [garbage] = collect(store, older_than=3600)
-    assert garbage.held.key == old.manifest.key
-    assert collect(store, older_than=10800) == []
 
 
 def test_names_in_brackets_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -207,16 +207,16 @@ class RemoteStore(Store):
     def held(self) -> Iterator[Held]:
         """See :class:`Store`; leftovers of the last day are left out."""
         there = set(self.artifacts())
-        for place, (size, written) in self._usage("quarantine", 1).items():
-            yield Held("aside", "", "", place, size, written)
+        for place, (size, _) in self._usage("quarantine", 1).items():
+            yield Held("aside", "", "", place, size)
         kinds: dict[str, Kind] = {"artifacts": "scratch", "work": "work"}
         for root, kind in kinds.items():
             for place, (size, written) in self._usage(root, 2).items():
                 _, stage, key = place.split("/")
                 if root == "artifacts" and (stage, key) in there:
-                    yield Held("artifact", stage, key, place, size, written)
+                    yield Held("artifact", stage, key, place, size)
                 elif time.time() - written >= _LEFT_SECONDS:
-                    yield Held(kind, stage, key, place, size, written)
+                    yield Held(kind, stage, key, place, size)
 
     def remove(self, gone: Held) -> None:
         """See :class:`Store`; what is here of it goes as well."""
