@@ -56,19 +56,19 @@ def _check_whole(config: RunConfig) -> None:
         )
     if config.sft.lora.rank and not config.inputs.policy:
         raise ValueError(
-            f"sft.lora.rank is {config.sft.lora.rank}, and there is no inputs.policy: adapters "
+            f"sft.lora.rank is {config.sft.lora.rank}, and inputs.policy is not set: adapters "
             "leave a new model's weights as they are, random; leave sft.lora out"
         )
 
 
 def _check_samples(config: RunConfig) -> None:
     """Refuses samples that later stages of an iteration cannot use."""
-    wanted = 2 * config.pair.pairs_per_prompt
-    if config.generate.num_samples < wanted:
+    needed = 2 * config.pair.pairs_per_prompt
+    if config.generate.num_samples < needed:
         raise ValueError(
             f"generate.num_samples is {config.generate.num_samples}, and pair.pairs_per_prompt "
             f"{config.pair.pairs_per_prompt}: no response is in two pairs, so that it takes "
-            f"{wanted} samples; raise num_samples, or lower pairs_per_prompt"
+            f"{needed} samples; raise num_samples, or lower pairs_per_prompt"
         )
     lora = config.train.lora
     if lora.save == "adapter" and config.generate.backend == "vllm" and lora.rank > _VLLM_RANK:
@@ -113,8 +113,8 @@ def _check_tries(evaluation: Evaluation) -> None:
 
 def oracles(config: RunConfig) -> dict[str, ScoreParams]:
     """The oracles of the run and its suites, by their sections' names."""
-    own = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
-    return {"score": config.score} | {section: score for section, score in own.items() if score}
+    of_suites = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
+    return {"score": config.score} | {section: score for section, score in of_suites.items() if score}
 
 
 def _check_judges(config: RunConfig) -> None:
@@ -128,11 +128,11 @@ def _check_judges(config: RunConfig) -> None:
 
 
 def _check_length_control(config: RunConfig) -> None:
-    for own in (config, *map(config.for_suite, config.suites)):
-        judge = own.score.judge
-        compares = own.score.oracle == "judge" and judge.mode == "pairwise"
+    for settings in (config, *map(config.for_suite, config.suites)):
+        judge = settings.score.judge
+        compares = settings.score.oracle == "judge" and judge.mode == "pairwise"
         is_to_reference = compares and judge.against == "reference"
-        if own.evaluate.length_controlled and not is_to_reference:
+        if settings.evaluate.length_controlled and not is_to_reference:
             raise ValueError(
                 "evaluate.length_controlled is set, and the oracle does not compare with reference "
                 "answers: set score.oracle to judge, score.judge.mode to pairwise and "
@@ -144,21 +144,15 @@ def _check_engine(config: RunConfig) -> None:
     """Refuses more or fewer devices of `generate` than the one engine of a stage takes."""
     resources = config.resources.generate
     is_vllm = config.generate.backend == "vllm"
-    wanted = config.generate.vllm.num_devices if is_vllm else 1
+    num_devices = config.generate.vllm.num_devices if is_vllm else 1
     unit = "gpus" if resources.gpus else "processes"
     has = getattr(resources, unit)
-    if has == wanted:
-        return
-    if has < wanted:
+    if has != num_devices:
         raise ValueError(
-            f"an engine of generate takes {wanted} GPUs (generate.vllm.tensor_parallel_size times "
-            f"pipeline_parallel_size), and resources.generate.{unit} is {has}: set gpus to "
-            f"{wanted}, or lower tensor_parallel_size"
+            f"an engine of generate takes {num_devices} (vLLM's takes tensor_parallel_size times "
+            f"pipeline_parallel_size GPUs), and resources.generate.{unit} is {has}: set {unit} to "
+            f"{num_devices}; for several engines set generate.num_shards and execution.parallel"
         )
-    raise ValueError(
-        f"an engine of generate takes {wanted}, and resources.generate.{unit} is {has}: set {unit} "
-        f"to {wanted}, and generate.num_shards and execution.parallel to the number of engines"
-    )
 
 
 def _check_nodes(config: RunConfig) -> None:
@@ -178,10 +172,10 @@ def _check_nodes(config: RunConfig) -> None:
                 "bucket: the nodes meet in the work folder, so put the store on a file system "
                 "that all see"
             )
-        if config.execution.runner == "docker" and stage not in config.execution.docker.network:
+        if config.execution.runner == "docker":
             raise ValueError(
-                f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
-                f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"
+                f"resources.{stage}.nodes is {nodes}, and the runner docker starts one: leave it "
+                "out"
             )
 
 

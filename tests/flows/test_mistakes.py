@@ -35,7 +35,7 @@ from tests.tiny_models import make_tiny_llama
         ("generate.num_samples=0", ["generate.num_samples", "greater than or equal to 1", "0"]),
         ("generate.shard_index=0", ["generate.shard_index is set by the run"]),
         ("inputs.warm_start=null", ["no policy to start from"]),
-        ("sft.lora.rank=4", ["sft.lora.rank is 4", "no inputs.policy"]),
+        ("sft.lora.rank=4", ["sft.lora.rank is 4", "inputs.policy is not set"]),
         ("sft.lora={rank: 4, save: adapter}", ["set sft.lora.save to 'merged'"]),
         ("train.kappa", ["is not NAME=VALUE"]),
         # Too long for a file's name: without the check the first promotion would fail.

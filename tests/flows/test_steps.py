@@ -84,7 +84,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
                 VLLM,
                 "generate.vllm.tensor_parallel_size=2",
             ],
-            "takes 2 .*processes is 1: set gpus to 2",
+            "takes 2 .*processes is 1: set processes to 2",
         ),
         (
             [
@@ -95,7 +95,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=1"],
-            "takes 8 GPUs .*, and resources.generate.gpus is 1: set gpus to 8",
+            "takes 8 .*, and resources.generate.gpus is 1: set gpus to 8",
         ),
         (
             [
@@ -104,17 +104,17 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
                 "generate.vllm.tensor_parallel_size=2",
                 "resources.generate.gpus=2",
             ],
-            "takes 4 GPUs .*, and resources.generate.gpus is 2: set gpus to 4",
+            "takes 4 .*, and resources.generate.gpus is 2: set gpus to 4",
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=5"],
-            "set gpus to 2, and generate.num_shards",
+            "set gpus to 2; .* generate.num_shards",
         ),
-        (["resources.generate.gpus=8"], "set gpus to 1, and generate.num_shards"),
+        (["resources.generate.gpus=8"], "set gpus to 1; .* generate.num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
-        (["resources.train.nodes=2", "execution.runner=docker"], "docker.network.train"),
+        (["resources.train.nodes=2", "execution.runner=docker"], "runner docker starts one"),
         (["score.oracle=judge", "score.judge.model=m"], r"needs judge\.url and judge\.model"),
     ],
 )
