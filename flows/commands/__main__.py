@@ -10,8 +10,10 @@ def main() -> None:
     try:
         from flows.commands.cli import main as run_geb
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"error package {error.name!r} is not installed\n")
-        sys.stderr.write("remedy pip install 'geb[orchestrator,torch]'\n")
+        sys.stderr.write(
+            f"error package {error.name!r} is not installed\n"
+            "remedy pip install 'geb[orchestrator,torch]'\n"
+        )
         sys.exit(EXIT_USER)
     run_geb()
 

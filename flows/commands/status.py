@@ -41,13 +41,13 @@ def status(
 ) -> None:
     """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
-    found = _statuses(opened, name)
+    statuses = _statuses(opened, name)
     # A document has times that only artifacts tell: for a store in a bucket each is a request.
-    document = {run.name: run.to_json() for run in found} if as_json else {}
+    document = {run.name: run.to_json() for run in statuses} if as_json else {}
     if name is not None:
-        answer(as_json, document, *_one(opened, found[0]))
-    elif found:
-        answer(as_json, document, _shown(found))
+        answer(as_json, document, *_one(opened, statuses[0]))
+    elif statuses:
+        answer(as_json, document, _shown(statuses))
     else:
         answer(as_json, document, f"no runs in {opened.location}")
 
@@ -70,20 +70,19 @@ def logs(
     record = RunRecord.existing(open_store(store), name)
     printer = _LogPrinter(record.store)
     while True:
-        found = run_status(record)
-        chosen = _chosen(found, step)
-        for each in chosen:
-            printer.print(each, several=len(chosen) > 1)
-        at_work = found.state == "running" and (
-            step is None or any(each.state in _AT_WORK for each in chosen)
+        run = run_status(record)
+        chosen = _chosen(run, step)
+        for logged in chosen:
+            printer.print(logged, several=len(chosen) > 1)
+        at_work = run.state == "running" and (
+            step is None or any(reached.state in _AT_WORK for reached in chosen)
         )
         if not (follow and at_work):
             break
         time.sleep(_FOLLOW_SECONDS)
     if not printer.offsets:
         raise UserError(
-            f"there is no log of {', '.join(each.record.step for each in chosen) or name} in "
-            f"{record.store.location}",
+            f"{record.store.location} has no log of {step or name}",
             "a reused step has its log in the store that computed it; name another step",
         )
 
@@ -103,9 +102,10 @@ class _LogPrinter:
         path = paths[-1]
         if path not in self.offsets:
             self.offsets[path] = 0
-            number = f"attempt {len(paths)} of {len(paths)}, " if len(paths) > 1 else ""
             place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
-            console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{place}")
+            console.print(
+                f"[bold]{step.record.step}[/] {step.state}, attempt {len(paths)}, {place}"
+            )
         new = path.read_bytes()[self.offsets[path] :]
         if step.state in _AT_WORK:
             # A line that is still being written comes with the next look.
@@ -120,13 +120,13 @@ class _LogPrinter:
 
 def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
     if step is not None:
-        named = [each for each in found.steps if each.record.step == step]
+        named = [reached for reached in found.steps if reached.record.step == step]
         if not named:
-            known = ", ".join(each.record.step for each in found.steps) or "none"
-            raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {known}")
+            names = ", ".join(reached.record.step for reached in found.steps) or "none"
+            raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {names}")
         return named
     for states in (_AT_WORK, ("failed", "crashed", "cancelled", "stopped"), ("done",), ("reused",)):
-        if of_these := [each for each in found.steps if each.state in states]:
+        if of_these := [reached for reached in found.steps if reached.state in states]:
             return of_these[-1:] if states[0] in ("done", "reused") else of_these
     return []
 
@@ -175,8 +175,8 @@ def _one(store: Store, found: RunStatus) -> list[RenderableType]:
     rows += [[name, "waiting", "", "", ""] for name in found.waiting]
     header = ("step", "state", "took", "attempts", "key")
     messages = [
-        f"{each.record.step}: {each.record.message.splitlines()[0]}"
-        for each in found.steps
-        if each.state in (*_AT_WORK, "failed", "crashed") and each.record.message
+        f"{reached.record.step}: {reached.record.message.splitlines()[0]}"
+        for reached in found.steps
+        if reached.state in (*_AT_WORK, "failed", "crashed") and reached.record.message
     ]
     return [head, FittedTable("", header, rows, kept=len(header), left=2), *messages]

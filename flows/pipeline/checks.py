@@ -114,7 +114,9 @@ def _check_tries(evaluation: Evaluation) -> None:
 def oracles(config: RunConfig) -> dict[str, ScoreParams]:
     """The oracles of the run and its suites, by their sections' names."""
     of_suites = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
-    return {"score": config.score} | {section: score for section, score in of_suites.items() if score}
+    return {"score": config.score} | {
+        section: score for section, score in of_suites.items() if score
+    }
 
 
 def _check_judges(config: RunConfig) -> None:
