@@ -1,29 +1,20 @@
 """The orchestrator stays light: importing it loads no machine-learning library."""
 
-import subprocess
 import sys
 
 import pytest
 
-MODULES = [
-    "flows.iterate",
-    "flows.commands.cli",
-    "flows.pipeline.config",
-]
-HEAVY = ["torch", "transformers", "vllm", "deepspeed", "datasets"]
+from tests.programs import run_program
+
+HEAVY = ("torch", "transformers", "vllm", "deepspeed", "datasets")
+SLOW = ("prefect", "scipy", "matplotlib")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_importing_flows_loads_no_machine_learning_library(module: str) -> None:
-    code = f"import sys, {module}; print([each for each in {HEAVY} if each in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_command_line_answers_without_slow_libraries() -> None:
-    slow = ["prefect", "scipy", "matplotlib"]
-    code = (
-        f"import sys, flows.commands.cli; print([name for name in {slow} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [("flows.iterate, flows.pipeline.config", HEAVY), ("flows.commands.cli", (*HEAVY, *SLOW))],
+    ids=["flow", "command line"],
+)
+def test_importing_loads_no_heavy_library(modules: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {modules}; print([name for name in {unwanted} if name in sys.modules])"
+    assert run_program(sys.executable, "-c", code).stdout.strip() == "[]"

@@ -99,7 +99,10 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
         MistralConfig(**SIZES, sliding_window=6, initializer_range=0.4),
         # A mask for each head; layers of linear attention.
         AutoConfig.for_model("doge", **SIZES, initializer_range=0.4),
-        AutoConfig.for_model("qwen3_next", **SIZES | {"num_hidden_layers": 4}, head_dim=16),
+        pytest.param(
+            AutoConfig.for_model("qwen3_next", **SIZES | {"num_hidden_layers": 4}, head_dim=16),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["gpt2", "mistral", "doge", "qwen3-next"],
 )
