@@ -137,15 +137,15 @@ def evaluate(
         suite: Suite of the configuration whose prompts, sampling and oracle are used; empty takes
             the evaluation on held-out prompts.
         preset: The configuration whose sampling, oracle and metrics are used.
-        config: What is to differ from the preset. An empty field takes the preset's value, or the
+        config: Differences from the preset. An empty field takes the preset's value, or the
             default if the preset has none.
     """
     models = Models(policy, base or None, suite or None)
     name = preset
     try:
-        asked = configured(preset, config)
-        name = asked.name
-        return _evaluate(asked, models, Session())
+        chosen = configured(preset, config)
+        name = chosen.name
+        return _evaluate(chosen, models, Session())
     except GebError as error:
         return failed(error, f"{name}-evaluation")
 
@@ -161,8 +161,8 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
     config = config.model_copy(update={"name": f"{config.name}-evaluation"})
     store = open_store(config.store, create=True)
     if models.suite is not None:
-        asked = config.suites.get(models.suite)
-        if asked and not asked.prompts:
+        suite = config.suites.get(models.suite)
+        if suite and not suite.prompts:
             raise UserError(
                 f"the suite {models.suite} has no prompts: it scores samples of a run once more",
                 f"name some with --set suites.{models.suite}.prompts=FILE",
@@ -172,23 +172,23 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
-    found = _read(config, models, artifacts)
+    comparison = _read(config, models, artifacts)
     record = RunRecord(store, config.name, refresh=False)
-    page = record.write("evaluation.html", render("evaluation.html.jinja", found=found))
-    found = replace(found, page=page)
+    page = record.write("evaluation.html", render("evaluation.html.jinja", found=comparison))
+    comparison = replace(comparison, page=page)
     survives_outage(create_table_artifact)(
-        found.table().records(),
+        comparison.table().records(),
         key=artifact_key(config.name),
-        description=f"{models.policy} against {models.base or 'the base'}: {found.artifact}",
+        description=f"{models.policy} against {models.base or 'the base'}: {comparison.artifact}",
     )
-    return found
+    return comparison
 
 
 def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
-    made = artifacts["evaluate"]
-    figures = [evaluated_row(made, 0, BASE), evaluated_row(made, 1, POLICY)]
+    evaluation = artifacts["evaluate"]
+    figures = [evaluated_row(evaluation, 0, BASE), evaluated_row(evaluation, 1, POLICY)]
     return ModelComparison(
-        models, made.address(), figures, adjusted([*against_base(made, "evaluate")])
+        models, evaluation.address(), figures, adjusted([*against_base(evaluation, "evaluate")])
     )
 
 
@@ -196,7 +196,7 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
     base = models.base or config.inputs.policy
     if base is None:
         raise UserError(
-            "there is no model to compare with: the configuration warm-starts its own",
+            "no base to compare with: the configuration warm-starts its own",
             "name one as the base, for example a first version (`quickstart:1`)",
         )
     external = resolve_inputs(config) if models.suite is None else _of_suite(config, models.suite)
@@ -221,5 +221,5 @@ def _compare(config: RunConfig, external: dict[str, list[External]], tasks: Step
     sampling = steps.for_evaluation()
     do = tasks.submit
     base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
-    own = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
-    do(steps.evaluate("evaluate", own, base_samples, base))
+    samples = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
+    do(steps.evaluate("evaluate", samples, base_samples, base))

@@ -47,7 +47,7 @@ def telling_name(config: RunConfig) -> str:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Results of a run, and the place of its HTML report."""
+    """Results of a run, and the address of its HTML report."""
 
     summary: Summary
     report: str
@@ -57,7 +57,7 @@ def _flow_run_name() -> str:
     given = flow_run.parameters
     preset = given["preset"]
     try:
-        return telling_name(_asked(preset, given["config"], given["fresh"]))
+        return telling_name(_chosen(preset, given["config"], given["fresh"]))
     except UserError:
         # The flow says what is wrong; a name must not.
         return f"{preset} · refused"
@@ -76,19 +76,19 @@ def iterate(
 
     Args:
         preset: The configuration to start from: the quickstart, or an experiment of the paper.
-        config: What is to differ from the preset. An empty field takes the preset's value, or the
+        config: Differences from the preset. An empty field takes the preset's value, or the
             default if the preset has none.
         fresh: For schedules. Without it a run with unchanged parameters finds everything in the
             store and computes nothing; with it each run has the date and time of its start in its
-            name, and a seed of its own.
+            name, and a separate seed.
     """
-    asked: RunConfig | None = None
+    chosen: RunConfig | None = None
     try:
-        asked = _asked(preset, config, fresh)
-        publish_configuration(asked)
-        run = resolve_run(asked)
+        chosen = _chosen(preset, config, fresh)
+        publish_configuration(chosen)
+        run = resolve_run(chosen)
     except GebError as error:
-        return failed(error, asked.name if asked else preset)
+        return failed(error, chosen.name if chosen else preset)
     return _execute(run, Session())
 
 
@@ -134,10 +134,10 @@ def _report_failure(record: RunRecord, config: RunConfig) -> None:
         html.write(record, summarise(record, config))
 
 
-def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
-    found = configured(preset, config)
+def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
+    chosen = configured(preset, config)
     start = flow_run.scheduled_start_time
-    return fresh_run(found, start) if fresh and start is not None else found
+    return fresh_run(chosen, start) if fresh and start is not None else chosen
 
 
 def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:

@@ -46,7 +46,7 @@ def sweep(
         seeds: Seeds of each combination.
         parallel_runs: Runs at the same time.
         preset: The configuration to start from.
-        config: What is to differ from the preset in all runs. An empty field takes the preset's
+        config: Differences from the preset in all runs. An empty field takes the preset's
             value, or the default if the preset has none.
     """
     try:
@@ -74,20 +74,20 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int, session: Sess
         finding.cell.config.name: finding.cell.label() if finding.cell.fields else name
         for finding in findings
     }
-    found = None
-    if done := [each.summary for each in findings if each.summary]:
-        own = {each.run: labels[each.run] for each in done}
-        found = write_comparison(store, compare_summaries(done, own), name)
-        publish_comparison(found)
-    lost = [each for each in findings if each.summary is None]
-    if lost or found is None:
-        others = f"; the others are in {found.page}" if found else ""
+    comparison = None
+    if summaries := [finding.summary for finding in findings if finding.summary]:
+        labels = {summary.run: labels[summary.run] for summary in summaries}
+        comparison = write_comparison(store, compare_summaries(summaries, labels), name)
+        publish_comparison(comparison)
+    lost = [finding for finding in findings if finding.summary is None]
+    if lost or comparison is None:
+        others = f"; the others are in {comparison.page}" if comparison else ""
         raise GebError(
             f"{len(lost)} of {len(planned)} runs failed: "
-            f"{', '.join(each.cell.config.name for each in lost)}; the first because "
+            f"{', '.join(finding.cell.config.name for finding in lost)}; the first because "
             f"{lost[0].error}{others}"
         )
-    return found
+    return comparison
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ def run_cells(
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
     An interrupt or a cancellation starts no further cell, and stops running ones. Observers hear
-    of the progress under the name of the sweep. UserError if there are no cells.
+    the progress under the name of the sweep.
+
+    Raises:
+        UserError: ``parallel_runs`` is below 1.
     """
     if parallel_runs < 1:
         raise UserError(
@@ -116,15 +119,15 @@ def run_cells(
 
     def run(cell: Cell) -> Finding:
         try:
-            found = Finding(cell, execute(resolve_run(cell.config), session).summary)
+            finding = Finding(cell, execute(resolve_run(cell.config), session).summary)
         except RunCancelledError:
             raise
         except GebError as error:
-            found = Finding(cell, None, str(error))
+            finding = Finding(cell, None, str(error))
         message = f"{next(ended)} of {len(planned)} runs have ended"
         for observer in session.observers:
             observer.sweep_moved(sweep, message)
-        return found
+        return finding
 
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.

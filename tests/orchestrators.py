@@ -11,17 +11,12 @@ from flows.pipeline.placement import Execution
 from stages.contract.request import Request
 
 CODE = """
-import os
 import sys
 from pathlib import Path
 from flows.pipeline.placement import Execution
 from flows.runners import place
 from flows.runners.choose import make_runner
-from flows.runners.local import gpus
 from stages.contract.request import Request
-if "PREFECT_API_URL" not in os.environ:
-    # No server counts GPUs.
-    gpus._is_limited = lambda number: False
 # The shortest time in which a busy machine renews its sign of life.
 place.ORCHESTRATOR_SECONDS = 20
 hear = lambda event: print(event.model_dump_json(), flush=True)

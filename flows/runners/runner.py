@@ -67,7 +67,7 @@ class Runner:
             with lease:
                 warn = partial(_warn, on_event)
                 if store.find(request.stage, request.key, warn=warn) is not None:
-                    on_event(Log(message="the store has it by now"))
+                    on_event(Log(message="another run has computed it"))
                 elif isinstance(store, RemoteStore):
                     self._attempt_in_bucket(store, request, on_event, lease.check)
                 else:

@@ -226,7 +226,7 @@ def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) 
     request = probe_request(store)
     running = pod("geb-x-0")
     running["metadata"] |= {
-        "labels": labels_for(request, "geb-x", 0),
+        "labels": labels_for(request, "geb-x"),
         "annotations": annotations_for(request, request.store, "stop"),
     }
     cluster: Any = NodeIsGone(running)

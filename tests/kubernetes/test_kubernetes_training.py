@@ -7,7 +7,6 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
-from flows.runners.kubernetes.identity import NODE, label
 from flows.runners.runner import Runner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric
@@ -47,8 +46,10 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
     assert len(set(hosts.values())) == 2, "each pod on a machine of its own"
 
     def node_of(number: int) -> str:
-        nodes = {label(pod, NODE): pod["spec"]["nodeName"] for pod in cluster.pods()}
-        return str(nodes[str(number)])
+        [node] = [
+            node for name, node in hosts_of_pods(cluster).items() if name.endswith(f"-{number}")
+        ]
+        return node
 
     def node_frozen(*_: object) -> contextlib.AbstractContextManager[None]:
         return frozen(node_of(1))

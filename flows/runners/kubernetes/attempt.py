@@ -152,13 +152,13 @@ class PodAttempt:
             return False
         node.read_at = began
         # Several lines may have one time, or stand out of order.
-        known = node.last_stamp
+        last_read = node.last_stamp
         for stamped in lines:
             stamp, _, line = stamped.partition(" ")
             seconds, _, fraction = stamp.rstrip("Z").partition(".")
             # Times compare as texts once their fractions are equally long.
             when = f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}"
-            if when > known:
+            if when > last_read:
                 node.last_stamp = max(node.last_stamp, when)
                 self._handle_line(node, line)
         return True

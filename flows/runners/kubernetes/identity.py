@@ -12,12 +12,10 @@ COMPONENT = "app.kubernetes.io/component"
 GEB = "geb"
 KEY = "geb/key"
 ATTEMPT = "geb/attempt"
-NODE = "geb/node"
 
 # Annotations: values of any length.
 STORE = "geb/store"
 FULL_KEY = "geb/full-key"
-NODES = "geb/nodes"
 DEATH = "geb/on-orchestrator-death"
 
 # The API's limit for the value of a label.
@@ -30,23 +28,21 @@ def selector(key: str = "") -> str:
     return f"{managed},{KEY}={key[:_LONGEST]}" if key else managed
 
 
-def labels_for(request: Request, attempt: str, node: int) -> dict[str, str]:
-    """Labels of one pod of an attempt at a request."""
+def labels_for(request: Request, attempt: str) -> dict[str, str]:
+    """Labels of the pods of an attempt at a request."""
     return {
         MANAGED_BY: GEB,
         COMPONENT: request.stage,
         KEY: request.key[:_LONGEST],
         ATTEMPT: attempt,
-        NODE: str(node),
     }
 
 
 def annotations_for(request: Request, store: str, death: str) -> dict[str, str]:
-    """Annotations of one pod of an attempt at a request, whose store has this identity."""
+    """Annotations of the pods of an attempt at a request, whose store has this identity."""
     return {
         STORE: store,
         FULL_KEY: request.key,
-        NODES: str(request.resources.nodes),
         DEATH: death,
     }
 

@@ -194,7 +194,7 @@ def _pod(
     metadata = {
         "name": f"{attempt.name}-{node}",
         # What the runner finds its pods by comes last, so that no setting changes it.
-        "labels": attempt.settings.labels | labels_for(request, attempt.name, node),
+        "labels": attempt.settings.labels | labels_for(request, attempt.name),
         "annotations": annotations_for(
             request, attempt.store, attempt.execution.on_orchestrator_death
         ),

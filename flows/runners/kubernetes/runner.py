@@ -31,7 +31,6 @@ from flows.runners.kubernetes.identity import (
     COMPONENT,
     DEATH,
     FULL_KEY,
-    NODES,
     STORE,
     Pod,
     annotation,
@@ -83,7 +82,7 @@ class KubernetesPlace:
         taken = None
         with explained(self._cluster):
             for pods in self._attempts(job.request):
-                if taken is None and _is_whole(pods):
+                if taken is None and _is_whole(pods, job.request.resources.nodes):
                     taken = self._work(job, pods[0])
                     continue
                 for pod in pods:
@@ -157,10 +156,10 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
         raise
 
 
-def _is_whole(pods: list[dict[str, Any]]) -> bool:
+def _is_whole(pods: list[dict[str, Any]], num_nodes: int) -> bool:
     """True while all pods of an attempt are at work."""
     at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
-    return len(at_work) == int(annotation(pods[0], NODES))
+    return len(at_work) == num_nodes
 
 
 def user_of(settings: KubernetesSettings) -> tuple[int, int]:

@@ -10,12 +10,12 @@ from flows.runners.attempt_log import AttemptLog, write_request
 from flows.runners.base import (
     SUPERVISOR_SECONDS,
     program_of,
+    stage_environment,
     supervised,
     thread_variables,
     time_limit,
 )
 from flows.runners.ending import Ending
-from flows.runners.local.environment import stage_environment
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpus import HeldGpus, hold_gpus
 from flows.runners.place import StageJob
