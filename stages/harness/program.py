@@ -42,8 +42,6 @@ from stages.store.base import Artifact, Store
 
 P = TypeVar("P", bound=StageParams)
 
-USAGE = "usage: python -m stages.{name} REQUEST.json"
-
 
 @dataclass(frozen=True)
 class Stage(Generic[P]):
@@ -115,7 +113,9 @@ def main(stage: Stage[Any]) -> NoReturn:
     The request is a file, or an object of the store in a bucket.
     """
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
-        sys.stderr.write(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}\n")
+        sys.stderr.write(
+            f"usage: python -m stages.{stage.name} REQUEST.json\n\n{stage.params.__doc__}\n"
+        )
         sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
 
     def work(events: Emitter) -> None:

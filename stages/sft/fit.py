@@ -88,8 +88,8 @@ class ConversationFit(Fit[SftParams]):
                 f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
                 f"are longer than {self._max_length()} tokens and are left out"
             )
-        self.plan = self.plan_of(self._examples, global_batch=ctx.params.global_batch_rows)
-        self.check_lengths(filter(None, [self._source]))
+        sources = filter(None, [self._source])
+        self.set_plan(self._examples, ctx.params.global_batch_rows, sources)
         self._num_parameters = 0
 
     def load_model(self) -> ResponseLogprobs:

@@ -53,8 +53,7 @@ class PairFit(Fit[TrainParams]):
         self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
         if self._models["policy"] != self._models["reference"]:
             require_same_tokenizer(self._models["policy"], self._models["reference"])
-        self.plan = self.plan_of(self._pairs, global_batch=ctx.params.global_batch_pairs)
-        self.check_lengths(self._models.values())
+        self.set_plan(self._pairs, ctx.params.global_batch_pairs, self._models.values())
         self._loaded: ResponseLogprobs | None = None
         self._tell_counts()
 

@@ -26,7 +26,7 @@ from stages.training.adapters import (
     merge_adapters,
     save_adapters,
 )
-from stages.training.batches import ROWS, Plan, S
+from stages.training.batches import ROWS, Plan
 from stages.training.checkpoints import Checkpoint, Checkpoints
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
@@ -120,9 +120,15 @@ class Fit(ABC, Generic[P]):
                 self.write_records(log)
             self.process.barrier()
 
-    def check_lengths(self, sources: Iterable[ModelSource]) -> None:
-        """Refuses samples so long that they would change others of their batch."""
-        longest = max(sample.num_tokens for sample in self.plan.samples)
+    def set_plan(
+        self, samples: Sequence[Any], global_batch: int, sources: Iterable[ModelSource]
+    ) -> None:
+        """Plans the training; refuses samples so long that they would change their neighbours."""
+        world_size = self.process.world_size
+        self.plan = Plan(
+            samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed
+        )
+        longest = max(sample.num_tokens for sample in samples)
         for source in sources:
             require_static_rope(
                 load_config(source),
@@ -130,11 +136,6 @@ class Fit(ABC, Generic[P]):
                 longest=longest,
                 remedy=f"set {self.ctx.params.stage}.max_length_tokens={{limit}}",
             )
-
-    def plan_of(self, samples: Sequence[S], *, global_batch: int) -> Plan[S]:
-        """The plan of a training on samples, for the subclass."""
-        world_size = self.process.world_size
-        return Plan(samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed)
 
     def _engine(self, resumed: Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""

@@ -29,7 +29,8 @@ def train(ctx: StageContext[P]) -> None:
     """
     ctx.telemetry_path("metrics.jsonl")
     resources = ctx.request.resources
-    if resources.world_size == 1 and not ctx.params.needs_workers:
+    # DeepSpeed wants a process group, of a single process too.
+    if resources.world_size == 1 and ctx.params.deepspeed.zero_stage == "off":
         from stages.training.engine import Process
 
         with deferred_stop() as stop:

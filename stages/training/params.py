@@ -102,8 +102,3 @@ class TrainingParams(StageParams, OptimizerParams):
     def token_budget(self) -> int:
         """Most tokens of a forward pass; where none are set, as many as every device takes."""
         return self.micro_batch_tokens or FEWEST_TOKENS
-
-    @property
-    def needs_workers(self) -> bool:
-        """True if a single process, too, is a member of a process group."""
-        return self.deepspeed.zero_stage != "off"
