@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks.rehearsal_server import CHAT_PATH, serve
-from experiments.paper.options import Judge, Kappa
+from experiments.paper.options import Judge
 from experiments.paper.tables import paper_rows
 from experiments.study import Row
 from flows.commands.common import answer, prefect_session, quiet_prefect
@@ -84,12 +84,14 @@ def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
 
 def _cells(hub: Path, judge: Judge, only: Sequence[str]) -> list[Row]:
     """The cells of some names. Those that Figure 3 is of choose κ; others have their presets'."""
-    searched, plain = (paper_rows("full", only, kappa, judge) for kappa in get_args(Kappa))
     drawn = {row.names()[1:] for row in paper_rows("full") if row.experiment == "kappa"}
-    return [
-        _small(one if one.names()[1:] in drawn and one.experiment != "responses" else other, hub)
-        for one, other in zip(searched, plain, strict=True)
-    ]
+    rows = []
+    for row in paper_rows("full", only, judge):
+        if row.names()[1:] not in drawn or row.experiment == "responses":
+            fields = {name: row.fields[name] for name in row.fields if name != "train.target_ratio"}
+            row = replace(row, fields=fields, grid={}, tuning_seeds=())
+        rows.append(_small(row, hub))
+    return rows
 
 
 def _small(row: Row, hub: Path) -> Row:

@@ -125,13 +125,12 @@ def bandit_cells(settings: BanditSettings) -> list[BanditCell]:
         unknown = set(names) - labels.keys()
         if unknown:
             raise UserError(f"the bandit has no {sorted(unknown)}", f"use some of {list(labels)}")
-    cells = [
-        BanditCell(method, divergence, kappa)
-        for divergence in settings.divergences
-        for method in settings.methods
-        if DESIGNS[method].refuses(DIVERGENCES[divergence]) is None
-        for kappa in ((0.0,) if method == "none" else settings.kappas)
-    ]
+    cells: list[BanditCell] = []
+    for divergence in settings.divergences:
+        for method in settings.methods:
+            if DESIGNS[method].refuses(DIVERGENCES[divergence]) is None:
+                kappas = (0.0,) if method == "none" else settings.kappas
+                cells += [BanditCell(method, divergence, kappa) for kappa in kappas]
     if not cells:
         raise UserError(
             f"none of the methods {settings.methods} is defined under {settings.divergences}",
@@ -334,11 +333,8 @@ def table(settings: BanditSettings, outcome: Outcome, landscape: Landscape) -> F
     for index, cell in enumerate(bandit_cells(settings)):
         reward = over_seeds(rewards[index])
         half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
-        found_after = [
-            iteration
-            for mass in outcome.best_mass[index].tolist()
-            if (iteration := _found_after(outcome.steps, mass)) is not None
-        ]
+        firsts = [_found_after(outcome.steps, mass) for mass in outcome.best_mass[index].tolist()]
+        found_after = [first for first in firsts if first is not None]
         row = [
             DIVERGENCE_LABELS[cell.divergence],
             LABELS[cell.method],
@@ -354,12 +350,12 @@ def table(settings: BanditSettings, outcome: Outcome, landscape: Landscape) -> F
 
 def _found_after(steps: Sequence[int], mass: Sequence[float]) -> int | None:
     """First recorded iteration from which the best region keeps more than half of the mass."""
-    found = None
+    first = None
     for step, value in zip(reversed(steps), reversed(mass), strict=True):
         if value <= 0.5:
             break
-        found = step
-    return found
+        first = step
+    return first
 
 
 def reference_figure(landscape: Landscape) -> Figure:

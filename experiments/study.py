@@ -245,7 +245,7 @@ def _runs(
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
-    What is ``measured`` is by the run's name. Ties go to the preset's own value, else to the one
+    ``measured`` has values by the run's name. Ties go to the preset's own value, else to the one
     that stands first in the row. A row none of whose runs was measured has no coefficient; a value
     whose runs were measured in part has the mean of that part.
     """

@@ -1,6 +1,7 @@
 """Budget of the paper's cells: steps that several runs share are counted once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from experiments.study import (
@@ -16,9 +17,51 @@ from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
-from flows.planning.estimate import Rates, StepEstimate, estimate, measured_rates
-from flows.planning.show import count, duration
+from flows.planning.estimate import Estimate, StepEstimate, estimate, measured_rates
+from flows.planning.show import cost_lines
 from stages.store.opening import open_store
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Runs of cells, and the cost of their different steps.
+
+    Attributes:
+        steps: Number of steps of all runs.
+        hub_asked: False if the hub did not answer, so that the store's share is unknown.
+    """
+
+    runs: Sequence[str]
+    steps: int
+    cost: Estimate
+    hub_asked: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document: tokens, time and GPU-hours of what the store lacks."""
+        lacking = self.cost.lacking
+        return {
+            "runs": self.runs,
+            "steps": self.steps,
+            "different_steps": len(self.cost.steps),
+            "steps_to_compute": len(lacking),
+            "tokens": sum(step.work.tokens for step in lacking),
+            "seconds": self.cost.seconds,
+            "gpu_hours": sum(step.gpu_hours for step in lacking),
+            "hub_asked": self.hub_asked,
+            "warnings": self.cost.warnings,
+        }
+
+    def lines(self) -> list[str]:
+        """The budget in a few lines."""
+        different = len(self.cost.steps)
+        lines = [
+            f"{len(self.runs)} runs: {self.steps} steps, {different} of them different, "
+            f"{different - len(self.cost.lacking)} in the store",
+            *cost_lines(self.cost),
+        ]
+        if not self.hub_asked:
+            lines.append("the hub does not answer: what the store has of its runs is unknown")
+        return lines + [f"warning: {warning}" for warning in self.cost.warnings]
 
 
 def budget(
@@ -26,62 +69,34 @@ def budget(
     overrides: Mapping[str, Any],
     most_seeds: int | None = None,
     parallel_runs: int = 1,
-) -> dict[str, Any]:
+) -> Budget:
     """Estimates the runs of cells; a coefficient without a finished tuning run is its first value.
 
     Arguments are as in :func:`experiments.study.tuning_runs`; parallel runs share the time
     evenly.
-
-    Returns:
-        Values for a JSON document: the runs, and tokens, time and GPU-hours of what the store
-        lacks.
     """
     tuned = finished(tuning_runs(rows, overrides))
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     chosen = {**first, **choose(tuned, mean_rewards(tuned))}
     runs = tuning_runs(rows, overrides, most_seeds)
     runs += reported_runs(rows, overrides, chosen, most_seeds)
-    configs = list({run.name: run.cell.config for run in runs}.values())
+    configs = {run.name: run.cell.config for run in runs}
+    # All cells have one store.
+    rates = measured_rates(open_store(store_of(overrides), create=True))
     different: dict[str, StepEstimate] = {}
     hub_asked = True
     num_steps = 0
-    rates: Rates | None = None
-    for config in configs:
+    for config in configs.values():
+        planned = []
         try:
             planned = plan(resolve_run(config)) if hub_asked else []
         except HubUnreachableError:
             # That takes a while to find out: once is enough.
             hub_asked = False
-            planned = []
         steps = unread_steps(config)
-        # All cells have one store.
-        rates = measured_rates(open_store(config.store)) if rates is None else rates
         costs = estimate(config, steps, planned, rates).steps
         different |= zip(identities(steps), costs, strict=True)
         num_steps += len(steps)
-    todo = [each for each in different.values() if not each.cached]
-    return {
-        "store": store_of(overrides),
-        "runs": [config.name for config in configs],
-        "steps": num_steps,
-        "different_steps": len(different),
-        "steps_to_compute": len(todo),
-        "tokens": sum(each.work.tokens for each in todo),
-        "seconds": sum(each.seconds or 0.0 for each in todo) / parallel_runs,
-        "gpu_hours": sum(each.gpu_hours for each in todo),
-        "hub_asked": hub_asked,
-        "warnings": list(dict.fromkeys(said for each in todo for said in each.warnings)),
-    }
-
-
-def budget_lines(found: Mapping[str, Any]) -> list[str]:
-    """A budget in a few lines."""
-    hours = f", {found['gpu_hours']:.3g} GPU-hours" if found["gpu_hours"] else ""
-    lines = [
-        f"{len(found['runs'])} runs: {found['steps']} steps, {found['different_steps']} of them "
-        f"different, {found['different_steps'] - found['steps_to_compute']} in the store",
-        f"budget: {count(found['tokens'])} tokens, about {duration(found['seconds'])}{hours}",
-    ]
-    if not found["hub_asked"]:
-        lines.append("the hub does not answer: what the store has of runs that need it is unknown")
-    return lines + [f"warning: {each}" for each in found["warnings"]]
+    seconds = sum(step.seconds or 0.0 for step in different.values() if not step.cached)
+    cost = Estimate(list(different.values()), seconds / parallel_runs)
+    return Budget(list(configs), num_steps, cost, hub_asked)

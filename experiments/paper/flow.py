@@ -9,7 +9,7 @@ from prefect.states import State
 from pydantic import Field
 
 from experiments import study
-from experiments.paper.options import Judge, Kappa, Scale
+from experiments.paper.options import Judge, Scale
 from experiments.paper.report import WrittenReport, write_report
 from experiments.paper.tables import Findings, paper_rows
 from flows.execution.cancellation import stage_flow
@@ -32,7 +32,6 @@ def paper(
     only: list[str] = _ALL,
     seeds: Annotated[int, Field(ge=1)] | None = None,
     parallel_runs: int = 1,
-    kappa: Kappa = "grid",
     judge: Judge | None = None,
     config: SharedOverrides = NOTHING,
 ) -> WrittenReport | State[Any]:
@@ -47,14 +46,12 @@ def paper(
         only: Experiments, settings, methods and divergences to compute; all if empty.
         seeds: Number of seeds of each cell, the first ones; all if unset.
         parallel_runs: Runs at the same time.
-        kappa: `grid`, the best of a cell's values on seeds that are not reported; `ratio`, the
-            preset's own κ or ratio of bonus to loss.
         judge: The judge of AlpacaEval and coherence; unset, both are left out.
         config: Settings that differ from the cells' configurations in all runs.
     """
     name = f"paper-{scale}"
     try:
-        cells = partial(paper_rows, scale, kappa=kappa, judge=judge)
+        cells = partial(paper_rows, scale, judge=judge)
         return compute(name, scale, cells, Session(), only, seeds, parallel_runs, config)
     except GebError as error:
         return failed(error, name)
@@ -78,16 +75,16 @@ def compute(
     the others.
     """
     store = open_store(store_of(config), create=True)
-    asked = cells(only)
+    computed = cells(only)
     rows = cells(_ALL)
-    errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs, session)
+    errors = _compute(study.tuning_runs(computed, config, seeds), parallel_runs, session)
     tuning = study.finished(study.tuning_runs(rows, config))
     chosen = study.choose(tuning, study.mean_rewards(tuning))
-    runs = study.reported_runs(asked, config, chosen, seeds)
+    runs = study.reported_runs(computed, config, chosen, seeds)
     errors |= _compute(runs, parallel_runs, session)
     reported = study.finished(study.reported_runs(rows, config, chosen))
-    found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
-    written = write_report(store, name, found)
+    findings = Findings(scale, rows, reported, tuning, chosen, errors, caution)
+    written = write_report(store, name, findings)
     page = written.document["page"]
     survives_outage(create_markdown_artifact)(
         f"{written.markdown.read_text(encoding='utf-8')}\n\n```\n{page}\n```\n",
@@ -107,8 +104,9 @@ def _compute(
     runs: Sequence[study.StudyRun], parallel_runs: int, session: Session
 ) -> dict[str, str]:
     """Runs what the store lacks; the errors of failed runs, by their names."""
-    cells = {run.name: run.cell for run in runs}
-    for each in study.finished(runs):
-        cells.pop(each.name, None)
-    found = run_cells(list(cells.values()), parallel_runs, session)
-    return {each.cell.config.name: each.error for each in found if each.summary is None}
+    done = {run.name for run in study.finished(runs)}
+    cells = {run.name: run.cell for run in runs if run.name not in done}
+    findings = run_cells(list(cells.values()), parallel_runs, session)
+    return {
+        finding.cell.config.name: finding.error for finding in findings if finding.summary is None
+    }

@@ -1,11 +1,10 @@
-"""Options of the paper's experiments: scale, search for κ, and judge."""
+"""Options of the paper's experiments: scale and judge."""
 
 from typing import Literal
 
 from stages.contract.params import Settings
 
 Scale = Literal["small", "chat", "full"]
-Kappa = Literal["grid", "ratio"]
 
 
 class Judge(Settings):

@@ -32,8 +32,8 @@ class WrittenReport:
 
     def copy_to(self, folder: Path) -> None:
         """Copies the Markdown and its figures into a folder, which is made if it lacks."""
-        for each in (self.markdown, *self.figures):
-            write_file(folder / each.name, each.read_bytes())
+        for file in (self.markdown, *self.figures):
+            write_file(folder / file.name, file.read_bytes())
 
 
 def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
@@ -41,20 +41,18 @@ def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
     folder = store.run_path(name)
     drawn = _log_pi_ref(found) | kappa_figures(found)
     images = {f"{file}.png": png(figure) for file, figure in drawn.items()}
+    encoded = {file: base64.b64encode(image).decode() for file, image in images.items()}
     tables = paper_tables(found)
-    sections: list[dict[str, Any]] = [
-        {
+    sections: list[dict[str, Any]] = []
+    for part in PARTS:
+        prefix = f"{part.name}-"
+        section = {
             "title": part.title,
             "note": part.note,
-            "tables": [each for each in tables if each.name.startswith(f"{part.name}-")],
-            "images": {
-                file: base64.b64encode(image).decode()
-                for file, image in images.items()
-                if file.startswith(f"{part.name}-")
-            },
+            "tables": [table for table in tables if table.name.startswith(prefix)],
+            "images": {file: encoded[file] for file in encoded if file.startswith(prefix)},
         }
-        for part in PARTS
-    ]
+        sections.append(section)
     headline, covered = coverage(found)
     document: dict[str, Any] = {
         "scale": found.scale,
@@ -67,28 +65,24 @@ def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
         ],
         "runs": [
             {
-                "run": each.name,
-                "cell": " · ".join(each.row.names()),
-                "seed": each.cell.config.seed,
-                "coefficient": dict(each.coefficient),
-                "tunes": each.tunes,
-                "figures": dict(each.figures()),
+                "run": run.name,
+                "cell": " · ".join(run.row.names()),
+                "seed": run.cell.config.seed,
+                "coefficient": dict(run.coefficient),
+                "tunes": run.tunes,
+                "figures": dict(run.figures()),
             }
-            for each in (*found.tuning, *found.reported)
+            for run in (*found.tuning, *found.reported)
         ],
     }
-    page = "report.html"
-    markdown = "report.md"
-    content: dict[str, str | bytes] = {
-        **images,
-        page: render("paper.html.jinja", sections=sections, covered=covered, **document),
-        markdown: render("paper.md.jinja", sections=sections, covered=covered, **document),
-        "report.json": json_text(document),
-    }
-    written = {file: write_file(folder / file, each) for file, each in content.items()}
+    values = {"sections": sections, "covered": covered, **document}
+    figures = [write_file(folder / file, image) for file, image in images.items()]
+    page = write_file(folder / "report.html", render("paper.html.jinja", **values))
+    markdown = write_file(folder / "report.md", render("paper.md.jinja", **values))
+    write_file(folder / "report.json", json_text(document))
     store.share(folder)
-    document["page"] = store.share(written[page])
-    return WrittenReport(document, written[markdown], [written[file] for file in images])
+    document["page"] = store.share(page)
+    return WrittenReport(document, markdown, figures)
 
 
 def _log_pi_ref(found: Findings) -> dict[str, Figure]:
@@ -96,17 +90,23 @@ def _log_pi_ref(found: Findings) -> dict[str, Figure]:
 
     @cache
     def samples(experiment: str, setting: str, method: str) -> list[float]:
-        runs = found.results((experiment, setting, method, "KL"))
-        summaries = (run.summary for run in runs if run.summary is not None)
-        return [value for summary in summaries for value in training_log_pi_ref(summary)]
+        values: list[float] = []
+        for run in found.results((experiment, setting, method, "KL")):
+            if run.summary is not None:
+                values += training_log_pi_ref(run.summary)
+        return values
 
     drawn: dict[str, Figure] = {}
-    for experiment, setting, method, divergence in (row.names() for row in found.rows):
-        if experiment in ("main", "hard") and divergence == "KL" and method.startswith(_GEB):
-            shown = {each: samples(experiment, setting, each) for each in (BASELINE, method)}
-            if all(shown.values()):
-                name = file_name("log-pi-ref", setting, method)
-                drawn[name] = histogram_figure(f"{setting}, KL", shown, "log π_ref")
+    for row in found.rows:
+        is_shown = row.experiment in ("main", "hard") and row.divergence == "KL"
+        if is_shown and row.method.startswith(_GEB):
+            lines = {
+                method: samples(row.experiment, row.setting, method)
+                for method in (BASELINE, row.method)
+            }
+            if all(lines.values()):
+                name = file_name("log-pi-ref", row.setting, row.method)
+                drawn[name] = histogram_figure(f"{row.setting}, KL", lines, "log π_ref")
     return drawn
 
 

@@ -1,13 +1,15 @@
 """The paper's cells, figures and tables: our figures over seeds, and the paper's."""
 
 import csv
+import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.paper.options import Judge, Kappa
+from experiments.paper.options import Judge
 from experiments.study import Row, StudyRun, listed, read_rows
 from flows.pipeline.loading import merged, read_sections
 from flows.pipeline.presets import configs_folder
@@ -57,36 +59,22 @@ _FIGURES = {
 }
 
 
-def paper_rows(
-    scale: str, only: Sequence[str] = (), kappa: Kappa = "grid", judge: Judge | None = None
-) -> list[Row]:
+def paper_rows(scale: str, only: Sequence[str] = (), judge: Judge | None = None) -> list[Row]:
     """The cells of a scale; ``only`` as in :func:`experiments.study.read_rows`.
 
-    The κ ``ratio`` leaves reported cells the κ or ``target_ratio`` of their presets. Without a
-    judge the suites in ``JUDGED`` are not run.
+    Without a judge the suites in ``JUDGED`` are not run.
     """
     rows = read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
-    if kappa == "ratio":
-        rows = [_without_search(each) for each in rows]
     return [row if judge is None else _judged(row, judge) for row in rows]
 
 
-def _without_search(row: Row) -> Row:
-    if not row.seeds or list(row.grid) != ["train.kappa"]:
-        return row
-    fields = {name: value for name, value in row.fields.items() if name != "train.target_ratio"}
-    return replace(row, fields=fields, grid={}, tuning_seeds=())
-
-
 def _judged(row: Row, judge: Judge) -> Row:
-    if row.names()[:2] not in JUDGED:
-        return row
     sections: dict[str, Any] = {}
-    for suite in JUDGED[row.names()[:2]]:
-        read = read_sections(configs_folder() / "suites" / f"{suite}.yaml")
-        for each in read["suites"].values():
-            each["score"]["judge"] |= judge.model_dump(exclude_none=True)
-        sections = merged(sections, read)
+    for name in JUDGED.get((row.experiment, row.setting), ()):
+        file = read_sections(configs_folder() / "suites" / f"{name}.yaml")
+        for suite in file["suites"].values():
+            suite["score"]["judge"] |= judge.model_dump(exclude_none=True)
+        sections = merged(sections, file)
     return replace(row, sections=sections)
 
 
@@ -95,14 +83,14 @@ def published() -> Published:
 
     They are by table and setting, and there by method, divergence and figure.
     """
-    found: Published = {}
+    figures: Published = {}
     place = configs_folder() / "paper" / "cells" / "published.csv"
     with place.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            table = found.setdefault((row["table"], row["setting"]), {})
+            table = figures.setdefault((row["table"], row["setting"]), {})
             value = " ± ".join(filter(None, (row["value"], row["deviation"])))
             table[row["method"], row["divergence"], row["figure"]] = value
-    return found
+    return figures
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,7 @@ class Findings:
     """All cells of the scale."""
     reported: Sequence[StudyRun]
     tuning: Sequence[StudyRun]
-    """Finished runs by which coefficients were chosen, and those of the κ experiment."""
+    """Finished runs by which coefficients were chosen, and the runs of the κ experiment."""
     chosen: Mapping[Row, Mapping[str, Any]]
     failed: Mapping[str, str]
     """Errors by the names of runs that failed."""
@@ -123,26 +111,27 @@ class Findings:
 
     def results(self, cell: Names) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed."""
-        return [each for each in self.reported if each.row.names() == cell]
+        return [run for run in self.reported if run.row.names() == cell]
 
     def over_seeds(self, cell: Names, figure: Figure) -> tuple[list[float], Estimate | None]:
         """A cell's figure in the paper's unit: its value in each run, and their mean.
 
         Its interval is Student's over seeds; that over prompts if there is one run.
         """
-        found = [
-            figure_of(
-                run.training_figures if figure.suite == TRAINING else run.figures(figure.suite),
-                figure.name,
-            )
-            for run in self.results(cell)
-        ]
-        known = [each for each in found if each is not None]
         unit = figure.whole or 1.0
-        values = [unit * each.value for each in known]
-        if len(known) == 1:
-            return values, Estimate(*values, *(unit * end for end in known[0].interval or ()))
-        return values, over_seeds(values, figure.whole) if values else None
+        estimates: list[Estimate] = []
+        for run in self.results(cell):
+            figures = run.training_figures
+            if figure.suite != TRAINING:
+                figures = run.figures(figure.suite)
+            estimate = figure_of(figures, figure.name)
+            if estimate is not None:
+                ends = [unit * end for end in estimate.interval or ()]
+                estimates.append(Estimate(unit * estimate.value, *ends))
+        values = [estimate.value for estimate in estimates]
+        if len(values) < 2:
+            return values, estimates[0] if estimates else None
+        return values, over_seeds(values, figure.whole)
 
 
 @dataclass(frozen=True)
@@ -171,28 +160,34 @@ class PaperTable(FittedTable):
     def figures(self) -> dict[str, list[PaperFigure]]:
         """The figures of each method, a column each."""
         return {
-            str(method): [each for each in row if isinstance(each, PaperFigure)]
+            str(method): [cell for cell in row if isinstance(cell, PaperFigure)]
             for method, *row in self.rows
         }
 
     @property
     def computed(self) -> bool:
         """True if this project computed at least one of the figures."""
-        return any(each.text != MISSING.text for row in self.figures().values() for each in row)
+        return any(cell.text != MISSING.text for row in self.figures().values() for cell in row)
 
 
 def _mean(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     """The mean over seeds; under ``average`` the mean over the divergences."""
     if cell[3] != AVERAGE:
         return _shown(found.over_seeds(cell, figure)[1], figure.form)
-    means = [found.over_seeds((*cell[:3], each), figure)[1] for each in DIVERGENCES]
-    return _shown(_mean_of_all(means), figure.form)
+    cells = [(*cell[:3], divergence) for divergence in DIVERGENCES]
+    return _average(found, cells, figure)
 
 
-def _mean_of_all(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    """The mean without an interval; None where one of the estimates lacks."""
-    known = [estimate.value for estimate in estimates if estimate is not None]
-    return Estimate(statistics.fmean(known)) if len(known) == len(estimates) else None
+def _average(found: Findings, cells: Sequence[Names], *figures: Figure) -> PaperFigure:
+    """The mean of figures over cells, without an interval; a dash if one of them lacks."""
+    values: list[float] = []
+    for cell in cells:
+        for figure in figures:
+            estimate = found.over_seeds(cell, figure)[1]
+            if estimate is None:
+                return MISSING
+            values.append(estimate.value)
+    return _shown(Estimate(statistics.fmean(values)), figures[0].form)
 
 
 def _spread(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
@@ -211,10 +206,10 @@ def _test(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     tests: dict[Names, Estimate] = {}
     for row in found.rows:
         if row.names()[:2] == cell[:2] and row.method != BASELINE:
-            own, _ = found.over_seeds(row.names(), figure)
+            values, _ = found.over_seeds(row.names(), figure)
             base, _ = found.over_seeds((*cell[:2], BASELINE, row.divergence), figure)
-            if own and base:
-                tests[row.names()] = welch(base, own, figure.whole)
+            if values and base:
+                tests[row.names()] = welch(base, values, figure.whole)
     adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
     difference = tests.get(cell)
     if difference is None or difference.p_value is None:
@@ -253,60 +248,68 @@ class Part(Settings):
 
 
 _WRITTEN = read_yaml(Path(__file__).with_name("parts.yaml"))
-PARTS = [Part.model_validate(each) for each in _WRITTEN]
+PARTS = [Part.model_validate(part) for part in _WRITTEN]
 """The paper's tables and figures, in its order."""
 
 
 def paper_tables(found: Findings) -> list[PaperTable]:
     """All tables in the paper's order; settings that are not run have its figures alone."""
     given = published()
-    tables = list[PaperTable]()
+    tables: list[PaperTable] = []
     for part in PARTS:
         settings = [row.setting for row in found.rows if row.experiment in part.experiments]
         settings += [setting for table, setting in given if table == part.name]
-        made = [_table(found, part, each, given) for each in dict.fromkeys(settings)]
-        tables += [each for each in made if each.computed or (part.name, each.setting) in given]
+        for setting in dict.fromkeys(settings):
+            table = _table(found, part, setting, given)
+            if table.computed or (part.name, setting) in given:
+                tables.append(table)
     return tables
 
 
 def _table(found: Findings, part: Part, setting: str, given: Published) -> PaperTable:
     paper = given.get((part.name, setting), {})
-    names = [row.names() for row in found.rows]
-    names = [each for each in names if each[0] in part.experiments and each[1] == setting]
+    rows = [
+        row for row in found.rows if row.experiment in part.experiments and row.setting == setting
+    ]
     # All cells of a setting are of one experiment: a hard setting has no cell in `main`.
-    experiment = names[0][0] if names else ""
-    divergences = {each[3] for each in names} | {divergence for _, divergence, _ in paper}
+    experiment = rows[0].experiment if rows else ""
+    divergences = {row.divergence for row in rows} | {divergence for _, divergence, _ in paper}
     if divergences.issuperset(DIVERGENCES):
         divergences.add(AVERAGE)
-    shown = [each for each in part.divergences if each in divergences]
-    columns = [(each, figure, f"{each} {figure}") for each in shown for figure in part.figures]
     solved = _solved(found, setting, given) if part.pass_at_16 else []
-    benchmarks = [each for each in solved if each not in (PASS, AVERAGE)]
-    # An average has no test.
-    solved = [each for each in solved if each != AVERAGE or part.shows == "mean"]
-    columns += [("KL", each, each) for each in solved]
+    benchmarks = [Figure(title, PASS) for title in solved if title not in (PASS, AVERAGE)]
+    columns: dict[str, tuple[str, str]] = {}
+    for divergence in part.divergences:
+        if divergence in divergences:
+            for title in part.figures:
+                columns[f"{divergence} {title}"] = (divergence, title)
+    for title in solved:
+        # An average has no test.
+        if title != AVERAGE or part.shows == "mean":
+            columns[title] = ("KL", title)
 
     def figure_in(method: str, divergence: str, title: str) -> PaperFigure:
         name, _, responses = title.partition(", ")
         # The runs with the bonus on rejected responses are the main table's.
-        own = "main" if responses == "rejected only" else experiment
-        cell = own, setting, method, divergence
-        # Any other title is a suite, for its pass@16.
-        asked = _FIGURES.get(name, Figure(name, PASS))
-        if part.pass_at_16 and title == AVERAGE:
-            means = [found.over_seeds(cell, Figure(benchmark, PASS))[1] for benchmark in benchmarks]
-            figure = _shown(_mean_of_all(means), asked.form)
+        table = "main" if responses == "rejected only" else experiment
+        cell = table, setting, method, divergence
+        if title == AVERAGE:
+            figure = _average(found, [cell], *benchmarks)
         else:
-            figure = _SHOWN[part.shows](found, cell, asked)
+            # Any other title is a suite, for its pass@16.
+            figure = _SHOWN[part.shows](found, cell, _FIGURES.get(name, Figure(name, PASS)))
         return replace(figure, paper=paper.get((method, divergence, title), ""))
 
-    methods = dict.fromkeys([*(each[2] for each in names), *(method for method, *_ in paper)])
+    methods = dict.fromkeys([*(row.method for row in rows), *(method for method, *_ in paper)])
     if part.shows == "test":
         methods.pop(BASELINE, None)
     return PaperTable(
         f"{part.title}: {setting}",
-        ["method", *(title for *_, title in columns)],
-        [[each, *(figure_in(each, *column[:2]) for column in columns)] for each in methods],
+        ["method", *columns],
+        [
+            [method, *(figure_in(method, *place) for place in columns.values())]
+            for method in methods
+        ],
         note=part.note,
         name=file_name(part.name, setting),
         setting=setting,
@@ -315,9 +318,12 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
 
 def _solved(found: Findings, setting: str, given: Published) -> list[str]:
     """Held-out prompts if pass@16 is asked of them, the runs' suites, and the paper's."""
-    own = [each.cell.config for each in found.reported if each.row.names()[:2] == ("hard", setting)]
-    titles = [PASS] if any(16 in each.evaluation.pass_at_k for each in own) else []
-    titles += [name for each in own for name in each.suites]
+    titles: list[str] = []
+    for run in found.reported:
+        if run.row.names()[:2] == ("hard", setting):
+            config = run.cell.config
+            titles += [PASS] if 16 in config.evaluation.pass_at_k else []
+            titles += config.suites
     titles += [figure for _, _, figure in given.get(("hard", setting), {})]
     return list(dict.fromkeys(titles))
 
@@ -325,8 +331,7 @@ def _solved(found: Findings, setting: str, given: Published) -> list[str]:
 def file_name(*words: str) -> str:
     """Name of a table's or figure's files, ``log-pi-ref-front-desk-geb-1-pi``: ASCII, no spaces."""
     text = "-".join(words).lower().replace("π", "pi")
-    plain = "".join(each if each.isascii() and each.isalnum() else "-" for each in text)
-    return "-".join(filter(None, plain.split("-")))
+    return re.sub("[^a-z0-9]+", "-", text).strip("-")
 
 
 def coverage(found: Findings) -> tuple[str, list[list[str]]]:
@@ -337,19 +342,20 @@ def coverage(found: Findings) -> tuple[str, list[list[str]]]:
     rows = []
     whole = 0
     some = 0
+    reported = Counter(run.row for run in found.reported)
+    tuning = Counter(run.row for run in found.tuning)
     for row in found.rows:
-        tuned = sum(each.row == row for each in found.tuning)
-        done = sum(each.row == row for each in found.reported) if row.seeds else tuned
-        asked = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)
-        whole = whole + (done >= asked)
-        some = some + (0 < done < asked)
+        done = reported[row] if row.seeds else tuning[row]
+        planned = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)
+        whole += done >= planned
+        some += 0 < done < planned
         chosen = listed(found.chosen.get(row, {}))
-        shown = f"{chosen} (of {tuned} runs)" if chosen else "–"
+        shown = f"{chosen} (of {tuning[row]} runs)" if chosen else "–"
         configuration = ", ".join(filter(None, (row.configuration, listed(row.fields))))
-        rows.append([*row.names(), configuration, shown, f"{done} of {asked}"])
-    runs = len({each.name for each in (*found.reported, *found.tuning)})
+        rows.append([*row.names(), configuration, shown, f"{done} of {planned}"])
+    runs = len({run.name for run in (*found.reported, *found.tuning)})
     return (
         f"{whole} of {len(rows)} cells are computed whole, {some} in part; {runs} runs are "
-        "finished, those that chose coefficients included.",
+        "finished, with the runs that chose coefficients.",
         rows,
     )

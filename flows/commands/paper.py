@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.paper.options import Judge, Kappa, Scale
+from experiments.paper.options import Judge, Scale
 from flows.commands.common import (
     AsJson,
     ConfigStore,
@@ -43,13 +43,6 @@ def paper(
         int | None, typer.Option(min=1, metavar="N", help="The first N seeds of each cell alone.")
     ] = None,
     parallel_runs: ParallelRuns = 1,
-    kappa: Annotated[
-        Kappa,
-        typer.Option(
-            help="grid: the best of each cell's values, on seeds that are not reported; "
-            "ratio: no search, each preset's own κ or ratio of bonus to loss."
-        ),
-    ] = "grid",
     judge: Annotated[
         str | None,
         typer.Option(
@@ -69,24 +62,23 @@ def paper(
     as_json: AsJson = False,
 ) -> None:
     """Compute the paper's tables and figures; whatever the store has already is reused."""
-    from experiments.paper.budget import budget, budget_lines
+    from experiments.paper.budget import budget
     from experiments.paper.tables import paper_rows
 
     laid_over = overrides_of(chosen(overrides, store=store))
     asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
-    rows = paper_rows(scale, only or (), kappa, asked)
+    rows = paper_rows(scale, only or (), asked)
     expected = budget(rows, laid_over, seeds, parallel_runs)
-    lines = budget_lines(expected)
     if dry_run:
-        answer(as_json, expected, *expected["runs"], *lines)
+        answer(as_json, expected.to_json(), *expected.runs, *expected.lines())
         return
-    watched(as_json).print(escape("\n".join(lines)))
+    watched(as_json).print(escape("\n".join(expected.lines())))
     quiet_prefect()
     from experiments.paper.flow import compute
     from flows.report.prefect_artifacts import as_flow
 
     name = f"paper-{scale}"
-    make_rows = partial(paper_rows, scale, kappa=kappa, judge=asked)
+    make_rows = partial(paper_rows, scale, judge=asked)
     with prefect_session(store_of(laid_over), name, as_json) as session:
         computed = partial(
             compute, name, scale, make_rows, session, only or (), seeds, parallel_runs, laid_over
