@@ -28,8 +28,8 @@ def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | St
         store: The store: a folder, or s3://, gs:// or az://; empty takes GEB_STORE's.
     """
     try:
-        found = compare_runs(open_store(store_of({"store": store})), runs, name)
+        comparison = compare_runs(open_store(store_of({"store": store})), runs, name)
     except GebError as error:
         return failed(error, name or "comparison")
-    publish_comparison(found)
-    return found
+    publish_comparison(comparison)
+    return comparison

@@ -18,7 +18,6 @@ _FEW_PROMPTS = 64
 def cautions(run: ResolvedRun) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
     config = run.config
-    own = config.inputs.test_prompts
     data = sizes.rows_of(run.inputs["prompts"])
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
@@ -26,10 +25,11 @@ def cautions(run: ResolvedRun) -> Iterator[str]:
     held_out = sizes.held_out_prompts(config, test)
     # None at all is an error of `prepare`.
     if 0 < held_out < _FEW_PROMPTS:
-        where = "inputs.test_prompts" if own else "prepare.test_prompts"
+        where = "inputs" if config.inputs.test_prompts else "prepare"
         yield (
             f"{held_out:g} held-out prompts tell little: the win rate is known to "
-            f"±{98 / math.sqrt(held_out):.0f} points. Raise {where} to {_FEW_PROMPTS} or more"
+            f"±{98 / math.sqrt(held_out):.0f} points. Raise {where}.test_prompts to {_FEW_PROMPTS} "
+            "or more"
         )
 
 

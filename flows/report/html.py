@@ -30,7 +30,7 @@ def write(record: RunRecord, summary: Summary) -> str:
         plots=[svg(figure) for figure in draw({summary.run: summary.rows}).values()],
         samples=_samples(summary),
         suite_samples={f"suite {name}": _samples(summary, name) for name in summary.suites},
-        gates=[(t, made.read_json("decision.json")) for t, made in summary.made("promote")],
+        gates=[(t, gate.read_json("decision.json")) for t, gate in summary.made("promote")],
         configuration=yaml.safe_dump(
             summary.config.to_values(), sort_keys=False, allow_unicode=True
         ),
@@ -43,13 +43,10 @@ def _samples(summary: Summary, suite: str | None = None) -> list[dict[str, Any]]
 
     Each row has the policy's mean `score` and its `gain` over the base's, as far as known.
     """
-    steps = [f"iteration-{t}/evaluate" for t in range(summary.config.iterations, 0, -1)]
-    if suite is not None:
-        steps = [suite_prefix(step, suite) for step in steps]
-    step = next((step for step in steps if step in summary.artifacts), None)
-    if step is None:
+    evaluated = summary.last(suite_prefix("evaluate", suite) if suite else "evaluate")
+    if evaluated is None:
         return []
-    rows = [row for _, row in read_data_file(summary.artifacts[step].file("samples.jsonl"))]
+    rows = [row for _, row in read_data_file(evaluated.file("samples.jsonl"))]
     for row in rows:
         policy = _mean_score(row["policy"])
         base = _mean_score(row["base"])
@@ -69,12 +66,12 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     if not manifests:
         return []
     seconds = {manifest.key: manifest.seconds for manifest in manifests}
-    newest = max(manifests, key=lambda made: datetime.datetime.fromisoformat(made.ended))
+    newest = max(manifests, key=lambda manifest: datetime.datetime.fromisoformat(manifest.ended))
     ended = datetime.datetime.fromisoformat(newest.ended).astimezone()
     trained = summary.last("train")
     software = (trained.manifest if trained else newest).software
     versions = [f"{name} {software[name]}" for name in _SHOWN_SOFTWARE if name in software]
-    machines = dict.fromkeys(f"{made.host} ({made.accelerator})" for made in manifests)
+    machines = dict.fromkeys(f"{manifest.host} ({manifest.accelerator})" for manifest in manifests)
     is_complete = summary.status is None or summary.status.state in ("completed", "running")
     return [
         ("finished" if is_complete else "last result", ended.strftime("%Y-%m-%d %H:%M %Z")),

@@ -81,12 +81,12 @@ def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
     A warm start from scratch, which has no policy, is its own source.
     """
     policies = []
-    made: Manifest | None = manifest
-    while made is not None and "policy" in made.inputs:
-        [source] = made.inputs["policy"]
+    training: Manifest | None = manifest
+    while training is not None and "policy" in training.inputs:
+        [source] = training.inputs["policy"]
         policies.append(source)
         is_artifact = source["kind"] == "artifact"
-        made = store.manifest(source["stage"], source["key"]) if is_artifact else None
+        training = store.manifest(source["stage"], source["key"]) if is_artifact else None
     return policies or [{"kind": "artifact", "stage": manifest.stage, "key": manifest.key}]
 
 

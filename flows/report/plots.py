@@ -59,8 +59,8 @@ def course_figure(
     figure, axes = _new(title, xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
-        values = np.array([each.value for each in line.values()])
-        ends = np.array([each.interval or (each.value, each.value) for each in line.values()])
+        values = np.array([point.value for point in line.values()])
+        ends = np.array([point.interval or (point.value, point.value) for point in line.values()])
         axes.errorbar(
             list(line),
             values,
@@ -144,8 +144,8 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for name, title, ylabel, bounds in RESULTS:
         lines: dict[str, dict[float, Estimate]] = {}
-        for run, own in rows.items():
-            for row in own:
+        for run, iterations in rows.items():
+            for row in iterations:
                 estimate = figure_of(row, name)
                 if estimate is not None:
                     lines.setdefault(run, {})[row["iteration"]] = estimate

@@ -45,8 +45,8 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
     with warnings.catch_warnings():
         # One method's runs may all have the same value; the variance is then the other's alone.
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
-        found = stats.ttest_ind(second, first, equal_var=False)
-    return _tested(difference, found, whole)
+        test = stats.ttest_ind(second, first, equal_var=False)
+    return _tested(difference, test, whole)
 
 
 def difference_of_methods(
@@ -94,7 +94,7 @@ def paired_difference(first: Floats, second: Floats) -> Estimate:
     estimate = ratio_of_sums(differences, np.ones_like(differences))
     if len(differences) < 2:
         return estimate
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         (differences,),
         np.mean,
         permutation_type="samples",
@@ -103,7 +103,7 @@ def paired_difference(first: Floats, second: Floats) -> Estimate:
         batch=BATCH,
         rng=np.random.default_rng(SEED),
     )
-    return replace(estimate, p_value=float(found.pvalue))
+    return replace(estimate, p_value=float(test.pvalue))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -117,9 +117,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         Adjusted p-values in the same order, None if there was none.
     """
     adjusted: list[float | None] = [None] * len(p_values)
-    known = sorted((each, place) for place, each in enumerate(p_values) if each is not None)
+    tests = sorted((value, place) for place, value in enumerate(p_values) if value is not None)
     largest = 0.0
-    for rank, (p_value, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p_value))
+    for rank, (p_value, place) in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - rank) * p_value))
         adjusted[place] = largest
     return adjusted

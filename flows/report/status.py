@@ -55,8 +55,8 @@ class StepStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
-        known = self.record.model_dump(exclude={"key_fields"})
-        return known | {"state": self.state, "seconds": self.seconds, "attempts": self.attempts}
+        values = self.record.model_dump(exclude={"key_fields"})
+        return values | {"state": self.state, "seconds": self.seconds, "attempts": self.attempts}
 
 
 @dataclass(frozen=True)
@@ -140,23 +140,16 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
     except UserError:
         # Another version wrote the run: what is on record is all that is known.
         names = []
-    known = {step.step: step for step in record.steps() if step.state != "outdated"}
-    if last is not None:
-        # Steps of earlier attempts may be of another configuration.
-        known = {
-            name: each
-            for name, each in known.items()
-            if (each.ended or each.started) >= last.started
-        }
     ended = last is not None and last.state != "running"
-    steps = [
-        StepStatus(
-            record.store, each, "crashed" if ended and each.state in _AT_WORK else each.state
-        )
-        for each in known.values()
-    ]
-    steps.sort(key=lambda each: each.record.started)
-    return RunStatus(record.name, tried, steps, [name for name in names if name not in known])
+    steps: dict[str, StepStatus] = {}
+    for step in sorted(record.steps(), key=lambda step: step.started):
+        # Steps of earlier attempts may be of another configuration.
+        is_earlier = last is not None and (step.ended or step.started) < last.started
+        if step.state != "outdated" and not is_earlier:
+            state = "crashed" if ended and step.state in _AT_WORK else step.state
+            steps[step.step] = StepStatus(record.store, step, state)
+    waiting = [name for name in names if name not in steps]
+    return RunStatus(record.name, tried, list(steps.values()), waiting)
 
 
 def step_logs(store: Store, record: StepRecord) -> list[Path]:

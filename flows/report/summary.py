@@ -1,7 +1,6 @@
 """A run's results, iteration by iteration, read from the artifacts of its steps."""
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +10,14 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_prefix
 from flows.report.status import RunStatus, run_status
-from flows.report.table import BASE, COLUMNS, POLICY, FittedTable, Model, Row, figures_table
+from flows.report.table import BASE, POLICY, FittedTable, Model, Row, figures_table
 from stages.contract.errors import DamagedArtifactError
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
 from stages.train.params import TrainParams
+
+# Figures of the stages `pair` and `train`, next to those of `evaluate`.
+_TRAINING_FIGURES = ("pairs", "ties", "loss", "bonus_ratio")
 
 
 @dataclass
@@ -45,11 +47,12 @@ class Summary:
 
     def made(self, stage: str) -> list[tuple[int, Artifact]]:
         """Artifacts of a stage, with the iterations that have one."""
-        found = (
-            (t, self.artifacts.get(f"iteration-{t}/{stage}"))
-            for t in range(1, self.config.iterations + 1)
-        )
-        return [(t, artifact) for t, artifact in found if artifact is not None]
+        artifacts: list[tuple[int, Artifact]] = []
+        for iteration in range(1, self.config.iterations + 1):
+            artifact = self.artifacts.get(f"iteration-{iteration}/{stage}")
+            if artifact is not None:
+                artifacts.append((iteration, artifact))
+        return artifacts
 
     def last(self, stage: str) -> Artifact | None:
         """Artifact of a stage in the last iteration that has one."""
@@ -70,7 +73,7 @@ class Summary:
             "checkpoint": self.checkpoint,
             "registered": self.registered,
             "damaged": self.damaged,
-            "artifacts": {step: each.address() for step, each in self.artifacts.items()},
+            "artifacts": {step: artifact.address() for step, artifact in self.artifacts.items()},
         }
 
     def tables(self) -> list[FittedTable]:
@@ -80,11 +83,11 @@ class Summary:
 
     def kappa(self) -> str:
         """κ as it was asked for, and if it was calibrated what came out of it by iteration."""
-        found = [row["kappa"] for row in self.rows if row.get("kappa") is not None]
+        calibrated = [f"{row['kappa']:.3g}" for row in self.rows if row.get("kappa") is not None]
         label = kappa_label(self.config.train)
-        if self.config.train.target_ratio is None or not (label and found):
+        if self.config.train.target_ratio is None or not (label and calibrated):
             return label
-        return f"{label} (κ {', '.join(f'{each:.3g}' for each in found)})"
+        return f"{label} (κ {', '.join(calibrated)})"
 
     def places(self) -> list[str]:
         """Lines with the places of checkpoint, artifacts and registered models."""
@@ -114,27 +117,27 @@ def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
     A damaged artifact is left out as well, with a warning. Unset, ``config`` is the run's own.
     """
     config = config or record.config()
-    found = Summary(run=record.name, config=config, store=record.store.location)
-    found.status = run_status(record, config)
+    summary = Summary(run=record.name, config=config, store=record.store.location)
+    summary.status = run_status(record, config)
     for step in record.steps():
         if step.state in ("done", "reused"):
             try:
                 artifact = record.store.load(step.stage, step.key)
             except DamagedArtifactError as error:
-                found.damaged.append(f"{step.step}: {error}")
+                summary.damaged.append(f"{step.step}: {error}")
                 warnings.warn(DamagedRecordWarning(f"{step.step}: {error}"), stacklevel=2)
                 continue
             if artifact is not None:
-                found.artifacts[step.step] = artifact
+                summary.artifacts[step.step] = artifact
     for iteration in range(config.iterations + 1):
-        found.rows.append(iteration_row(found, iteration))
+        summary.rows.append(iteration_row(summary, iteration))
     for name in config.suites:
-        if rows := list(suite_rows(found, name)):
-            found.suites[name] = rows
-    trained = found.last("train")
-    found.checkpoint = trained.address("checkpoint") if trained else None
-    found.registered = _registered(record.store, config.model or config.name)
-    return found
+        if rows := suite_rows(summary, name):
+            summary.suites[name] = rows
+    trained = summary.last("train")
+    summary.checkpoint = trained.address("checkpoint") if trained else None
+    summary.registered = _registered(record.store, config.model or config.name)
+    return summary
 
 
 def _registered(store: Store, model: str) -> list[str]:
@@ -155,40 +158,30 @@ def iteration_row(found: Summary, iteration: int) -> Row:
     row = evaluated_row(evaluated, iteration, POLICY if iteration else BASE)
     if iteration == 0:
         return row
+    paired = found.read_json(f"iteration-{iteration}/pair", "metrics.json")
     trained = found.read_json(f"iteration-{iteration}/train", "summary.json")
-    metrics = {
-        "pair": found.read_json(f"iteration-{iteration}/pair", "metrics.json"),
-        "train": trained.get("metrics", {}),
-    }
-    for column in COLUMNS:
-        if column.name in metrics.get(column.stage, ()):
-            row[column.name] = metrics[column.stage][column.name]
+    metrics = trained.get("metrics", {}) | paired
+    row |= {name: metrics[name] for name in _TRAINING_FIGURES if name in metrics}
     return row | {"kappa": trained.get("kappa")}
 
 
-def suite_rows(found: Summary, name: str) -> Iterator[Row]:
+def suite_rows(found: Summary, name: str) -> list[Row]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
-    is_first = True
-    for iteration in range(1, found.config.iterations + 1):
-        evaluated = found.artifacts.get(suite_prefix(f"iteration-{iteration}/evaluate", name))
-        if evaluated is None:
-            continue
-        if is_first:
-            yield evaluated_row(evaluated, 0, BASE)
-        yield evaluated_row(evaluated, iteration, POLICY)
-        is_first = False
+    evaluations = found.made(suite_prefix("evaluate", name))
+    rows = [evaluated_row(evaluated, 0, BASE) for _, evaluated in evaluations[:1]]
+    rows += [evaluated_row(evaluated, iteration, POLICY) for iteration, evaluated in evaluations]
+    return rows
 
 
 def evaluated_row(evaluated: Artifact | None, iteration: int, model: Model) -> Row:
     """Figures of one model in an evaluation; none without its artifact."""
     if evaluated is None:
         return {"iteration": iteration}
-    figures = pq.read_table(evaluated.file("figures.parquet")).to_pylist()
-    own = [figure for figure in figures if figure["model"] == model]
-    intervals = {
-        figure["figure"]: (figure["low"], figure["high"])
-        for figure in own
-        if figure["low"] is not None
-    }
-    values = {figure["figure"]: figure["value"] for figure in own}
-    return {"iteration": iteration, **values, "intervals": intervals}
+    row: Row = {"iteration": iteration}
+    intervals: dict[str, tuple[float, float]] = {}
+    for figure in pq.read_table(evaluated.file("figures.parquet")).to_pylist():
+        if figure["model"] == model:
+            row[figure["figure"]] = figure["value"]
+            if figure["low"] is not None:
+                intervals[figure["figure"]] = (figure["low"], figure["high"])
+    return row | {"intervals": intervals}

@@ -20,13 +20,12 @@ BASE: Model = "base"
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of each iteration, and the stage that computes it.
+    """A figure of each iteration.
 
     ``whole`` is the largest share; None if the figure has no upper bound.
     """
 
     title: str
-    stage: str
     name: str
     form: str = ".3f"
     whole: float | None = None
@@ -34,25 +33,25 @@ class Column:
 
 # A narrow terminal does without those on the right.
 COLUMNS = (
-    Column("mean reward", "evaluate", "mean_reward"),
-    Column("win rate", "evaluate", "win_rate", whole=1.0),
-    Column("LC win rate", "evaluate", "length_controlled_win_rate", whole=1.0),
-    Column("accuracy", "evaluate", "accuracy", whole=1.0),
-    Column("tied", "evaluate", "tied_prompts", ".0f"),
-    Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
-    Column("KL", "evaluate", "kl_to_base", ".2f"),
-    Column("pairs", "pair", "pairs", ".0f"),
-    Column("ties", "pair", "ties", ".0f"),
-    Column("loss", "train", "loss"),
-    Column("bonus ratio", "train", "bonus_ratio", ".3g"),
-    Column("distinct-1", "evaluate", "distinct_1", whole=1.0),
-    Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
-    Column("cut off", "evaluate", "truncated_share", whole=1.0),
-    Column("repetition", "evaluate", "repetition", whole=1.0),
-    Column("refusals", "evaluate", "refusal_share", whole=1.0),
-    Column("distinct-2", "evaluate", "distinct_2", whole=1.0),
-    Column("distinct-3", "evaluate", "distinct_3", whole=1.0),
-    Column("distinct-4", "evaluate", "distinct_4", whole=1.0),
+    Column("mean reward", "mean_reward"),
+    Column("win rate", "win_rate", whole=1.0),
+    Column("LC win rate", "length_controlled_win_rate", whole=1.0),
+    Column("accuracy", "accuracy", whole=1.0),
+    Column("tied", "tied_prompts", ".0f"),
+    Column("log π_ref", "mean_log_pi_ref", ".2f"),
+    Column("KL", "kl_to_base", ".2f"),
+    Column("pairs", "pairs", ".0f"),
+    Column("ties", "ties", ".0f"),
+    Column("loss", "loss"),
+    Column("bonus ratio", "bonus_ratio", ".3g"),
+    Column("distinct-1", "distinct_1", whole=1.0),
+    Column("tokens", "mean_response_tokens", ".1f"),
+    Column("cut off", "truncated_share", whole=1.0),
+    Column("repetition", "repetition", whole=1.0),
+    Column("refusals", "refusal_share", whole=1.0),
+    Column("distinct-2", "distinct_2", whole=1.0),
+    Column("distinct-3", "distinct_3", whole=1.0),
+    Column("distinct-4", "distinct_4", whole=1.0),
 )
 _FIRST = 4
 """Number of columns that come before the oracle's components and pass@k."""
@@ -86,7 +85,7 @@ def column_of(name: str) -> Column:
     """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
     title = name.removeprefix("components.")
     whole = 1.0 if name.startswith("pass@") else None
-    return _COLUMNS.get(name) or Column(title, "evaluate", name, whole=whole)
+    return _COLUMNS.get(name) or Column(title, name, whole=whole)
 
 
 def figures_table(rows: Sequence[Row], title: str = "") -> FittedTable:
@@ -110,8 +109,8 @@ def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
 
 def figure_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Figures that some row has, in a table's order."""
-    known = {name: None for row in rows for name, value in row.items() if value is not None}
-    return ordered(name for name in known if name not in _NO_FIGURES)
+    names = {name: None for row in rows for name, value in row.items() if value is not None}
+    return ordered(name for name in names if name not in _NO_FIGURES)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
