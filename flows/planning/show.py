@@ -1,19 +1,18 @@
 """The cost of a run in words."""
 
 from flows.planning.cost import GB
-from flows.planning.estimate import Estimate, StepEstimate
+from flows.planning.estimate import Estimate
 
 
 def cost_lines(estimate: Estimate) -> list[str]:
     """Tokens, time and GPU-hours of what the store lacks, and the memory of its models on GPUs."""
     lacking = estimate.lacking
-    tokens = sum(step.work.tokens for step in lacking)
-    gpu_hours = sum(step.gpu_hours for step in lacking)
     uncounted = [step.step for step in lacking if step.seconds is None]
     parts = [
-        f"{count(tokens)} tokens",
+        f"{count(sum(step.work.tokens for step in lacking))} tokens",
         f"{'at least' if uncounted else 'about'} {duration(estimate.seconds)}",
     ]
+    gpu_hours = sum(step.gpu_hours for step in lacking)
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
@@ -21,16 +20,16 @@ def cost_lines(estimate: Estimate) -> list[str]:
     measured = sum(step.measured for step in lacking)
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")
-    largest: dict[str, StepEstimate] = {}
+    lines = ["estimate: " + ", ".join(parts)]
+    memory: dict[str, str] = {}
+    # The largest step of a stage comes last.
     for step in sorted(lacking, key=lambda step: step.work.memory):
         if step.gpus and step.work.memory:
-            largest[step.stage] = step
-    memory = [
-        f"{stage} {step.work.memory / GB:.1f} of {step.device.memory / GB:.0f} GB"
-        for stage, step in largest.items()
-    ]
-    lines = ["estimate: " + ", ".join(parts)]
-    return [*lines, f"parameters on each GPU: {', '.join(memory)}"] if memory else lines
+            size = f"{step.work.memory / GB:.1f} of {step.device.memory / GB:.0f} GB"
+            memory[step.stage] = f"{step.stage} {size}"
+    if memory:
+        lines.append(f"parameters on each GPU: {', '.join(memory.values())}")
+    return lines
 
 
 def duration(seconds: float | None) -> str:

@@ -1,13 +1,13 @@
 """The verdict on a run: one sentence, its reasons, and how far to trust it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from flows.execution.run_record import resume_command
 from flows.report.status import RunStatus
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import Cell, column_of, figure_names, figure_of, interval_text
+from flows.report.table import Cell, column_of, figure_names, figure_of
 
 
 @dataclass(frozen=True)
@@ -43,34 +43,29 @@ def verdict(summary: Summary) -> Verdict:
     A run that failed, was stopped or lacks steps gets no other verdict than this.
     """
     result = _of_models(summary)
-    result = replace(
-        result,
-        reasons=(*result.reasons, *_ties(summary)),
-        cautions=tuple(_cautions(summary)),
-    )
+    tone = result.tone
+    sentence = result.sentence
+    reasons = [*result.reasons, *_ties(summary)]
     resume = resume_command(summary.run, summary.store)
     status = summary.status
     if status is not None and (status.num_done < status.num_steps or status.state in _ENDS):
         done = f"{status.num_done} of {status.num_steps} steps are done"
         if status.state == "running":
-            sentence = f"The run is at work: {done}. {result.sentence}"
-            return replace(result, tone="open", sentence=sentence)
-        ended = _ENDS.get(status.state, "is not complete")
-        return replace(
-            result,
-            tone="bad",
-            sentence=f"The run {ended}: {done}. Go on with `{resume}`. So far: {result.sentence}",
-            reasons=(*_unfinished(status), *result.reasons),
+            tone = "open"
+            sentence = f"The run is at work: {done}. {sentence}"
+        else:
+            tone = "bad"
+            ended = _ENDS.get(status.state, "is not complete")
+            sentence = f"The run {ended}: {done}. Go on with `{resume}`. So far: {sentence}"
+            reasons = [*_unfinished(status), *reasons]
+    elif summary.damaged:
+        tone = "bad"
+        sentence = (
+            "Artifacts are damaged, and figures are missing here. "
+            f"`{resume}` computes them again. {sentence}"
         )
-    if summary.damaged:
-        return replace(
-            result,
-            tone="bad",
-            sentence="Artifacts are damaged, and figures are missing here. "
-            f"`{resume}` computes them again. {result.sentence}",
-            reasons=(*summary.damaged, *result.reasons),
-        )
-    return result
+        reasons = [*summary.damaged, *reasons]
+    return Verdict(tone, sentence, tuple(reasons), tuple(_cautions(summary)))
 
 
 def _unfinished(status: RunStatus) -> Iterator[str]:
@@ -107,20 +102,20 @@ def _of_models(summary: Summary) -> Verdict:
 
 def _sentence(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
-    intervals: Mapping[str, Any] = row.get("intervals", {})
     number = f"{row['iteration']} iteration{'s' if row['iteration'] > 1 else ''}"
     share = f"{100 * row['win_rate']:.1f} %"
-    if "win_rate" in intervals:
-        low, high = intervals["win_rate"]
+    if "win_rate" in row.get("intervals", {}):
+        low, high = row["intervals"]["win_rate"]
         share += f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
     sentence = f"After {number} the model scores above its base on {share} of the held-out prompts"
     if row.get("tied_prompts"):
         sentence += f" ({row['tied_prompts']:.0f} tie)"
-    if row.get("mean_reward") is None or base.get("mean_reward") is None:
+    reward = figure_of(row, "mean_reward")
+    start = figure_of(base, "mean_reward")
+    if reward is None or start is None:
         return sentence
-    interval = interval_text(intervals.get("mean_reward"), ".3f")
-    reward = f"{row['mean_reward']:.3f} {interval}".rstrip()
-    return f"{sentence}; its mean reward is {reward}, the base's {base['mean_reward']:.3f}"
+    shown = Cell.of(reward, ".3f")
+    return f"{sentence}; its mean reward is {shown}, the base's {start.value:.3f}"
 
 
 def _ties(summary: Summary) -> Iterator[str]:

@@ -34,14 +34,6 @@ def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path, columns)
 
 
-def lone_surrogate(what: str, error: UnicodeEncodeError) -> UserError:
-    """Error for a text with half of a surrogate pair, which no tokenizer reads."""
-    return UserError(
-        f"{what} holds a lone surrogate ({error.object[error.start]!r})",
-        "repair the encoding of the source",
-    )
-
-
 def count_rows(path: Path) -> int:
     """Rows of a Parquet or JSON file, or lines of another; UserError if a Parquet file is none."""
     if path.suffix == ".parquet":

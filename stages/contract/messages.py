@@ -36,12 +36,19 @@ def read_messages(value: Any, name: str) -> Messages:
     """
     turns = listed_messages(value, name)
     if turns is None and isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        return [{"role": "user", "content": whole_text(value, name)}]
     if not turns:
         raise UserError(
             f"column {name!r} holds {type(value).__name__} without messages or text", _REMEDY
         )
     return [_read_message(turn, name) for turn in turns]
+
+
+def with_system(messages: Messages, system: str | None) -> Messages:
+    """The messages, after a system message if there is one to add and they have none."""
+    if system is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 def read_answer(value: Any, name: str) -> str:
@@ -52,7 +59,7 @@ def read_answer(value: Any, name: str) -> str:
     """
     turns = listed_messages(value, name)
     if turns is None and isinstance(value, str):
-        return value
+        return whole_text(value, name)
     messages = [_read_message(turn, name) for turn in turns or ()]
     if [message["role"] for message in messages] != ["assistant"]:
         raise UserError(f"column {name!r} holds neither text nor one assistant turn", _REMEDY)
@@ -92,4 +99,16 @@ def _read_message(turn: Any, name: str) -> dict[str, str]:
     content = fields.get("content")
     if role not in ROLES or not isinstance(content, str):
         raise UserError(f"column {name!r} holds no message of text: {reprlib.repr(turn)}", _REMEDY)
-    return {"role": role, "content": content}
+    return {"role": role, "content": whole_text(content, name)}
+
+
+def whole_text(text: str, name: str) -> str:
+    """The text of a column; UserError if no tokenizer reads it: half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"column {name!r} holds a lone surrogate ({text[error.start]!r})",
+            "repair the encoding of the source",
+        ) from error
+    return text

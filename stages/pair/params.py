@@ -58,10 +58,10 @@ class PairParams(StageParams):
 
     def tie_warning(self, pairs: int, ties: int) -> str | None:
         """A warning if nearly all pairs tie; ties that are dropped are not among the pairs."""
-        found = pairs + ties if self.ties == "drop" else pairs
-        if ties <= _MOST_TIES * found:
+        total = pairs + ties if self.ties == "drop" else pairs
+        if ties <= _MOST_TIES * total:
             return None
         return (
-            f"{ties} of {found} pairs tie: no preference is learnt from them. Use an oracle that "
+            f"{ties} of {total} pairs tie: no preference is learnt from them. Use an oracle that "
             "tells the responses apart, sample at a higher temperature, or more responses a prompt"
         )

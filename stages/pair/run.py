@@ -49,11 +49,11 @@ def run(ctx: StageContext[PairParams]) -> None:
     tally = Tally()
     python = ctx.params.python
     is_own = ctx.params.strategy == "python"
-    own = UserStrategy(ctx.path("code"), python.function, python.settings) if is_own else None
-    parts = ("components",) if own else ()
+    strategy = UserStrategy(ctx.path("code"), python.function, python.settings) if is_own else None
+    parts = ("components",) if strategy else ()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for batch in read_scored(responses, scores, score_columns=parts):
-            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own)
+            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, strategy)
             if pairs.num_rows:
                 writer.write_batch(pairs)
             ctx.events.progress(tally.responses, total, "responses")
@@ -123,7 +123,7 @@ def _selections(
 ) -> Iterator[tuple[int, int]]:
     """Yields the rows of the chosen and the rejected response of each pair.
 
-    Scores are those of all rows, NaN if there is none. The tally gets the prompts left out, and the
+    Scores are of all rows, NaN if there is none. The tally gets the prompts left out, and the
     best scores.
     """
     best = []

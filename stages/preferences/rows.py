@@ -5,9 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.data_files import lone_surrogate
 from stages.contract.errors import UserError
-from stages.contract.messages import Messages, listed_messages, read_answer, read_messages
+from stages.contract.messages import (
+    Messages,
+    listed_messages,
+    read_answer,
+    read_messages,
+    with_system,
+)
 from stages.preferences.params import PreferencesParams
 
 _UNSCORED = (1.0, 0.0)
@@ -25,13 +30,6 @@ class Preference:
     chosen: str
     rejected: str
     scores: tuple[float, float]
-
-    def __post_init__(self) -> None:
-        texts = [*(message["content"] for message in self.messages), self.chosen, self.rejected]
-        try:
-            "".join(texts).encode()
-        except UnicodeEncodeError as error:
-            raise lone_surrogate("the row", error) from error
 
     @property
     def tie(self) -> bool:
@@ -52,7 +50,7 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
     better = _score(row.get("score_chosen"))
     worse = _score(row.get("score_rejected"))
     scores = _UNSCORED if better is None or worse is None else (better, worse)
-    return Preference(_with_system(prompt, params), chosen, rejected, scores)
+    return Preference(with_system(prompt, params.prompt_system), chosen, rejected, scores)
 
 
 def _score(value: Any) -> float | None:
@@ -82,9 +80,3 @@ def _with_user_turn(prompt: Messages, name: str) -> Messages:
     if not any(turn["role"] == "user" for turn in prompt):
         raise UserError(f"no user turn is before the response in {name!r}", _REMEDY)
     return prompt
-
-
-def _with_system(messages: Messages, params: PreferencesParams) -> Messages:
-    if params.prompt_system is None or messages[0]["role"] == "system":
-        return messages
-    return [{"role": "system", "content": params.prompt_system}, *messages]

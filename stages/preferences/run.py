@@ -25,7 +25,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     policy = ctx.model("policy")
     tokenizer = load_tokenizer(policy)
     require_chat_template(tokenizer, policy.name_or_path, ctx.params.chat_template_args)
-    wanted = {
+    prompts = {
         bytes.fromhex(row["prompt_id"])
         for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
@@ -37,7 +37,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             counts["rows"] += 1
             try:
                 preference = read_preference(row, ctx.params)
-                pair = _pair(tokenizer, preference, ctx.params, wanted, counts)
+                pair = _pair(tokenizer, preference, ctx.params, prompts, counts)
             except UserError as error:
                 raise error.at(place) from error
             if pair is not None:
@@ -57,12 +57,12 @@ def _pair(
     tokenizer: Any,
     preference: Preference,
     params: PreferencesParams,
-    wanted: set[bytes],
+    prompts: set[bytes],
     counts: Counter[str],
 ) -> dict[str, Any] | None:
     """The row of a preference; None, counted, for one that makes no pair."""
     identity = prompt_id(preference.messages)
-    if bytes.fromhex(identity) not in wanted:
+    if bytes.fromhex(identity) not in prompts:
         counts["other_prompts"] += 1
         return None
     row = _tokenized(tokenizer, identity, preference, params)

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.data_files import lone_surrogate
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
-from stages.contract.messages import Messages, read_messages
+from stages.contract.messages import Messages, read_messages, whole_text, with_system
 from stages.prepare.params import PrepareParams
 
 
@@ -25,10 +24,7 @@ class Prompt:
 
     def identity(self) -> bytes:
         """The prompt's id, as 16 bytes."""
-        try:
-            return bytes.fromhex(prompt_id(self.messages))
-        except UnicodeEncodeError as error:
-            raise lone_surrogate("the text", error) from error
+        return bytes.fromhex(prompt_id(self.messages))
 
 
 def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collection[str]) -> Prompt:
@@ -58,9 +54,8 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collecti
             "the prompt's last user turn is empty",
             "fill it, remove the row, or set `invalid_rows: drop`",
         )
-    if params.system_prompt is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": params.system_prompt})
-    return Prompt(messages, _reference(row, params, shown), cut)
+    reference = _reference(row, params, shown)
+    return Prompt(with_system(messages, params.system_prompt), reference, cut)
 
 
 def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Messages:
@@ -106,17 +101,12 @@ def _reference(row: Mapping[str, Any], params: PrepareParams, shown: str) -> str
                 "correct `reference_item`, or set `invalid_rows: drop`",
             )
         value = value[params.reference_item]
-    return _reference_text(value)
-
-
-def _reference_text(value: Any) -> str | None:
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise lone_surrogate("the reference answer", error) from error
-    if value is None or isinstance(value, str):
-        return value
+        return whole_text(value, params.reference_column)
+    return None if value is None else _number_text(value)
+
+
+def _number_text(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(
             f"the reference answer is {value}, which tables hold where a number is missing",

@@ -88,8 +88,8 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
     def opened(given: ResolvedInput, split: str) -> Source:
         return open_source(given, "prompts", split=split, columns=columns, **hub)
 
-    found = [(number, opened(each, params.split)) for number, each in enumerate(train, 1)]
-    return found + [(_TEST_SOURCE, opened(each, params.test_split)) for each in test]
+    sources = [(number, opened(source, params.split)) for number, source in enumerate(train, 1)]
+    return sources + [(_TEST_SOURCE, opened(source, params.test_split)) for source in test]
 
 
 def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:

@@ -74,12 +74,12 @@ def split(
     part = np.full(len(ids), DROPPED, dtype=np.int32)
     if len(test) and overlap_stays_in_train:
         kept = train
-        asked = len(test)
+        given = len(test)
         test = test[~np.isin(ids[test], ids[train])]
-        overlap = asked - len(test)
+        overlap = given - len(test)
         if not len(test):
             raise UserError(
-                f"all {asked} prompts of the `test` source are training prompts",
+                f"all {given} prompts of the `test` source are training prompts",
                 "give other test prompts, or set `overlap` to drop_from_train",
             )
     elif len(test):

@@ -49,9 +49,9 @@ def decide(
                 fall = params.max_regression
                 gates.append(_holds("max_regression", params, metrics, before, version, fall))
     for suite, allowed in params.suites_hold.items():
-        own = (suites or {})[suite]
-        base = {name: own.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
-        gates.append(_holds(f"suites_hold.{suite}", params, own, base, "the base", allowed))
+        policy = (suites or {})[suite]
+        base = {name: policy.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
+        gates.append(_holds(f"suites_hold.{suite}", params, policy, base, "the base", allowed))
     return gates
 
 
@@ -79,7 +79,7 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
     bound = wilson_interval(wins, decided, 2 * confidence - 1)[0] if decided else 0.0
     reason = (
         f"{gate}: {wins:g} prompts won, {decided - wins:g} lost, {ties:g} tied; with confidence "
-        f"{confidence:g} at least {bound:.3f} of those that do not tie are won, and the gate wants "
+        f"{confidence:g} at least {bound:.3f} of the decided prompts are won, and the gate wants "
         f"more than {_EVEN:g}"
     )
     return GateResult(gate, "win_rate", bound, _EVEN, bound > _EVEN, reason)

@@ -36,13 +36,13 @@ def run(ctx: StageContext[PromoteParams]) -> None:
     run = ctx.request.run
     step = ctx.request.step
     with registry.locked(name):
-        own = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
+        version = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
         present = {alias.alias: alias for alias in registry.aliases(name)}
         aliases = {alias: present.get(alias) for alias in ctx.params.aliases}
-        held = [_held_before(registry, own, alias) for alias in aliases.values() if alias]
-        before = {f"{name}:{version.version}": version.metrics for version in held if version}
+        held = [_held_before(registry, version, alias) for alias in aliases.values() if alias]
+        before = {f"{name}:{holder.version}": holder.metrics for holder in held if holder}
         gates = decide(ctx.params, metrics, before, suites)
-        _move_aliases(ctx, registry, own, gates, aliases)
+        _move_aliases(ctx, registry, version, gates, aliases)
     report = {
         "model": name,
         "aliases": list(ctx.params.aliases),
@@ -69,7 +69,7 @@ def _read_metrics(path: Path) -> dict[str, Any]:
 
 def _held_before(registry: ModelRegistry, own: ModelVersion, alias: Alias) -> ModelVersion | None:
     """The version that the alias held before it moved to ``own``, or now if it never did."""
-    moves = [each.version for each in alias.history]
+    moves = [move.version for move in alias.history]
     place = moves.index(own.version) - 1 if own.version in moves else len(moves) - 1
     return registry.version(own.name, moves[place]) if place >= 0 else None
 
@@ -113,8 +113,8 @@ def _move_aliases(
 
 def _iteration(step: str) -> int:
     """Iteration t that a step's name begins with; 0 outside of iterations."""
-    found = re.match(r"iteration-(\d+)/", step)
-    return int(found[1]) if found else 0
+    iteration = re.match(r"iteration-(\d+)/", step)
+    return int(iteration[1]) if iteration else 0
 
 
 STAGE = Stage(PromoteParams, run)

@@ -91,8 +91,8 @@ class JudgeSettings(ServerSettings):
     """Pairwise: compare each response with the prompt's next two samples, in an evaluation with the
     base's, or with the prompt's reference answer: a baseline's, such as AlpacaEval's."""
     template: Literal["default", "coherence", "alpaca_eval"] = "default"
-    """Shipped prompt template, if the input ``code`` brings none: that of `mode`, the paper's
-    coherence judge, which marks from 0 (coherent) to 3 (nonsense), or that of AlpacaEval's default
+    """Shipped prompt template, if the input ``code`` brings none: the template of `mode`, the
+    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense), or AlpacaEval's default
     annotator, which compares by the probabilities of one token."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
@@ -166,7 +166,7 @@ class ScoreParams(StageParams):
     """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
-    the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model at an
+    the prompt's reference answer (`math_verify`), your own server (`http`), a chat model at an
     address (`judge`), or a weighted sum of several (`weighted`).
     Only the settings of the oracles in use are read."""
     max_null_share: float = Field(0.0, ge=0, le=1)

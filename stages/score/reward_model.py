@@ -119,7 +119,9 @@ class RewardModel:
             [fitting[place] for place in batch]
             for batch in token_batches(lengths, self.tokens_per_batch)
         ]
-        answers = self.classifiers.map([conversations[index] for index in each] for each in batches)
+        answers = self.classifiers.map(
+            [conversations[index] for index in batch] for batch in batches
+        )
         for chosen, verdicts in zip(batches, answers, strict=True):
             yield from zip(chosen, verdicts, strict=True)
 
@@ -198,7 +200,7 @@ def _widen_head(model: Any) -> None:
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:
-    return [_verdict(each) for each in output.logits[:, 0].float().tolist()]
+    return [_verdict(reward) for reward in output.logits[:, 0].float().tolist()]
 
 
 def _verdict(reward: float | None) -> Verdict:

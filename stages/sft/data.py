@@ -7,7 +7,6 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.data_files import lone_surrogate
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.messages import ROLES, Messages, read_answer, read_messages
@@ -73,10 +72,6 @@ def _conversation(row: dict[str, Any]) -> Messages:
         )
     if "user" not in roles:
         raise UserError(f"the conversation has no user turn (roles: {', '.join(roles)})", "add one")
-    try:
-        "".join(turn["content"] for turn in conversation).encode()
-    except UnicodeEncodeError as error:
-        raise lone_surrogate("the conversation", error) from error
     return conversation
 
 

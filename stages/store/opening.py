@@ -20,7 +20,7 @@ def cache_home() -> Path:
 def location_of(location: str) -> str:
     """Location that opens the same store from any folder; UserError if it is blank."""
     if not location.strip():
-        raise UserError(f"{location!r} is no place of a store", "name a folder, or a bucket")
+        raise UserError(f"{location!r} does not name a store", "name a folder, or a bucket")
     return location if "://" in location else str(Path(location).expanduser().absolute())
 
 

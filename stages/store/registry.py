@@ -170,7 +170,7 @@ class ModelRegistry:
         record = read(self._alias_path(name, alias), Alias)
         if record is None:
             if not self.versions(name):
-                raise UserError(f"there is no model {name!r}", self._present(name))
+                raise UserError(f"the registry has no model {name!r}", self._present(name))
             aliases = ", ".join([LATEST, *(present.alias for present in self.aliases(name))])
             raise UserError(
                 f"model {name!r} has no alias {alias!r}", f"it has: {aliases}; or name a version"
@@ -199,7 +199,7 @@ class ModelRegistry:
             return self.version(name, int(number))
         versions = self.versions(name)
         if not versions:
-            raise UserError(f"there is no model {name!r}", self._present(name))
+            raise UserError(f"the registry has no model {name!r}", self._present(name))
         return versions[-1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:

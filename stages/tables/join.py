@@ -73,10 +73,10 @@ def read_scored(
             f"{len(responses)} tables of responses but {len(scores)} of scores",
             "give the scores of every shard of responses, in the same order",
         )
-    wanted = None if columns is None else list(dict.fromkeys([*_KEYS, *columns]))
-    wanted_scores = list(dict.fromkeys([*_KEYS, "score", *score_columns]))
+    read_columns = None if columns is None else list(dict.fromkeys([*_KEYS, *columns]))
+    read_scores = list(dict.fromkeys([*_KEYS, "score", *score_columns]))
     for responses_path, scores_path in zip(responses, scores, strict=True):
-        yield from _read_shard(responses_path, scores_path, wanted, wanted_scores, batch_rows)
+        yield from _read_shard(responses_path, scores_path, read_columns, read_scores, batch_rows)
 
 
 def _read_shard(
@@ -94,7 +94,7 @@ def _read_shard(
         read_batches(scores_path, SCORES, columns=score_columns, batch_rows=batch_rows),
     )
     for pair in batches:
-        rows, scored = (none if each is None else pa.Table.from_batches([each]) for each in pair)
+        rows, scored = (none if batch is None else pa.Table.from_batches([batch]) for batch in pair)
         if any(not rows[key].equals(scored[key]) for key in _KEYS):
             raise UserError(
                 f"{scores_path} does not hold the scores of {responses_path}",

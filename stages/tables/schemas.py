@@ -27,8 +27,8 @@ _LOGPROBS = pa.list_(pa.float32())
 class Column(NamedTuple):
     """One column of a table.
 
-    Its meaning is no metadata of the schema, which is part of every file's bytes and so of its
-    digest.
+    The schema's metadata does not hold its meaning: a file's bytes, and so its digest, would
+    change with it.
     """
 
     kind: pa.DataType

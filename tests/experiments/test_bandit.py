@@ -82,7 +82,7 @@ def test_samples_follow_the_policy():
     torch.testing.assert_close(counts, policy, atol=2e-4, rtol=0)
 
 
-def test_logits_gradient_is_that_of_autodiff():
+def test_logits_gradient_equals_autodiff():
     logits = policies().log().requires_grad_()
     arms = torch.randint(7, (2, 3, 8), generator=torch.Generator().manual_seed(1))
     pull = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_clipping_is_per_policy_and_survives_the_largest_floats():
     torch.testing.assert_close(unclipped[:, 0, 0], pull.flatten() / 2)
 
 
-def test_a_result_depends_on_neither_the_other_cells_nor_the_number_of_seeds():
+def test_a_result_depends_only_on_its_cell_and_seed():
     whole = run(small())
     place = bandit_cells(small()).index(BanditCell("inverse_pi", "forward_kl", 1.0))
     alone = run(small(methods=("inverse_pi",), divergences=("forward_kl",), num_seeds=1))

@@ -57,9 +57,9 @@ def test_a_judge_adds_its_suites_where_the_paper_reports_them() -> None:
     for rows in (paper_rows("full", judge=judge), paper_rows("full")):
         first = {row: row.coefficients()[0] for row in rows if row.grid}
         runs = reported_runs(rows, {}, first)
-        names.append([each.name for each in runs])
+        names.append([run.name for run in runs])
     assert names[0] == names[1]
-    assert not any("coherence" in each.cell.config.suites for each in runs)
+    assert not any("coherence" in run.cell.config.suites for run in runs)
     rows = paper_rows("full", judge=judge)
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     for run in reported_runs(rows, {}, first):
@@ -69,23 +69,23 @@ def test_a_judge_adds_its_suites_where_the_paper_reports_them() -> None:
             {"alpaca_eval", "coherence"} if reported else set()
         )
         for name in ("alpaca_eval", "coherence") if reported else ():
-            asked = suites[name].score.judge
-            assert (asked.model, asked.url, asked.key_env) == ("mine", judge.url, "KEY")
+            settings = suites[name].score.judge
+            assert (settings.model, settings.url, settings.key_env) == ("mine", judge.url, "KEY")
 
 
 def test_what_the_paper_figures_has_a_cell() -> None:
-    known = {row.names() for row in paper_rows("full")}
+    cells = {row.names() for row in paper_rows("full")}
     experiments = {"in-domain": "main", "out-of-domain": "main", "repeats": "main"}
     experiments |= {"p-values": "main", "hard": "hard", "responses": "responses"}
     for (name, setting), figures in published().items():
         for (method, divergence, _), value in figures.items():
             assert float(value.partition(" ± ")[0]) >= 0
             if name in experiments and divergence != "average":
-                assert (experiments[name], setting, method, divergence) in known
+                assert (experiments[name], setting, method, divergence) in cells
 
 
 @pytest.mark.parametrize("scale", get_args(Scale))
-def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scale: str) -> None:
+def test_every_cell_configures_the_objective_that_it_names(scale: str) -> None:
     designs = {"f-DPO": "none", "GEB-π": "one_minus_pi", "GEB-1/π": "inverse_pi"}
     designs |= {"GEB-arctanh": "arctanh", "SE-POPO": "se_popo", "iterative RPO": "none"}
     designs |= {"COPO": "feb"} | ({"SELM": "xpo", "VPO": "xpo"} if scale == "chat" else {})
@@ -95,7 +95,7 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
     rows = cells(scale)
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     runs = [*tuning_runs(rows, {}), *reported_runs(rows, {}, first)]
-    assert {each.row for each in runs} == set(rows)
+    assert {run.row for run in runs} == set(rows)
     for run in runs:
         method = run.row.method.removesuffix(", token")
         train = run.cell.config.train
@@ -106,7 +106,7 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
         assert train.divergence == divergences[run.row.divergence]
 
 
-def test_runs_that_are_reported_have_other_seeds_than_those_that_tune() -> None:
+def test_reported_and_tuning_runs_share_no_seed() -> None:
     tries: dict[str, set[int]] = {}
     for row in (*paper_rows("small"), *paper_rows("chat")):
         assert not set(row.seeds) & set(row.tuning_seeds)
@@ -144,17 +144,17 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
         (GEB.replace("7 8", ""), "a grid needs tuning seeds"),
     ],
 )
-def test_a_row_that_is_no_cell_is_named_by_its_line(tmp_path: Path, row: str, said: str) -> None:
+def test_a_broken_row_is_named_by_its_line(tmp_path: Path, row: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_rows(table(tmp_path, row))
 
 
-def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_path: Path) -> None:
+def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB))
     runs = tuning_runs([row], {})
     assert [run.cell.config.seed for run in runs] == [7, 8, 7, 8]
-    assert {each.cell.config.train.kappa for each in runs} == {0.5, 2}
-    low, high = [each.name for each in runs[:2]], [each.name for each in runs[2:]]
+    assert {run.cell.config.train.kappa for run in runs} == {0.5, 2}
+    low, high = [run.name for run in runs[:2]], [run.name for run in runs[2:]]
     rewards = dict(zip([*low, *high], [0.9, 0.1, 0.6, 0.6], strict=True))
     assert choose(runs, rewards) == {row: {"train.kappa": 2}}
     # The first of values that are as good.
@@ -169,16 +169,17 @@ def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_pat
     assert (first.cell.config.train.kappa, first.cell.config.seed) == (2, 0)
 
 
-def test_the_preset_s_own_value_is_taken_where_others_are_no_better(tmp_path: Path) -> None:
+def test_a_tie_keeps_the_value_of_the_preset(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB.replace("0.5,2", "0.5,1,2")))
     runs = tuning_runs([row], {})
     same = dict.fromkeys((run.name for run in runs), 0.5)
     assert choose(runs, same) == {row: {"train.kappa": 1}}
     assert choose(runs, same | {runs[-1].name: 0.7}) == {row: {"train.kappa": 2}}
     runs = tuning_runs(paper_rows("small", ["others"]), {})
-    found = choose(runs, dict.fromkeys((each.name for each in runs), 0.5))
-    own = {"f-DPO": 1, "IPO": 1, "SE-POPO": 1, "COPO": 1, "RPO": 1, "REBEL": 1, "iterative RPO": 2}
-    assert {row.method: next(iter(value.values())) for row, value in found.items()} == own
+    chosen = choose(runs, dict.fromkeys((run.name for run in runs), 0.5))
+    best = {"f-DPO": 1, "IPO": 1, "SE-POPO": 1, "COPO": 1, "RPO": 1, "REBEL": 1}
+    best["iterative RPO"] = 2
+    assert {row.method: next(iter(value.values())) for row, value in chosen.items()} == best
 
 
 def test_fewer_seeds_are_the_first_ones(tmp_path: Path) -> None:
@@ -196,13 +197,13 @@ def test_the_budget_counts_steps_that_runs_share_once(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_of_the_paper_needs_no_hub(tmp_path: Path) -> None:
-    found = geb_json(
+    planned = geb_json(
         *("paper", "--scale", "full", "--dry-run", "--store", tmp_path / "store"),
         HF_HUB_OFFLINE="1",
     )
-    assert found["hub_asked"] is False
+    assert planned["hub_asked"] is False
     configurations = {row.configuration for row in paper_rows("full")}
-    assert all(any(name in run for run in found["runs"]) for name in configurations)
-    assert found["tokens"]
-    assert found["gpu_hours"] > 1000
-    assert found["different_steps"] < found["steps"]
+    assert all(any(name in run for run in planned["runs"]) for name in configurations)
+    assert planned["tokens"]
+    assert planned["gpu_hours"] > 1000
+    assert planned["different_steps"] < planned["steps"]

@@ -106,13 +106,13 @@ MATH_DESIGNS: dict[str, dict[str, Any]] = {
 
 def settings(config: RunConfig, names: dict[str, Any]) -> dict[str, Any]:
     """The values of a configuration at dotted names."""
-    found = {}
+    values = {}
     for name in names:
         value: Any = config
         for part in name.split("."):
             value = getattr(value, part)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def test_the_paper_s_experiments_are_complete() -> None:
@@ -132,8 +132,8 @@ def test_a_main_experiment_has_the_paper_s_settings(path: Path) -> None:
     model, _, rest = path.stem.partition("-")
     method, _, divergence = rest.rpartition("-")
     # Under KL the paper's FEB is f-DPO (Lemma 3.1), and has its figures to the digit.
-    own = "fdpo" if (method, divergence) == ("feb", "kl") else method
-    expected = MAIN_SETTINGS | (DESIGNS | BASELINES)[own]
+    preset = "fdpo" if (method, divergence) == ("feb", "kl") else method
+    expected = MAIN_SETTINGS | (DESIGNS | BASELINES)[preset]
     expected |= {"inputs.policy": POLICIES[model], "train.divergence": DIVERGENCES[divergence]}
     assert settings(load_config(path), expected) == expected
 
@@ -148,7 +148,7 @@ def test_a_mathematics_experiment_has_the_paper_s_settings(path: Path) -> None:
 def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
     config = load_config(path)
     evaluations = {name: config.for_suite(name).evaluation for name in config.suites}
-    samples = {name: each.num_samples for name, each in evaluations.items()}
+    samples = {name: evaluation.num_samples for name, evaluation in evaluations.items()}
     # On AIME the paper's figures are no multiples of 1/30: there were more samples than 16.
     assert samples == {"math500": 16, "aime2025": 64, "olympiadbench": 16}
     for name, suite in config.suites.items():
@@ -160,7 +160,7 @@ def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
-def test_out_of_domain_mathematics_is_a_suite_of_the_model_that_the_paper_reports(
+def test_only_the_reported_model_has_the_mathematics_suite(
     path: Path,
 ) -> None:
     suites = load_config(path).suites

@@ -48,48 +48,48 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     store, out = tmp_path / "store", tmp_path / "results"
     arguments = ("paper", "--store", store, "--json", "--out", out)
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
-    found = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
-    assert {each["run"]: each["tunes"] for each in found["runs"]}.keys() == {
+    assert {run["run"]: run["tunes"] for run in document["runs"]}.keys() == {
         "paper-tiny-design_none-s0",
         "paper-tiny-kappa_0.5-s0",
         "paper-tiny-kappa_1-s0",
     }
-    made = {path.parent.name: len(list(path.parent.iterdir())) for path in folders(store)}
+    counts = {path.parent.name: len(list(path.parent.iterdir())) for path in folders(store)}
     # The first iteration's pairs are all runs' own, the second's each run's.
-    assert (made["sft"], made["prepare"], made["pair"], made["train"]) == (1, 1, 4, 6)
-    check_by_hand(store, found)
+    assert (counts["sft"], counts["prepare"], counts["pair"], counts["train"]) == (1, 1, 4, 6)
+    check_by_hand(store, document)
     assert "### front desk" in (out / "report.md").read_text()
-    assert Path(found["page"]).exists()
+    assert Path(document["page"]).exists()
     again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     assert "✓" not in again.stderr, "no run is started for what the store has"
-    assert json.loads(again.stdout)["runs"] == found["runs"]
+    assert json.loads(again.stdout)["runs"] == document["runs"]
 
 
-def check_by_hand(store: Path, found: dict[str, Any]) -> None:
+def check_by_hand(store: Path, document: dict[str, Any]) -> None:
     """Compares the cells with what the runs' stored scores and responses give."""
     kappas = {kappa: f"paper-tiny-kappa_{kappa}-s0" for kappa in ("0.5", "1")}
     means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
     assert means["0.5"] != means["1"]
     best = max(means, key=means.__getitem__)
-    coefficients = {each["run"]: each["coefficient"] for each in found["runs"] if not each["tunes"]}
+    coefficients = {run["run"]: run["coefficient"] for run in document["runs"] if not run["tunes"]}
     assert coefficients[kappas[best]] == {"train.kappa": float(best)}
     rows = {
         (table["name"].partition("-front-desk")[0], row.pop("method")): {
             title: cell.partition(" ")[0] for title, cell in row.items()
         }
-        for table in found["tables"]
+        for table in document["tables"]
         if table["setting"] == "front desk"
         for row in table["rows"]
     }
     runs = {"f-DPO": "paper-tiny-design_none-s0", "GEB-π": kappas[best]}
     assert {method for _, method in rows} == set(runs)
     for method, run in runs.items():
-        own, base = rewards(store, run), rewards(store, run, "base/score/0")
-        won = fmean(sum(own[prompt]) > sum(base[prompt]) for prompt in base)
+        policy, base = rewards(store, run), rewards(store, run, "base/score/0")
+        won = fmean(sum(policy[prompt]) > sum(base[prompt]) for prompt in base)
         assert rows["in-domain", method] == {
             "KL WR": f"{100 * won:.2f}",
-            "KL AvgR": f"{fmean(chain(*own.values())):.4f}",
+            "KL AvgR": f"{fmean(chain(*policy.values())):.4f}",
         }
         shown = rows["distinct", method]
         for place, prefix in (("", "KL"), ("evaluate/", "KL held-out")):
@@ -106,10 +106,10 @@ def rewards(
     store: Path, run: str, step: str = "iteration-2/evaluate/score/0"
 ) -> dict[str, list[float]]:
     """The stored scores of a step by prompt."""
-    found = defaultdict(list)
+    scores = defaultdict(list)
     for row in rows_of(store, run, step, "scores"):
-        found[row["prompt_id"]].append(row["score"])
-    return found
+        scores[row["prompt_id"]].append(row["score"])
+    return scores
 
 
 def rows_of(store: Path, run: str, step: str, table: str) -> list[dict[str, Any]]:

@@ -29,17 +29,17 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
     """A finished run whose last row has these figures."""
     coefficient = {name: values[0] for name, values in row.grid.items()}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
-    base: dict[str, Any] = {each.name: None for each in COLUMNS}
+    base: dict[str, Any] = {column.name: None for column in COLUMNS}
     base |= {"iteration": 0}
     # The base and the first iteration have other figures than the last, which are reported.
     others = dict.fromkeys(figures, 0.99)
     first = base | {"iteration": 1, "mean_reward": 0.99} | others
-    own = base | {"iteration": 2, "mean_reward": 0.5} | figures
+    last = base | {"iteration": 2, "mean_reward": 0.5} | figures
     unevaluated = base | {"iteration": 3}
-    found = Summary(config.name, config, "store", rows=[base | others, first, own, unevaluated])
+    summary = Summary(config.name, config, "store", rows=[base | others, first, last, unevaluated])
     if suite:
-        found.suites[suite] = [first, own]
-    return StudyRun(row, Cell({}, config), coefficient, tunes, found)
+        summary.suites[suite] = [first, last]
+    return StudyRun(row, Cell({}, config), coefficient, tunes, summary)
 
 
 def findings(rows: list[Row], *reported: StudyRun, tuning: tuple[StudyRun, ...] = ()) -> Findings:
@@ -64,12 +64,12 @@ def two() -> Findings:
 
 
 def table(found: Findings, name: str, setting: str = MISTRAL) -> PaperTable:
-    [own] = [
+    [paper] = [
         paper_table
         for paper_table in paper_tables(found)
         if paper_table.name.startswith(f"{name}-") and paper_table.setting == setting
     ]
-    return own
+    return paper
 
 
 def figures(found: PaperTable, method: str) -> dict[str, PaperFigure]:
@@ -92,7 +92,7 @@ def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
     assert shown["KL AvgR"].text == "0.6100"
 
 
-def test_a_cell_that_is_not_computed_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
+def test_a_missing_cell_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
     shown = table(two, "in-domain")
     hellinger = figures(shown, "GEB-π")["Hellinger WR"]
     assert (hellinger.text, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
@@ -139,9 +139,9 @@ def test_p_values_are_adjusted_over_the_methods_of_a_setting() -> None:
 
 def test_hard_prompts_show_the_suites_of_the_runs() -> None:
     row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
-    own = result(row, 0, suite="math500", **{"pass@16": 0.5})
-    config = own.cell.config.model_copy(update={"suites": {"math500": None}})
-    run = replace(own, cell=Cell({}, config))
+    run = result(row, 0, suite="math500", **{"pass@16": 0.5})
+    config = run.cell.config.model_copy(update={"suites": {"math500": None}})
+    run = replace(run, cell=Cell({}, config))
     shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["math500"]) == "50.00 (paper: 89.80)"
     assert str(shown["aime2025"]) == "– (paper: 23.23)"
@@ -150,15 +150,15 @@ def test_hard_prompts_show_the_suites_of_the_runs() -> None:
 
 def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
     row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
-    own = result(row, 0, suite="math500", **{"pass@16": 0.5})
-    assert own.summary is not None
+    run = result(row, 0, suite="math500", **{"pass@16": 0.5})
+    assert run.summary is not None
     for name, solved in (("aime2025", 0.2), ("olympiadbench", 0.3)):
         other = result(row, 0, suite=name, **{"pass@16": solved})
         assert other.summary is not None
-        own.summary.suites |= other.summary.suites
-    shown = figures(table(findings([row], own), "hard", "Qwen2.5-7B"), "f-DPO")
+        run.summary.suites |= other.summary.suites
+    shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["average"]) == "33.33 (paper: 56.94)"
-    tested = [paper_table.name for paper_table in paper_tables(findings([row], own))]
+    tested = [paper_table.name for paper_table in paper_tables(findings([row], run))]
     assert "p-values-qwen2-5-7b" not in tested, "of one seed there is no test"
 
 
@@ -170,7 +170,7 @@ def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
     assert str(shown["KL WR, rejected only"]) == "80.00 (paper: 81.00)"
 
 
-def test_kappa_is_drawn_from_the_runs_that_tune_but_for_those_on_all_responses() -> None:
+def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
     low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     everywhere = replace(high, experiment="responses")
     tuning = (
@@ -232,7 +232,7 @@ def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
     assert shown["KL held-out dist-1"].interval == "[0.6465, 1.0000]"
 
 
-def test_distinct_n_is_of_the_responses_that_the_last_iteration_trained_on(tmp_path: Path) -> None:
+def test_distinct_n_counts_the_last_iteration_s_training_responses(tmp_path: Path) -> None:
     row = main("GEB-π")
     run = result(row, 0, distinct_1=0.9)
     assert run.summary is not None

@@ -15,7 +15,7 @@ from benchmarks.rehearsal_server import CHAT_PATH, serve
 from tests.flows.loop import ROOT
 
 
-def test_the_client_of_the_hub_finds_repositories_and_a_judge_answers_in_its_forms(
+def test_the_hub_serves_repositories_and_the_judge_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -27,18 +27,18 @@ def test_the_client_of_the_hub_finds_repositories_and_a_judge_answers_in_its_for
         api = HfApi(endpoint=address)
         commit = api.model_info("owner/one").sha
         assert commit == api.dataset_info("owner/two").sha
-        own = {"cache_dir": tmp_path / "cache", "endpoint": address, "revision": commit}
-        found = snapshot_download("owner/one", **own)
-        assert (Path(found) / "config.json").read_text() == "models/owner/one/config.json"
-        rows = hf_hub_download("owner/two", "data/rows.jsonl", repo_type="dataset", **own)
+        cache = {"cache_dir": tmp_path / "cache", "endpoint": address, "revision": commit}
+        snapshot = snapshot_download("owner/one", **cache)
+        assert (Path(snapshot) / "config.json").read_text() == "models/owner/one/config.json"
+        rows = hf_hub_download("owner/two", "data/rows.jsonl", repo_type="dataset", **cache)
         assert Path(rows).read_text() == "datasets/owner/two/data/rows.jsonl"
         answers = {}
         for form in ("Score: <number>", "Verdict: A", "m or M"):
-            asked = {"messages": [{"role": "user", "content": f"One line:\n{form}"}]}
-            answer = httpx.post(f"{address}{CHAT_PATH}", json=asked | {"logprobs": True}).json()
+            request = {"messages": [{"role": "user", "content": f"One line:\n{form}"}]}
+            answer = httpx.post(f"{address}{CHAT_PATH}", json=request | {"logprobs": True}).json()
             answers[form] = answer["choices"][0]["message"]["content"]
-            told = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            assert sum(math.exp(each["logprob"]) for each in told) == pytest.approx(1)
+            tokens = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            assert sum(math.exp(token["logprob"]) for token in tokens) == pytest.approx(1)
     assert answers["Score: <number>"] in {f"Score: {mark}" for mark in range(4)}
     assert answers["Verdict: A"] in {"Verdict: A", "Verdict: B", "Verdict: tie"}
     assert answers["m or M"] in {"m", "M"}
@@ -73,18 +73,18 @@ def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
     rehearse = [sys.executable, "-m", "benchmarks.rehearsal", "--json", "--store", tmp_path]
     done = run(rehearse, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["failed"] == {}
-    assert found["caution"] == NOT_SHOWN
+    document = json.loads(done.stdout)
+    assert document["failed"] == {}
+    assert document["caution"] == NOT_SHOWN
     empty = []
     # For a model that the paper does not name, its table has the paper's figures alone.
-    for table in (each for each in found["tables"] if each["setting"] != "not named"):
+    for table in (table for table in document["tables"] if table["setting"] != "not named"):
         for title in table["rows"][0]:
             # What the paper does not print either has no run: SELM under Hellinger.
             if all(row[title].startswith("–") for row in table["rows"]):
                 empty.append((table["name"], title))
     assert empty == []
-    page = Path(found["page"])
+    page = Path(document["page"])
     drawn = {path.stem for path in page.parent.glob("*.png")}
     assert any(name.startswith("kappa") for name in drawn)
     assert any(name.startswith("log-pi-ref-") for name in drawn)

@@ -55,9 +55,9 @@ def run(folder: Path, name: str, *rewards: float, seed: int = 0, **train: Any) -
     config = RunConfig.model_validate(
         {"name": name, "seed": seed, "iterations": iterations, "train": {"design": "none", **train}}
     )
-    found = Summary(name, config, "store", artifacts=artifacts)
-    found.rows = [iteration_row(found, iteration) for iteration in range(iterations + 1)]
-    return found
+    summary = Summary(name, config, "store", artifacts=artifacts)
+    summary.rows = [iteration_row(summary, iteration) for iteration in range(iterations + 1)]
+    return summary
 
 
 @pytest.fixture
@@ -108,9 +108,7 @@ def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
     assert test.adjusted_p_value == p_value, "one method against the first"
 
 
-def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
-    two: list[Summary], tmp_path: Path
-) -> None:
+def test_a_suite_without_the_first_method_is_not_tested(two: list[Summary], tmp_path: Path) -> None:
     others = [run(tmp_path, f"more-{s}", 0.8, seed=s, design="inverse_pi") for s in range(2)]
     for summary in (two[1], *others):
         summary.suites["own"] = [dict(summary.rows[-1])]
@@ -119,7 +117,7 @@ def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
     assert {test.evaluation for test in comparison.differences} == {HELD_OUT}
 
 
-def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path: Path) -> None:
+def test_a_comparison_begins_with_its_verdict(two: list[Summary], tmp_path: Path) -> None:
     start = "By mean reward on the held-out prompts, against plain: "
     # As many of 2^12 patterns of signs as before, and of three tests in all.
     better = "bonus is better, +0.700 [+0.700, +0.700], p = 0.001"
@@ -136,9 +134,9 @@ def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path:
     base = {prompt: [0.0, 0.5] for prompt in PROMPTS}
     place = write_evaluation(tmp_path / "other", other, base, {"mean_reward": 0.25})
     nearly.artifacts["iteration-1/evaluate"] = place
-    told = compare_summaries([two[0], nearly]).verdict()
-    assert "against plain: nearly: no difference can be told, +0.033 [" in told
-    assert told.endswith("p = 1.000.")
+    verdict = compare_summaries([two[0], nearly]).verdict()
+    assert "against plain: nearly: no difference can be told, +0.033 [" in verdict
+    assert verdict.endswith("p = 1.000.")
     runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
     runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
     runs[-1].rows[-1]["mean_log_pi_ref"] = None
@@ -163,10 +161,10 @@ def test_a_comparison_is_a_page_and_a_document(two: list[Summary], tmp_path: Pat
     assert training_log_pi_ref(two[0]) == pytest.approx([-3.0, -0.6]), "chosen, then rejected"
     assert "0.900" in page and "[0.900, 0.900]" in page
     assert not re.search(r"(src|href)=.http", page), "a page for use without a network"
-    told = json.loads((folder / "comparison.json").read_text())
-    assert told["differences"][0]["against"] == "plain"
+    document = json.loads((folder / "comparison.json").read_text())
+    assert document["differences"][0]["against"] == "plain"
     assert {"run": "bonus", "figure": "mean_reward", "value": 0.9}.items() <= next(
-        row for row in told["figures"] if row["run"] == "bonus"
+        row for row in document["figures"] if row["run"] == "bonus"
     ).items()
 
 
@@ -191,22 +189,22 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
     assert done.stdout.startswith("By mean reward on the held-out prompts, against small: again: ")
     assert "Runs, held-out prompts" in done.stdout
     assert Path(done.stdout.split("page")[-1].strip()).is_relative_to(store / "runs")
-    told = geb("compare", "small", "again", "--store", store, "--name", "mine", "--json")
-    found = json.loads(told.stdout)
-    assert found["differences"] == [], "the same samples"
-    assert found["verdict"].endswith(
+    command = geb("compare", "small", "again", "--store", store, "--name", "mine", "--json")
+    document = json.loads(command.stdout)
+    assert document["differences"] == [], "the same samples"
+    assert document["verdict"].endswith(
         "no difference can be told, shared prompts have equal rewards."
     )
     assert (store / "runs/mine/comparison.html").exists()
-    assert found["settings"] == {}
-    for arguments, said in (
+    assert document["settings"] == {}
+    for arguments, refusal in (
         (["small"], "cannot be compared"),
         (["small", "small"], "cannot be compared"),
         (["small", "nobody"], "no run 'nobody'"),
         (["small", "again", "--name", "small"], "'small' is a run of the store"),
         (["small", "again", "--name", "../up"], "cannot name a comparison"),
     ):
-        assert said in geb_refused("compare", *arguments, "--store", store)
+        assert refusal in geb_refused("compare", *arguments, "--store", store)
 
 
 @pytest.mark.slow

@@ -20,25 +20,26 @@ def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(folder)
 
 
-def test_a_run_s_own_model_on_its_own_prompts_is_found_in_the_store(trained: Path) -> None:
+def test_evaluating_a_finished_run_reuses_its_steps(trained: Path) -> None:
     done = geb_ok("evaluate", trained, "small@production", "--base", "small:1", "--json")
     assert "policy/generate/0 cached" in " ".join(done.stderr.split())
-    found = json.loads(done.stdout)
-    assert found["policy"] == "small@production"
-    policy = found["figures"]["policy"]
+    document = json.loads(done.stdout)
+    assert document["policy"] == "small@production"
+    policy = document["figures"]["policy"]
     assert policy["win_rate"] == 0, "a model does not win against itself"
     assert policy["tied_prompts"] == 16
-    assert found["differences"] == []
+    assert document["differences"] == []
     assert (
-        found["verdict"] == "By mean reward against small:1, small@production: no difference can "
+        document["verdict"]
+        == "By mean reward against small:1, small@production: no difference can "
         "be told, shared prompts have equal rewards."
     )
-    assert found["verdict"] in Path(found["page"]).read_text()
+    assert document["verdict"] in Path(document["page"]).read_text()
     kept = geb("gc", "--store", trained.parent / "store", "--json")
-    assert found["artifact"] not in kept.stdout
+    assert document["artifact"] not in kept.stdout
 
 
-def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_on_other_prompts(trained: Path, tmp_path: Path) -> None:
     lines = (ROOT / "data/quickstart/prompts.jsonl").read_text().splitlines()[:4]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(lines) + "\n")
@@ -81,23 +82,25 @@ def test_a_model_that_is_not_there_is_named(trained: Path, arguments: list[str],
 
 def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
     grid = ["--grid", "train.kappa=0.5,1", "--seeds", "0", "--name", "try"]
-    runs = {each["run"]: each for each in geb_json("sweep", trained, *grid, "--dry-run")}
+    runs = {run["run"]: run for run in geb_json("sweep", trained, *grid, "--dry-run")}
     assert runs["try-kappa_1-s0"]["compute"] == 1, "all but promote is the finished run's"
     done = geb_ok("sweep", trained, *grid, "--json", "--parallel-runs", "2")
-    found = json.loads(done.stdout)
-    assert found["methods"] == {
+    document = json.loads(done.stdout)
+    assert document["methods"] == {
         "try-kappa_0.5-s0": "train.kappa=0.5",
         "try-kappa_1-s0": "train.kappa=1",
     }
-    page = Path(found["page"])
+    page = Path(document["page"])
     assert page.is_relative_to(trained.parent / "store/runs/try")
     # Seeds are few, so that the runs are compared prompt by prompt; κ = 1 is the finished run's.
     text = page.read_text()
-    assert found["verdict"] in html.unescape(text)
+    assert document["verdict"] in html.unescape(text)
     last = geb_json("report", "small", "--store", trained.parent / "store")["rows"][-1]
-    own = {row["figure"]: row["value"] for row in found["figures"] if row["run"].endswith("_1-s0")}
+    figures = {
+        row["figure"]: row["value"] for row in document["figures"] if row["run"].endswith("_1-s0")
+    }
     for figure in ("mean_reward", "win_rate", "tied_prompts", "pairs", "loss"):
-        assert own[figure] == last[figure], figure
+        assert figures[figure] == last[figure], figure
     listed = geb_json("status", "--store", trained.parent / "store")
     assert set(runs) <= set(listed)
     assert "2 of 2 runs have ended" in done.stderr

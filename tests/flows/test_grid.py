@@ -18,20 +18,20 @@ from stages.contract.errors import UserError
 def test_a_grid_times_seeds_with_names_of_their_own() -> None:
     axes = parse_axes(["train.kappa=0.5,1e-3", "train.deepspeed.zero_stage=off,1"])
     assert axes == {"train.kappa": [0.5, 1e-3], "train.deepspeed.zero_stage": ["off", 1]}
-    found = cells("try", configured("quickstart", {}), parse_axes(["train.kappa=0.5,1"]), [0, 7])
-    assert [each.config.name for each in found] == [
+    planned = cells("try", configured("quickstart", {}), parse_axes(["train.kappa=0.5,1"]), [0, 7])
+    assert [cell.config.name for cell in planned] == [
         "try-kappa_0.5-s0",
         "try-kappa_0.5-s7",
         "try-kappa_1-s0",
         "try-kappa_1-s7",
     ]
-    assert [(each.config.train.kappa, each.config.seed) for each in found] == [
+    assert [(cell.config.train.kappa, cell.config.seed) for cell in planned] == [
         (0.5, 0),
         (0.5, 7),
         (1, 0),
         (1, 7),
     ]
-    assert {each.label() for each in found} == {"train.kappa=0.5", "train.kappa=1"}
+    assert {cell.label() for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 
 
 def test_a_long_name_is_cut_and_stays_a_name_of_its_own() -> None:
@@ -45,14 +45,14 @@ def test_a_long_name_is_cut_and_stays_a_name_of_its_own() -> None:
 def test_values_that_only_signs_tell_apart_have_names_of_their_own() -> None:
     config = configured("quickstart", {})
     axes = {"inputs.policy": ["owner/a_b", "owner_a/b", "owner/other"]}
-    found = cells("try", config, axes, [0, 1])
-    names = [each.config.name for each in found]
+    planned = cells("try", config, axes, [0, 1])
+    names = [cell.config.name for cell in planned]
     assert len(set(names)) == 6
     assert names == [cell.config.name for cell in cells("try", config, axes, [0, 1])]
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
-def test_a_name_that_is_no_folder_of_the_store_is_refused(name: str) -> None:
+def test_a_name_outside_the_store_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="cannot name a sweep"):
         cells(name, configured("quickstart", {}), {}, [0])
 
@@ -100,7 +100,7 @@ def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
     ratios = {"train.target_ratio": [1e-3, 1e-2]}
     # As a sweep gets it: through JSON.
     again = configured(NO_PRESET, json.loads(calibrated.to_json()))
-    assert [each.config.train.target_ratio for each in cells("try", again, ratios, [0])] == [
+    assert [cell.config.train.target_ratio for cell in cells("try", again, ratios, [0])] == [
         1e-3,
         1e-2,
     ]
@@ -131,5 +131,5 @@ def _calibrated() -> RunConfig:
 def test_a_report_says_the_kappa_that_was_used(
     train: dict[str, Any], calibrated: list[float], said: str
 ) -> None:
-    rows = [{"iteration": 0}, *({"kappa": each} for each in calibrated)]
+    rows = [{"iteration": 0}, *({"kappa": kappa} for kappa in calibrated)]
     assert Summary("run", RunConfig(train=train), "store", rows=rows).kappa() == said

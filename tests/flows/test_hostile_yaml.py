@@ -47,7 +47,7 @@ _MERGED = "m0: &m0 {k: 1}\n" + "".join(
         ("5\n", ["holds no settings"]),
         ("iterations: true\n", ["iterations: a number is wanted"]),
         ("inputs: {prompts: ''}\n", ["inputs.prompts"]),
-        ("store: ' '\n", ["' ' is no place of a store"]),
+        ("store: ' '\n", ["' ' does not name a store"]),
         ('store: "a\\0b"\n', ["has a NUL"]),
         ("".join(f"x{each}: 1\n" for each in range(3000)), ["x0: no such", "and 2980 more"]),
         ("1: 2\n", ["1: "]),

@@ -19,14 +19,14 @@ POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
 BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}
 
 
-def test_figures_are_those_of_each_prompt(tmp_path: Path) -> None:
+def test_figures_are_kept_for_each_prompt(tmp_path: Path) -> None:
     evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE, tries=(1, 2))
-    found = prompt_means(evaluated, "policy")
-    assert found["mean_reward"] == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
-    assert found["win_rate"] == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
-    assert found["mean_response_tokens"] == dict.fromkeys("abcd", 5.0)
-    assert found["accuracy"] == found["pass@1"] == {"a": 1.0, "b": 0.5, "c": 0.0}
-    assert found["pass@2"] == {"a": 1.0, "b": 1.0, "c": 0.0}
+    policy = prompt_means(evaluated, "policy")
+    assert policy["mean_reward"] == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
+    assert policy["win_rate"] == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
+    assert policy["mean_response_tokens"] == dict.fromkeys("abcd", 5.0)
+    assert policy["accuracy"] == policy["pass@1"] == {"a": 1.0, "b": 0.5, "c": 0.0}
+    assert policy["pass@2"] == {"a": 1.0, "b": 1.0, "c": 0.0}
     base = prompt_means(evaluated, "base")
     assert base["mean_reward"] == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.0}
     assert "win_rate" not in base
@@ -47,14 +47,14 @@ def summary(folder: Path, policy: Any) -> Summary:
     artifacts = {
         "iteration-1/evaluate": write_evaluation(folder, policy, BASE, metrics, tries=(2,))
     }
-    found = Summary(folder.name, RunConfig(iterations=1), "store", artifacts=artifacts)
-    found.rows += [iteration_row(found, 0), iteration_row(found, 1)]
-    return found
+    run = Summary(folder.name, RunConfig(iterations=1), "store", artifacts=artifacts)
+    run.rows += [iteration_row(run, 0), iteration_row(run, 1)]
+    return run
 
 
 def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path) -> None:
-    found = summary(tmp_path / "run", POLICY)
-    base, row = found.tables()[0].records()
+    run = summary(tmp_path / "run", POLICY)
+    base, row = run.tables()[0].records()
     explained = ["mean reward", "win rate", "accuracy", "pass@2"]
     assert list(row) == ["iteration", *explained, "tied", "log π_ref", "tokens"]
     assert (row["iteration"], base["iteration"]) == ("1", "base")
@@ -62,11 +62,11 @@ def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path
     assert row["tied"] == "1"
     assert row["pass@2"].startswith("0.667 [")
     assert base["accuracy"].startswith("0.375 [")
-    low, high = found.rows[1]["intervals"]["mean_reward"]
+    low, high = run.rows[1]["intervals"]["mean_reward"]
     assert low < 0.5 < high
     console = Console(width=300)
     with console.capture() as shown:
-        console.print(*found.tables())
+        console.print(*run.tables())
     assert "[0.061, 0.792]" in shown.get()
 
 

@@ -15,36 +15,38 @@ from stages.evaluate.statistics import SEED, pass_at_k, proportion, ratio_of_sum
 MAIZE = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 
 
-def test_student_s_interval_and_the_permutation_test_are_fisher_s_of_darwin_s_maize() -> None:
-    found = over_seeds(MAIZE)
-    assert found.value == pytest.approx(314 / 15)
-    assert found.interval == pytest.approx((0.03, 41.84), abs=0.01)
+def test_darwin_s_maize_has_fisher_s_interval_and_p_value() -> None:
+    estimate = over_seeds(MAIZE)
+    assert estimate.value == pytest.approx(314 / 15)
+    assert estimate.interval == pytest.approx((0.03, 41.84), abs=0.01)
     # Fifteen pairs have more patterns of signs than are drawn: a sample of them.
-    found = paired_difference(np.zeros(15), np.array(MAIZE, float))
-    assert found.p_value == pytest.approx(0.0527, abs=0.006)
-    assert found.value == pytest.approx(314 / 15)
+    estimate = paired_difference(np.zeros(15), np.array(MAIZE, float))
+    assert estimate.p_value == pytest.approx(0.0527, abs=0.006)
+    assert estimate.value == pytest.approx(314 / 15)
 
 
-def test_the_permutation_test_is_exact_where_all_patterns_can_be_tried() -> None:
+def test_the_permutation_test_is_exact_for_few_prompts() -> None:
     differences = np.array([1.0, 2.0, 3.0, -0.5])
     sums = [np.dot(signs, differences) for signs in product([1, -1], repeat=4)]
-    as_large = sum(abs(each) >= abs(differences.sum()) - 1e-12 for each in sums)
-    found = paired_difference(np.zeros(4), differences)
-    assert found.p_value == pytest.approx(as_large / 16)
+    as_large = sum(abs(total) >= abs(differences.sum()) - 1e-12 for total in sums)
+    estimate = paired_difference(np.zeros(4), differences)
+    assert estimate.p_value == pytest.approx(as_large / 16)
 
 
 def test_runs_without_a_difference_have_no_evidence_of_one() -> None:
     same = np.array([0.2, 0.5, 0.9, 0.4])
-    found = paired_difference(same, same)
-    assert found.interval == (0.0, 0.0)
-    assert found.p_value == 1.0
+    estimate = paired_difference(same, same)
+    assert estimate.interval == (0.0, 0.0)
+    assert estimate.p_value == 1.0
 
 
-def test_the_bootstrap_agrees_with_the_normal_interval_of_many_prompts() -> None:
+def test_the_bootstrap_agrees_with_the_normal_interval() -> None:
     values = np.random.default_rng(3).normal(2.0, 1.0, size=2000)
-    found = ratio_of_sums(values, np.ones(2000))
+    estimate = ratio_of_sums(values, np.ones(2000))
     half = 1.96 * values.std() / np.sqrt(2000)
-    assert found.interval == pytest.approx((found.value - half, found.value + half), abs=0.006)
+    assert estimate.interval == pytest.approx(
+        (estimate.value - half, estimate.value + half), abs=0.006
+    )
 
 
 def test_the_bootstrap_is_scipy_s() -> None:
@@ -59,8 +61,8 @@ def test_the_bootstrap_is_scipy_s() -> None:
         method="percentile",
         rng=np.random.default_rng(SEED),
     ).confidence_interval
-    found = ratio_of_sums(totals, counts)
-    assert found.interval == pytest.approx((expected.low, expected.high), rel=1e-12)
+    estimate = ratio_of_sums(totals, counts)
+    assert estimate.interval == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def test_samples_of_a_prompt_are_one_observation() -> None:
@@ -87,9 +89,9 @@ def test_wilson_s_interval_is_newcombe_s_examples() -> None:
         (0, 20, 0.0000, 0.1611),
         (1, 29, 0.0061, 0.1718),
     ):
-        found = proportion(successes, trials)
-        assert found.value == successes / trials
-        assert found.interval == pytest.approx((low, high), abs=5e-5)
+        estimate = proportion(successes, trials)
+        assert estimate.value == successes / trials
+        assert estimate.interval == pytest.approx((low, high), abs=5e-5)
 
 
 def test_welch_s_test_is_of_runs_whose_spread_differs() -> None:
@@ -98,20 +100,20 @@ def test_welch_s_test_is_of_runs_whose_spread_differs() -> None:
     first += [21.4]
     second = [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 20.5]
     second += [24.4]
-    found = welch(first, second)
-    assert found.value == pytest.approx(np.mean(second) - np.mean(first))
-    assert found.p_value == pytest.approx(0.021, abs=5e-4)
-    low, high = found.interval or (0, 0)
+    estimate = welch(first, second)
+    assert estimate.value == pytest.approx(np.mean(second) - np.mean(first))
+    assert estimate.p_value == pytest.approx(0.021, abs=5e-4)
+    low, high = estimate.interval or (0, 0)
     assert low > 0
-    assert (low + high) / 2 == pytest.approx(found.value)
+    assert (low + high) / 2 == pytest.approx(estimate.value)
 
 
-def test_runs_that_are_all_alike_leave_welch_s_test_to_the_others_spread() -> None:
+def test_welch_s_test_allows_one_method_without_spread() -> None:
     spread = [0.90, 1.00, 0.95, 0.97]
-    found = welch([1.0] * 5, spread)
+    estimate = welch([1.0] * 5, spread)
     alone = stats.ttest_1samp(spread, 1.0)
-    assert found.p_value == pytest.approx(alone.pvalue)
-    assert found.interval == pytest.approx(np.array(alone.confidence_interval(0.95)) - 1.0)
+    assert estimate.p_value == pytest.approx(alone.pvalue)
+    assert estimate.interval == pytest.approx(np.array(alone.confidence_interval(0.95)) - 1.0)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +122,12 @@ def test_runs_that_are_all_alike_leave_welch_s_test_to_the_others_spread() -> No
 def test_seeds_that_are_one_or_do_not_vary_are_not_tested(
     first: list[float], second: list[float]
 ) -> None:
-    found = welch(first, second)
-    assert found.value == pytest.approx(np.mean(second) - np.mean(first))
-    assert (found.interval, found.p_value) == (None, None)
+    estimate = welch(first, second)
+    assert estimate.value == pytest.approx(np.mean(second) - np.mean(first))
+    assert (estimate.interval, estimate.p_value) == (None, None)
 
 
-def test_holm_s_adjustment_is_that_of_r_s_p_adjust() -> None:
+def test_holm_s_adjustment_equals_r_s_p_adjust() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([0.5]) == [0.5]

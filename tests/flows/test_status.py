@@ -44,9 +44,9 @@ OLD = time.time() - 3600
 @pytest.fixture
 def record(tmp_path: Path) -> RunRecord:
     """A run that has a configuration and nothing else."""
-    found = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
-    found.save_config(load_config(write_config(tmp_path)))
-    return found
+    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
+    record.save_config(load_config(write_config(tmp_path)))
+    return record
 
 
 def shown(record: RunRecord, *arguments: str) -> str:
@@ -100,13 +100,13 @@ def test_a_run_s_state_is_how_its_last_attempt_ended(
                 raise error
     except BaseException as raised:
         assert raised is error
-    found = told(record)
-    assert found["state"] == state
-    assert [each["state"] for each in found["attempts"]] == ["failed", state]
+    status = told(record)
+    assert status["state"] == state
+    assert [attempt["state"] for attempt in status["attempts"]] == ["failed", state]
     assert state in shown(record, "status")
 
 
-def test_of_two_runs_that_begin_at_once_with_other_settings_one_is_refused(
+def test_one_of_two_simultaneous_different_runs_is_refused(
     record: RunRecord,
 ) -> None:
     second = record.config().model_copy(update={"seed": 1})
@@ -117,29 +117,29 @@ def test_of_two_runs_that_begin_at_once_with_other_settings_one_is_refused(
 
     def begin_first() -> None:
         record.start(record.config(), dict)
-        found.append(pool.submit(run_second))
+        futures.append(pool.submit(run_second))
         with pytest.raises(TimeoutError):
-            found[0].result(0.5)
+            futures[0].result(0.5)
 
-    found: list[Future[None]] = []
+    futures: list[Future[None]] = []
     with (
         ThreadPoolExecutor() as pool,
         recorded_attempt(record, begin_first),
         pytest.raises(UserError, match="is at work with other settings"),
     ):
-        found[0].result()
+        futures[0].result()
     assert record.config().seed == 0
 
 
-def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(record: RunRecord) -> None:
+def test_a_run_and_step_without_a_process_have_crashed(record: RunRecord) -> None:
     dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())
     begun = note(record, "iteration-1/train", "running")
     record.save_step(begun.model_copy(update={"started": OLD + 0.1}))
-    found = told(record)
-    assert found["state"] == "crashed"
-    assert [each["state"] for each in found["steps"]] == ["crashed"]
+    status = told(record)
+    assert status["state"] == "crashed"
+    assert [step["state"] for step in status["steps"]] == ["crashed"]
     elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
     (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
     assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
@@ -164,11 +164,11 @@ def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -
         first = record.step("prepare")
         assert first is not None
         record.save_step(first.model_copy(update={"started": OLD, "ended": OLD}))
-        found = told(record)
+        status = told(record)
         text = shown(record, "status", "small")
-    assert found["done"] == 1
-    assert found["of"] == len(step_names(record.config())) == 12
-    assert "prepare" in found["waiting"]
+    assert status["done"] == 1
+    assert status["of"] == len(step_names(record.config())) == 12
+    assert "prepare" in status["waiting"]
     assert "1 of 12 steps" in text
     assert "iteration-1/train: out of memory" in text
     assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+", text), "with its time zone"
@@ -204,7 +204,7 @@ def test_a_reused_step_shows_the_seconds_of_its_first_computation(
     assert 0 < reused["seconds"] <= before["seconds"], "without the start of its process"
 
 
-def test_logs_are_those_of_the_step_with_the_place_of_the_file(finished: Path) -> None:
+def test_logs_show_the_step_and_the_place_of_the_file(finished: Path) -> None:
     store = finished.parent / "store"
     done = geb_ok("logs", "small", "iteration-1/train", "--store", store)
     head, *lines = done.stdout.splitlines()
@@ -216,7 +216,7 @@ def test_logs_are_those_of_the_step_with_the_place_of_the_file(finished: Path) -
     assert "iteration-1/train" in wrong
 
 
-def test_logs_without_a_step_are_those_of_what_failed_and_follow_to_the_end(
+def test_logs_without_a_step_follow_the_failed_step(
     record: RunRecord,
 ) -> None:
     with pytest.raises(GebError), recorded_attempt(record):
@@ -227,12 +227,12 @@ def test_logs_without_a_step_are_those_of_what_failed_and_follow_to_the_end(
         (folder / "20260101-000000-1-1.log").write_text("first\n")
         (folder / "20260102-000000-1-1.log").write_text("bar 1 %\rbar 100 %\nthe last word")
         raise GebError("no")
-    said = shown(record, "logs", "small", "--follow")
-    assert "iteration-1/train failed, attempt 2" in said
-    assert said.splitlines()[1:] == ["bar 100 %", "the last word"]
+    text = shown(record, "logs", "small", "--follow")
+    assert "iteration-1/train failed, attempt 2" in text
+    assert text.splitlines()[1:] == ["bar 100 %", "the last word"]
 
 
-def test_the_last_log_is_that_of_the_newest_attempt(record: RunRecord) -> None:
+def test_the_last_log_belongs_to_the_newest_attempt(record: RunRecord) -> None:
     step = note(record, "sft", "running")
     folder = record.store.root / "logs" / step.stage / step.key
     folder.mkdir(parents=True)

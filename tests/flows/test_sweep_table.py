@@ -36,7 +36,7 @@ def swept(
     runs, labels = [], {}
     for label, values, begin in (("train.kappa=0.5", first, 0), ("train.kappa=1.0", second, later)):
         for seed, value in enumerate(values, begin):
-            row: dict[str, Any] = {each.name: None for each in COLUMNS}
+            row: dict[str, Any] = {column.name: None for column in COLUMNS}
             row |= {"mean_reward": 0.0, figure: value}
             rows = [row | {"iteration": 0}, row | {"iteration": 1}]
             name = f"{label}-s{seed}"
@@ -129,10 +129,10 @@ def test_a_run_hears_of_the_cancellation_of_its_sweep(monkeypatch: pytest.Monkey
 def shown(width: int) -> str:
     printed = io.StringIO()
     console = Console(width=width, file=printed, soft_wrap=True)
-    found = swept(ONE, TWO)
-    for run in found.runs:
+    comparison = swept(ONE, TWO)
+    for run in comparison.runs:
         run.rows[-1]["distinct_4"] = 0.5
-    console.print(compare_summaries(found.runs, found.methods).tables()[0])
+    console.print(compare_summaries(comparison.runs, comparison.methods).tables()[0])
     return printed.getvalue()
 
 
@@ -152,17 +152,17 @@ def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
     assert "train.kappa=0.5" in shown(15).replace("\n", "").replace(" ", "")
 
 
-def test_a_document_has_a_row_per_combination_and_figure_and_one_per_run() -> None:
-    told = swept(ONE, TWO).to_json()
-    first, second = told["over_seeds"]
+def test_a_document_has_the_figures_of_combinations_and_runs() -> None:
+    document = swept(ONE, TWO).to_json()
+    first, second = document["over_seeds"]
     assert first["method"] == "train.kappa=0.5"
     assert (first["figure"], first["values"]) == ("mean_reward", ONE)
     assert first["mean"]["value"] == pytest.approx(0.55)
     assert first["mean"]["low"] == pytest.approx(0.4258, abs=1e-4)
     assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
-    assert [run["value"] for run in told["figures"]] == ONE + TWO
-    assert [run["seed"] for run in told["figures"]] == [0, 1, 2] * 2
-    assert told["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
+    assert [run["value"] for run in document["figures"]] == ONE + TWO
+    assert [run["seed"] for run in document["figures"]] == [0, 1, 2] * 2
+    assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
 
 
 def test_a_row_has_student_s_interval_which_ends_where_shares_do() -> None:

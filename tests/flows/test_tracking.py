@@ -80,12 +80,12 @@ def attempt(folder: Path, tracker: str, done: int, *, fails: bool) -> list[str]:
     return warnings
 
 
-def test_news_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> None:
+def test_news_cover_the_finished_iterations(tmp_path: Path) -> None:
     config = RunConfig(name="tracked", iterations=2)
     news = news_of(summary_of(config, tmp_path, done=1))
     assert list(news) == ["iteration-0", "iteration-1/train", "iteration-1"]
     _, steps = news["iteration-1/train"]
-    assert [(step, each["train/loss"]) for step, each in steps] == [(1, 1.0), (2, 0.5)]
+    assert [(step, values["train/loss"]) for step, values in steps] == [(1, 1.0), (2, 0.5)]
     values = {
         "evaluation/iteration": 1.0,
         "evaluation/mean_reward": 0.6,
@@ -113,9 +113,7 @@ def test_news_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlflow", "trackio", "wandb")),
     ],
 )
-def test_a_run_that_goes_on_continues_its_session_and_sends_nothing_twice(
-    tmp_path: Path, tracker: str
-) -> None:
+def test_a_resumed_run_continues_its_session_without_repeats(tmp_path: Path, tracker: str) -> None:
     packages = next(PACKAGES.glob("lib/python3*/site-packages"), None)
     if packages is None and tracker != "tensorboard":
         lacking(f"no packages at {PACKAGES}: run `make setup-trackers`")
@@ -128,7 +126,7 @@ def test_a_run_that_goes_on_continues_its_session_and_sends_nothing_twice(
     place = tmp_path / "store/trackers"
     if tracker == "wandb":
         # The rest is in wandb's own format.
-        runs = {each.name.rpartition("-")[2] for each in place.glob("wandb/offline-run-*")}
+        runs = {folder.name.rpartition("-")[2] for folder in place.glob("wandb/offline-run-*")}
         assert len(runs) == 1
         return
     points, texts, count = READERS[tracker](place)
@@ -158,7 +156,7 @@ def read_tensorboard(place: Path) -> Found:
             content = content[length + 16 :]
             for value in event.summary.value:
                 points.append((value.tag, event.step, round(value.simple_value, 6)))
-                texts += "".join(each.decode() for each in value.tensor.string_val)
+                texts += "".join(text.decode() for text in value.tensor.string_val)
     return points, texts, len(list(place.glob("tensorboard/*")))
 
 

@@ -56,14 +56,14 @@ def summary(folder: Path, *, promoted: bool | None) -> Summary:
 def test_the_verdict_is_one_sentence_with_its_interval(
     tmp_path: Path, promoted: bool | None, tone: str, end: str
 ) -> None:
-    found = verdict(summary(tmp_path, promoted=promoted))
-    assert found.tone == tone
-    assert found.sentence.startswith(
+    result = verdict(summary(tmp_path, promoted=promoted))
+    assert result.tone == tone
+    assert result.sentence.startswith(
         "After 1 iteration the model scores above its base on 90.0 % (95 % interval 85.0 to "
         "95.0 %) of the held-out prompts (3 tie); its mean reward is 0.750 [0.700, 0.800]"
     )
-    assert found.sentence.endswith(end)
-    assert found.reasons == (("the win rate is 0.9",) if promoted is False else ())
+    assert result.sentence.endswith(end)
+    assert result.reasons == (("the win rate is 0.9",) if promoted is False else ())
     bare = summary(tmp_path, promoted=None)
     bare.rows[1] = {"iteration": 1, "mean_reward": None}
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
@@ -83,17 +83,17 @@ def test_doubts_of_a_training_are_in_the_verdict(tmp_path: Path) -> None:
 def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
     metrics = {"compared_prompts": 64}
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    found = summary(tmp_path, promoted=None)
-    found.artifacts["iteration-1/evaluate"] = artifact_in(tmp_path)
-    base, now = found.rows
+    run = summary(tmp_path, promoted=None)
+    run.artifacts["iteration-1/evaluate"] = artifact_in(tmp_path)
+    base, now = run.rows
     base |= {"components.right": 1.0, "components.polite": 0.5}
     now |= {"components.right": 0.975, "components.polite": 0.75}
     now["intervals"]["components.right"] = (0.94, 1.0)
-    found.suites["sums"] = [
+    run.suites["sums"] = [
         {"iteration": 0, "mean_reward": 0.5, "accuracy": 0.25},
         {"iteration": 1, "mean_reward": 0.4, "accuracy": 0.5},
     ]
-    assert verdict(found).cautions == (
+    assert verdict(run).cautions == (
         "one training seed, 64 held-out prompts; `geb sweep --seeds` tries other seeds",
         "right fell from 1.000 to 0.975 [0.940, 1.000]",
         "suite sums, mean reward fell from 0.500 to 0.400",
@@ -112,14 +112,14 @@ def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
 def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
     tmp_path: Path, ties: str, figures: dict[str, int], said: str | None
 ) -> None:
-    found = summary(tmp_path, promoted=True)
-    found.config = RunConfig.model_validate({"iterations": 1, "pair": {"ties": ties}})
-    found.rows[1] |= figures
-    reasons = verdict(found).reasons
+    run = summary(tmp_path, promoted=True)
+    run.config = RunConfig.model_validate({"iterations": 1, "pair": {"ties": ties}})
+    run.rows[1] |= figures
+    reasons = verdict(run).reasons
     assert len(reasons) == (said is not None)
     assert all(reason.startswith(f"iteration 1: {said} tie: ") for reason in reasons)
-    found.rows[1]["win_rate"] = None
-    assert verdict(found).reasons == reasons, "before the evaluation"
+    run.rows[1]["win_rate"] = None
+    assert verdict(run).reasons == reasons, "before the evaluation"
 
 
 @pytest.fixture
@@ -139,14 +139,14 @@ def record(store: Store, tmp_path: Path) -> RunRecord:
 
 
 def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
-    found = verdict(summarise(record))
+    result = verdict(summarise(record))
     number = len(step_names(record.config()))
-    assert found.tone == "bad"
-    assert found.sentence.startswith(
+    assert result.tone == "bad"
+    assert result.sentence.startswith(
         f"The run failed: {number - 2} of {number} steps are done. Go on with "
         f"`geb resume small --store {record.store.location}`. So far: "
     )
-    assert found.reasons[:2] == (
+    assert result.reasons[:2] == (
         "iteration-1/evaluate/suite-right/score/0 failed: the oracle raised KeyError: 'x'",
         "steps that have not begun: 1",
     )
@@ -161,8 +161,8 @@ def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord)
         (socket.gethostname(), "bad", "The run was killed: "),
     ):
         (attempts / "one.json").write_text(json.dumps(attempt | {"host": host}))
-        found = verdict(summarise(record))
-        assert (found.tone, found.sentence[: len(start)]) == (tone, start)
+        result = verdict(summarise(record))
+        assert (result.tone, result.sentence[: len(start)]) == (tone, start)
 
 
 def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
@@ -174,22 +174,22 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
     recorded(record, "iteration-1/train", key=artifact.manifest.key)
     (artifact.path / "manifest.json").write_text("{}")
     with pytest.warns(DamagedRecordWarning, match=r"iteration-1/train: damaged artifact"):
-        found = verdict(summarise(record))
-    assert found.tone == "bad"
-    assert found.sentence.startswith("Artifacts are damaged, and figures are missing here. ")
-    assert found.reasons[0].startswith("iteration-1/train: damaged artifact")
+        result = verdict(summarise(record))
+    assert result.tone == "bad"
+    assert result.sentence.startswith("Artifacts are damaged, and figures are missing here. ")
+    assert result.reasons[0].startswith("iteration-1/train: damaged artifact")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        code, said = geb_here("report", "small", "--store", record.store.location)
+        code, output = geb_here("report", "small", "--store", record.store.location)
     assert code == 1
-    assert "iteration-1/train: damaged artifact" in said
+    assert "iteration-1/train: damaged artifact" in output
     assert "Artifacts are damaged" in (record.path / "report.html").read_text()
 
 
 def test_the_page_lists_the_settings_and_needs_no_network(tmp_path: Path) -> None:
-    found = summary(tmp_path, promoted=None)
+    run = summary(tmp_path, promoted=None)
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
-    record.save_config(found.config)
-    page = Path(write(record, found)).read_text()
+    record.save_config(run.config)
+    page = Path(write(record, run)).read_text()
     assert "beta: 0.5" in page.split("Every setting")[1]
     assert "https://" not in page.replace("https://…", ""), "no network"

@@ -166,8 +166,8 @@ class RemoteStore(Store):
     def push(self, artifact: Artifact) -> None:
         """Uploads a finished artifact of the local folder: files first, the manifest last.
 
-        An artifact that the bucket has under the key by now stays. Files of an earlier call are not
-        uploaded again.
+        An artifact that the bucket already has under the key stays. Files of an earlier call are
+        not uploaded again.
         """
         manifest = artifact.manifest
         folder = _files_folder(manifest)

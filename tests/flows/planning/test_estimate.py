@@ -92,7 +92,7 @@ def estimated(config: RunConfig, rates: Rates | None = None) -> Estimate:
 def cost(folder: Path, size: str, *settings: str, step: str = TRAIN) -> StepEstimate:
     """Cost of one step of :func:`configured`."""
     costs = estimated(configured(folder, size, *settings)).steps
-    return next(each for each in costs if each.step == step)
+    return next(cost for cost in costs if cost.step == step)
 
 
 def test_known_models_have_their_published_numbers_of_parameters() -> None:
@@ -301,8 +301,8 @@ def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
 
     def counted(name: str) -> int | None:
-        found = rows_of([FileInput(location=str(tmp_path / name), digest=name)])
-        return None if found is None else found.number
+        rows = rows_of([FileInput(location=str(tmp_path / name), digest=name)])
+        return None if rows is None else rows.number
 
     names = ("flat.json", "tall.json", "one", "none.json", "empty")
     assert [counted(name) for name in names] == [70, 70, 140, None, None]

@@ -61,10 +61,10 @@ def test_a_model_that_cannot_be_counted_is_named_by_its_file(
     store: Store, tmp_path: Path, config: object, said: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnknownSizeError) as found:
+    with pytest.raises(UnknownSizeError) as refused:
         read_parameters(FileInput(location=str(tmp_path), digest="0"), store)
-    assert str(tmp_path) in str(found.value)
-    assert said in str(found.value)
+    assert str(tmp_path) in str(refused.value)
+    assert said in str(refused.value)
 
 
 def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(store: Store) -> None:

@@ -73,7 +73,7 @@ def test_mistakes_name_what_there_is(registry):
     add(registry, "a", "b")
     registry.set_alias("tiny", "production", 1)
     cases = [
-        (lambda: registry.find("none"), "there is no model 'none'", "tiny"),
+        (lambda: registry.find("none"), "the registry has no model 'none'", "tiny"),
         (lambda: registry.find("tiny:7"), "no version 7", "1, 2"),
         (lambda: registry.find("tiny:x"), "names no model", "name:version"),
         (lambda: registry.find("tiny:"), "names no model", "name:version"),
@@ -125,7 +125,7 @@ def test_processes_that_register_at_once_lose_nothing(store, registry):
     assert set(moves) == set(range(1, 26))
 
 
-def test_a_model_resolves_to_its_checkpoint_until_it_is_damaged_or_gone(store, registry):
+def test_a_model_resolves_until_its_checkpoint_is_damaged_or_gone(store, registry):
     trained = checkpoint_artifact(store, "weights")
     registry.register("tiny", trained.ref("checkpoint"), metrics={}, run="nightly")
     version, artifact = registry.resolve("tiny@latest")

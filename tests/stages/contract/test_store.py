@@ -59,7 +59,7 @@ def test_a_change_that_hides_its_time_is_found_by_verify(store):
 
 
 @pytest.mark.parametrize("content", [b"\xff{}", b"{", b"[1]", b"[" * 100_000, b""])
-def test_a_file_that_is_no_json_object_is_damage_with_its_place_and_a_remedy(store, content):
+def test_a_broken_record_is_damage_with_its_place_and_remedy(store, content):
     artifact = compute(store)
     (artifact.path / "metrics.json").write_bytes(content)
     with pytest.raises(DamagedArtifactError) as caught:

@@ -27,7 +27,7 @@ def scored(question: str, *scores: float | None, **changes: object):
 def pair(
     store: Store, tables: list[tuple[Path, Path]], code: Path | None = None, **params: object
 ) -> Artifact:
-    inputs = {"responses": [table[0] for table in tables], "scores": [each[1] for each in tables]}
+    inputs = {"responses": [table[0] for table in tables], "scores": [table[1] for table in tables]}
     if code is not None:
         inputs["code"] = [code]
     return call(STAGE, PairParams.model_validate(params), inputs, store)
@@ -39,7 +39,7 @@ def pairs(artifact: Artifact) -> list[dict[str, object]]:
 
 def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
     rows = scored("q", 0.25, 0.75, -1.0)
-    made = pairs(pair(store, [write_scored(tmp_path, rows)]))
+    rows = pairs(pair(store, [write_scored(tmp_path, rows)]))
     best, worst = rows[1][0], rows[2][0]
     expected = {
         "prompt_id": best["prompt_id"],
@@ -57,7 +57,7 @@ def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
             side: [{"role": "assistant", "content": row["response"]}],
             f"{side}_finish_reason": row["finish_reason"],
         }
-    assert made == [expected]
+    assert rows == [expected]
 
 
 def test_responses_of_the_same_tokens_tie_whatever_their_scores(store, tmp_path):
@@ -74,9 +74,9 @@ def test_metrics_by_hand(store, tmp_path):
         *scored("c", None, 9.0),
         *scored("d", -1.0, 2.0),
     ]
-    found = metrics(pair(store, [write_scored(tmp_path, rows)]))
+    report = metrics(pair(store, [write_scored(tmp_path, rows)]))
     rewards = [1.0, 0.0, 0.5, 0.5, 9.0, -1.0, 2.0]
-    assert found == {
+    assert report == {
         "prompts": 4,
         "responses": 8,
         "pairs": 2,
@@ -121,12 +121,12 @@ def test_prompts_without_a_score_are_warned_of(store, tmp_path):
     rows = [*scored("a", None, 1.0), *scored("b", 0.0, None), *scored("c", 0.0, 1.0)]
     responses, scores = write_scored(tmp_path, rows)
     events = EventLog()
-    made = call(
+    artifact = call(
         STAGE, PairParams(), {"responses": [responses], "scores": [scores]}, store, events=events
     )
     warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
     assert warnings == ["2 of 6 responses have no score; their 2 prompts make no pair"]
-    assert [row["chosen_score"] for row in pairs(made)] == [1.0]
+    assert [row["chosen_score"] for row in pairs(artifact)] == [1.0]
     progress = [e for e in events.events if e.type == "progress" and e.unit == "responses"]
     assert (progress[-1].done, progress[-1].total) == (6, 6)
 
@@ -138,8 +138,8 @@ def test_the_seed_and_the_prompt_choose_a_random_pair(store, tmp_path):
 
     def chosen(seed: int, count: int = 1) -> list[tuple[object, object]]:
         params = PairParams(strategy="random", pairs_per_prompt=count)
-        made = call(STAGE, params, inputs, store, seed=seed)
-        return [(row["chosen_score"], row["rejected_score"]) for row in pairs(made)]
+        artifact = call(STAGE, params, inputs, store, seed=seed)
+        return [(row["chosen_score"], row["rejected_score"]) for row in pairs(artifact)]
 
     # Written down: pairs that were made before are made again.
     assert chosen(0) == [(7, 2), (5, 0), (4, 0), (3, 1), (7, 5), (6, 4)]
@@ -187,13 +187,13 @@ def test_bad_tables_are_refused(store, tmp_path):
 
 def test_further_pairs_of_a_prompt_share_no_response(store, tmp_path):
     tables = [write_scored(tmp_path, scored("q", 1.0, 4.0, 2.0, 3.0, 0.0))]
-    found = pairs(pair(store, tables, pairs_per_prompt=2))
-    assert [(each["chosen_score"], each["rejected_score"]) for each in found] == [
+    rows = pairs(pair(store, tables, pairs_per_prompt=2))
+    assert [(row["chosen_score"], row["rejected_score"]) for row in rows] == [
         (4.0, 0.0),
         (3.0, 1.0),
     ]
     # Five responses make two pairs, however many are wanted.
-    assert pairs(pair(store, tables, pairs_per_prompt=9)) == found
+    assert pairs(pair(store, tables, pairs_per_prompt=9)) == rows
 
 
 def test_cut_off_responses_are_left_out_where_that_is_asked_for(store, tmp_path):
@@ -201,11 +201,11 @@ def test_cut_off_responses_are_left_out_where_that_is_asked_for(store, tmp_path)
     for row, _ in (rows[0], rows[3]):
         row["finish_reason"] = "length"
     tables = [write_scored(tmp_path, rows)]
-    assert [each["chosen_score"] for each in pairs(pair(store, tables))] == [3.0, 1.0]
-    made = pair(store, tables, truncated="drop")
-    [kept] = pairs(made)
+    assert [row["chosen_score"] for row in pairs(pair(store, tables))] == [3.0, 1.0]
+    artifact = pair(store, tables, truncated="drop")
+    [kept] = pairs(artifact)
     assert (kept["chosen_score"], kept["rejected_score"]) == (2.0, 1.0)
-    assert metrics(made)["prompts_cut_off"] == 1
+    assert metrics(artifact)["prompts_cut_off"] == 1
 
 
 SELECT = """
@@ -222,7 +222,7 @@ def own(tmp_path: Path, code: str) -> Path:
     return path
 
 
-def test_a_function_of_the_user_s_chooses_the_two_and_scores_rank_them(store, tmp_path):
+def test_a_user_s_function_selects_two_and_scores_rank_them(store, tmp_path):
     tables = [write_scored(tmp_path, [*scored("a", 0.0, 2.0, 9.0), *scored("b", 1.0, 0.5, 9.0)])]
     shortest = pair(store, tables, own(tmp_path, SELECT), strategy="python")
     assert [row["chosen_sample_index"] for row in pairs(shortest)] == [1, 0]
@@ -247,7 +247,7 @@ EXPLORING = {
 }
 
 
-def test_the_example_explores_where_heads_disagree_and_the_score_ranks(store, tmp_path):
+def test_the_example_explores_disagreement_and_scores_rank(store, tmp_path):
     responses, scores = write_scored(tmp_path, scored("a", 0.1, 0.5, 0.2, 0.3))
     # Heads disagree on the last two.
     heads = [(0.1, 0.1), (0.5, 0.5), (2.0, -1.6), (1.5, -0.9)]

@@ -64,8 +64,8 @@ def paired(store: Store, tmp_path: Path, policy: Path):
 
     def run(rows: list[dict[str, Any]], prompts: Any = (ASKED,), **params: Any) -> Artifact:
         data = write_jsonl(tmp_path / "data.jsonl", rows)
-        wanted = write_prompts(tmp_path / "prompts.parquet", list(prompts))
-        inputs = {"data": [data], "prompts": [wanted], "policy": [policy]}
+        prompts_file = write_prompts(tmp_path / "prompts.parquet", list(prompts))
+        inputs = {"data": [data], "prompts": [prompts_file], "policy": [policy]}
         return call(STAGE, PreferencesParams.model_validate(params), inputs, store)
 
     return run
@@ -73,9 +73,9 @@ def paired(store: Store, tmp_path: Path, policy: Path):
 
 def test_texts_of_the_same_tokens_are_a_tie(paired):
     row = {"prompt": ASKED, "chosen": "red", "rejected": " red"}
-    made = paired([row, LAYOUTS["text"]])
-    assert metrics(made)["ties"] == 1
-    assert [pair["chosen"] for pair in pairs(made)] == [said(CHOSEN)]
+    artifact = paired([row, LAYOUTS["text"]])
+    assert metrics(artifact)["ties"] == 1
+    assert [pair["chosen"] for pair in pairs(artifact)] == [said(CHOSEN)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -107,7 +107,7 @@ def test_text_that_spells_control_tokens_is_refused_unless_allowed(paired):
 
 def test_other_prompts_and_ties_are_counted(paired):
     row = LAYOUTS["text"]
-    made = paired(
+    artifact = paired(
         [
             row,
             row | {"prompt": "color blue"},
@@ -115,12 +115,12 @@ def test_other_prompts_and_ties_are_counted(paired):
             row | {"score_chosen": 2.0, "score_rejected": 2.0},
         ]
     )
-    assert metrics(made) == {"rows": 4, "pairs": 1, "ties": 2, "other_prompts": 1}
+    assert metrics(artifact) == {"rows": 4, "pairs": 1, "ties": 2, "other_prompts": 1}
     with pytest.raises(UserError, match="none of 1 rows makes a pair: 0 are ties"):
         paired([row | {"prompt": "color blue"}])
 
 
-def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
+def test_system_prompts_match_prepare_and_generate(paired):
     system = {"role": "system", "content": "one"}
     [prepared] = pairs(paired([LAYOUTS["text"]], prompts=[[system, *PROMPT]], prompt_system="one"))
     assert prepared["prompt"] == [system, *PROMPT]
@@ -146,7 +146,10 @@ def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
         ),
         ({"chosen": PROMPT + PROMPT, "rejected": PROMPT}, "'chosen' does not end with an assist"),
         ({"prompt": said("a"), "chosen": "blue", "rejected": "red"}, "no user turn is before the"),
-        ({"prompt": ASKED, "chosen": "\ud83d", "rejected": "a"}, "the row holds a lone surrogate"),
+        (
+            {"prompt": ASKED, "chosen": "\ud83d", "rejected": "a"},
+            "column 'chosen' holds a lone surrogate",
+        ),
         (
             {"prompt": ASKED, "chosen": [{**said("")[0], "tool_calls": [1]}], "rejected": "a"},
             "tool_calls",
@@ -161,12 +164,12 @@ def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
 
 def test_a_data_set_of_the_hub_is_read_through_the_real_client(store, tmp_path, policy):
     content = (json.dumps(LAYOUTS["ultrafeedback_binarized"]) + "\n").encode()
-    wanted = write_prompts(tmp_path / "prompts.parquet", [ASKED])
+    prompts_file = write_prompts(tmp_path / "prompts.parquet", [ASKED])
     request = make_request(
         PreferencesParams(),
         inputs={
             "data": [HubInput(repo="owner/liked", revision=COMMIT, repo_type="dataset")],
-            "prompts": [file_input(wanted)],
+            "prompts": [file_input(prompts_file)],
             "policy": [file_input(policy)],
         },
         seed=0,
@@ -175,7 +178,7 @@ def test_a_data_set_of_the_hub_is_read_through_the_real_client(store, tmp_path, 
     with serve_dataset("owner/liked", {"data/train.jsonl": content}) as url:
         done = run_with_hub(url, request, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    made = store.load("preferences", request.key)
-    assert made is not None
-    [row] = pairs(made)
+    artifact = store.load("preferences", request.key)
+    assert artifact is not None
+    [row] = pairs(artifact)
     assert (row["chosen"], row["chosen_score"]) == (said(CHOSEN), 8.5)

@@ -175,6 +175,6 @@ def test_the_shipped_suites_load(tmp_path: Path, name: str) -> None:
     with serve_dataset(repo, files) as url:
         code, path, last = prepare(tmp_path, url, repo, "test", **params)
     assert code == 0, last
-    [found] = read_rows(path / "test.parquet", PROMPTS)
-    assert found["messages"][-1] == {"role": "user", "content": "What is $1+1$?"}
-    assert found["reference_answer"] == reference
+    [row] = read_rows(path / "test.parquet", PROMPTS)
+    assert row["messages"][-1] == {"role": "user", "content": "What is $1+1$?"}
+    assert row["reference_answer"] == reference

@@ -77,9 +77,9 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
         invalid_rows="drop",
         overlap="drop_from_test",
     )
-    found = metrics(other)
-    assert (found["overlap_with_test"], found["test_prompts"]) == (10, 2)
-    assert sum(found["iteration_prompts"]) == 11
+    report = metrics(other)
+    assert (report["overlap_with_test"], report["test_prompts"]) == (10, 2)
+    assert sum(report["iteration_prompts"]) == 11
 
 
 def test_reference_answers_keep_their_form(store, tmp_path):
@@ -91,8 +91,8 @@ def test_reference_answers_keep_their_form(store, tmp_path):
     (tmp_path / "numbers.parquet").rename(source / "numbers.parquet")
     write_jsonl(source / "rows.jsonl", rows)
     settings = PrepareParams(test_prompts=1, iterations=1)
-    made = call(STAGE, settings, {"train": [source]}, store)
-    rows = table(made, "iteration-1") + table(made, "test")
+    artifact = call(STAGE, settings, {"train": [source]}, store)
+    rows = table(artifact, "iteration-1") + table(artifact, "test")
     assert {text(row): row["reference_answer"] for row in rows} == {
         "a": "56",
         "b": "0.5",
@@ -101,12 +101,12 @@ def test_reference_answers_keep_their_form(store, tmp_path):
 
 
 def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):
-    own = [{"role": "system", "content": "own"}, {"role": "user", "content": "chat"}]
-    source = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "plain"}, {"messages": own}])
+    chat = [{"role": "system", "content": "own"}, {"role": "user", "content": "chat"}]
+    source = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "plain"}, {"messages": chat}])
     artifact = prepare(store, source, iterations=1, test_prompts=1, system_prompt="be brief")
     rows = table(artifact, "iteration-1") + table(artifact, "test")
     plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "plain"}]
-    assert sorted((row["messages"] for row in rows), key=str) == [plain, own]
+    assert sorted((row["messages"] for row in rows), key=str) == [plain, chat]
 
 
 def test_a_folder_of_files_is_one_source(store, tmp_path):
@@ -169,7 +169,7 @@ BAD_ROWS = {
     ),
     "lone surrogate": (
         {"prompt": "\ud800"},
-        "line 2: the text holds a lone surrogate",
+        "line 2: column 'prompt' holds a lone surrogate",
         "repair the encoding",
     ),
 }
@@ -213,7 +213,7 @@ def test_bad_files_are_refused(store, tmp_path):
         ([bad_file(tmp_path / "b.jsonl", b"[1, 2]\n")], "line 1: a list, not an object"),
         (
             [bad_file(tmp_path / "g.jsonl", rb'{"prompt": "a", "reference_answer": "\ud83d"}')],
-            r"line 1: the reference answer holds a lone surrogate ('\ud83d')",
+            r"line 1: column 'reference_answer' holds a lone surrogate ('\ud83d')",
         ),
         ([bad_file(tmp_path / "d.jsonl", b"\n\n")], "d.jsonl holds no prompts"),
         ([bad_file(tmp_path / "e.parquet", b"no parquet")], "is not a Parquet file"),
@@ -252,9 +252,7 @@ COLUMNS = {"question": ["a", "b"], "answer": ["1", "2"], "reference_answer": ["1
     ],
     ids=["one-column", "columns-not-read", "no-such-column", "no-json"],
 )
-def test_columns_that_cannot_be_read_are_told_with_those_there_are(
-    store, tmp_path, columns, asked, told
-):
+def test_an_error_on_a_missing_column_lists_the_columns(store, tmp_path, columns, asked, told):
     pq.write_table(pa.table(columns), tmp_path / "p.parquet")
     with pytest.raises(UserError, match=told):
         prepare(store, tmp_path / "p.parquet", **asked)

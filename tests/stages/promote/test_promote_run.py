@@ -53,10 +53,10 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     assert registry.alias("tiny", "production").history[-1].reason == (
         "passed all gates (nightly, iteration-1/promote)"
     )
-    told = [event.message for event in events.events if event.type == "log"]
-    assert "tiny@production is version 1 now" in told
-    version, found = registry.resolve("tiny@production")
-    assert found.file(version.checkpoint.path) == trained.path / "checkpoint"
+    messages = [event.message for event in events.events if event.type == "log"]
+    assert "tiny@production is version 1 now" in messages
+    version, artifact = registry.resolve("tiny@production")
+    assert artifact.file(version.checkpoint.path) == trained.path / "checkpoint"
     assert (version.version, version.run, version.step) == (1, "nightly", "iteration-1/promote")
     assert version.metrics == METRICS
     decision = json.loads((artifact.path / "decision.json").read_text())
@@ -109,15 +109,13 @@ def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_
     assert ModelRegistry(store).find("tiny@production").version == 3
 
 
-def test_the_gate_compares_with_what_the_alias_holds_and_not_with_the_version_before(
-    store, tmp_path
-):
+def test_the_gate_compares_with_the_alias_not_the_last_version(store, tmp_path):
     for number, (reward, holder) in enumerate([(0.9, 1), (0.6, 1), (0.65, 1), (0.95, 4)], 1):
         trained = checkpoint_artifact(store, f"number {number}")
         metrics = evaluated(tmp_path, f"{number}.json", mean_reward=reward)
-        made = promote(store, trained, metrics, run=f"night-{number}")
+        decision = promote(store, trained, metrics, run=f"night-{number}")
         assert ModelRegistry(store).find("tiny@production").version == holder, reward
-        gates = json.loads((made.path / "decision.json").read_text())["gates"]
+        gates = json.loads((decision.path / "decision.json").read_text())["gates"]
         assert [gate["limit"] for gate in gates] == ([] if number == 1 else [0.9])
     # Rolled back: what the alias holds now is older than the best.
     ModelRegistry(store).set_alias("tiny", "production", 1)
@@ -163,7 +161,7 @@ def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
     assert any(f"stays version {before.version}" in message for message in messages)
 
 
-def test_concurrent_promotions_and_repetitions_never_lower_production(store, tmp_path):
+def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
     rewards = {f"model {number}": number / 10 for number in (3, 1, 4, 1, 5, 9, 2, 6)}
     trained = {name: checkpoint_artifact(store, name) for name in rewards}
     metrics = {

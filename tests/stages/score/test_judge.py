@@ -51,11 +51,12 @@ def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
     server = serve(lambda number, request: completion("Score: 3"))
     score(server.url, max_tokens=64)
     assert {
-        (each["model"], each["temperature"], each["max_tokens"]) for each in server.requests
+        (request["model"], request["temperature"], request["max_tokens"])
+        for request in server.requests
     } == {("some-judge", 0, 64)}
-    texts = [asked(each) for each in server.requests]
+    texts = [asked(request) for request in server.requests]
     with_reference = next(text for text in texts if "It is 42." in text)
-    without = next(each for each in texts if "It is 41." in each)
+    without = next(text for text in texts if "It is 41." in text)
     assert "<user>\nWhat is 6 · 7?\n</user>" in with_reference
     assert "a number from 1 (worst) to 10 (best)" in with_reference
     assert "<reference>\n42\n</reference>" in with_reference
@@ -76,7 +77,7 @@ def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
         (None, "last line is ''"),
     ],
 )
-def test_what_is_no_mark_is_no_score(serve, score, text, reason):
+def test_an_answer_without_a_mark_has_no_score(serve, score, text, reason):
     server = serve(lambda number, request: completion(text))
     [row] = score(server.url, ROWS[:1], max_null_share=1)
     assert row["score"] is None
@@ -107,9 +108,9 @@ def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
     server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
     rows = score(server.url, shipped="coherence")
     assert [row["score"] for row in rows] == [3.0, 3.0]
-    texts = [asked(each) for each in server.requests]
+    texts = [asked(request) for request in server.requests]
     assert all("0: fully coherent" in text for text in texts)
-    assert all("a number from 0 to 3" in each for each in texts)
+    assert all("a number from 0 to 3" in text for text in texts)
     with pytest.raises(ValueError, match="set mode to scored"):
         score_params("judge", template="coherence", mode="pairwise")
 

@@ -70,26 +70,26 @@ def patient(monkeypatch):
 def graded(rows):
     """Verdicts on pairs of reference and response, in order."""
     with closing(MathVerify()) as oracle:
-        pairs = [{"reference_answer": right, "response": said} for right, said in rows]
-        found = dict(oracle.score(pairs))
-    return [found[place] for place in range(len(rows))]
+        pairs = [{"reference_answer": right, "response": answer} for right, answer in rows]
+        verdicts = dict(oracle.score(pairs))
+    return [verdicts[place] for place in range(len(rows))]
 
 
 def test_grades_of_tricky_answers(patient):
-    found = graded([row[:2] for row in TABLE])
+    verdicts = graded([row[:2] for row in TABLE])
     expected = {"correct": (1.0, 1.0), "wrong": (0.0, 1.0), "no answer": (0.0, 0.0)}
-    for row, verdict in zip(TABLE, found, strict=True):
-        said = (verdict.score, verdict.components.get("answered"))
-        assert said == expected.get(row[2], (None, None)), row
+    for row, verdict in zip(TABLE, verdicts, strict=True):
+        outcome = (verdict.score, verdict.components.get("answered"))
+        assert outcome == expected.get(row[2], (None, None)), row
 
 
 def test_what_takes_too_long_is_given_up_and_the_rest_is_graded(monkeypatch):
     monkeypatch.setattr("stages.score.math_answers.TIMEOUT_SECONDS", 3.0)
     monkeypatch.setattr("stages.score.math_answers._MOST_PROCESSES", 1)
     pairs = [("1", r"\boxed{1}"), ("1", ENDLESS), ("2", r"\boxed{2}")]
-    found = graded(pairs)
-    assert [each.score for each in found] == [1.0, None, 1.0]
-    assert found[1].error == "the answer took more than 3 s"
+    verdicts = graded(pairs)
+    assert [verdict.score for verdict in verdicts] == [1.0, None, 1.0]
+    assert verdicts[1].error == "the answer took more than 3 s"
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ ROWS = [
 ]
 
 
-def test_without_a_reference_there_is_no_score(score):
+def test_a_missing_reference_gives_no_score(score):
     unanswered = [
         response("6 · 8 ?", 0, "48", reference_answer=None),
         response("6 · 9 ?", 0, "54", reference_answer=""),

@@ -21,7 +21,7 @@ def test_parameters_and_registry_name_the_same_oracles():
         for name, field in ScoreParams.model_fields.items()
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
     }
-    assert {each.section for each in ORACLES.values()} - {""} == sections
+    assert {oracle.section for oracle in ORACLES.values()} - {""} == sections
 
 
 class ToySettings(Settings):
@@ -64,7 +64,7 @@ def test_an_oracle_is_a_section_a_row_and_a_module(monkeypatch, tmp_path):
     assert [score["score"] for score in scores] == [
         len(row["response"]) + 0.5 for row in response_rows()
     ]
-    assert {each["oracle"] for each in scores} == {"toy:1"}
+    assert {row["oracle"] for row in scores} == {"toy:1"}
     assert request(toy={"bonus": 0.5}).key != request().key == request(judge={"max_tokens": 9}).key
     other = request(oracle="math_verify").key
     assert request(oracle="math_verify", toy={"bonus": 0.5}).key == other

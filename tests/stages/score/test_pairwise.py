@@ -66,7 +66,7 @@ def test_each_pair_is_asked_in_both_orders(serve, score):
     assert rows[0]["oracle"].startswith("judge-pairwise:some-judge@")
 
 
-def test_scores_are_shares_of_the_comparisons_with_the_next_two_samples(serve, score):
+def test_scores_are_wins_against_the_next_two_samples(serve, score):
     server = serve(prefer_longer)
     assert points(score(server.url, samples("q", "a", "bbb", "cc", "dddd"))) == [0, 2 / 3, 1 / 3, 1]
     assert len(server.requests) == 2 * 6
@@ -89,17 +89,17 @@ def test_an_unclear_verdict_leaves_the_prompt_without_scores(serve, score, text)
         return verdict(text) if "odd" in shown(request)[0] else prefer_longer(number, request)
 
     rows = [*samples("q", "odd", "even"), *samples("r", "long answer", "short")]
-    found = score(serve(behave).url, rows, max_null_share=0.5)
-    assert points(found) == [None, None, 1.0, 0.0]
-    assert f"'Verdict: {text}', not 'Verdict: A'" in found[0]["error"]
+    scores = score(serve(behave).url, rows, max_null_share=0.5)
+    assert points(scores) == [None, None, 1.0, 0.0]
+    assert f"'Verdict: {text}', not 'Verdict: A'" in scores[0]["error"]
 
 
 def test_opponents_are_compared_with_sample_by_sample(serve, score):
     rows = [*samples("q", "long answer", "tiny"), *samples("r", "same", "b")]
     others = [*samples("q", "short", "longer"), *samples("r", "same", "c")]
     server = serve(prefer_longer)
-    found = score(server.url, rows, against=others)
-    assert points(found) == [1.0, 0.0, 0.5, 0.5]
+    scores = score(server.url, rows, against=others)
+    assert points(scores) == [1.0, 0.0, 0.5, 0.5]
     assert len(server.requests) == 2 * 3
 
 
@@ -108,7 +108,7 @@ def test_opponents_must_be_of_the_same_prompts(serve, score):
         score(serve(prefer_longer).url, samples("q", "a", "b"), against=samples("r", "a", "b"))
 
 
-def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, score):
+def test_a_baseline_s_answers_replace_the_samples(serve, score):
     answered = {"reference_answer": "middling"}
     rows = [
         response("q", 0, "a long answer", **answered),
@@ -116,9 +116,9 @@ def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, s
         response("r", 0, "anything"),
     ]
     server = serve(prefer_longer)
-    found = score(server.url, rows, judge={"against": "reference"}, max_null_share=0.5)
-    assert points(found) == [1.0, 0.0, None]
-    assert found[2]["error"] == "the prompt has no reference answer to compare with"
+    scores = score(server.url, rows, judge={"against": "reference"}, max_null_share=0.5)
+    assert points(scores) == [1.0, 0.0, None]
+    assert scores[2]["error"] == "the prompt has no reference answer to compare with"
     assert sorted(map(shown, server.requests)) == [
         ("a long answer", "middling"),
         ("middling", "a long answer"),
@@ -128,28 +128,28 @@ def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, s
     assert not any("<reference>" in str(request["messages"]) for request in server.requests)
 
 
-def test_alpaca_eval_s_annotator_compares_by_the_probabilities_of_its_token(serve, score):
+def test_alpaca_eval_s_annotator_compares_by_token_probabilities(serve, score):
     shares = {("aye", "no"): (0.6, 0.2), ("no", "aye"): (0.1, 0.3)}
 
     def behave(number, request):
-        system, asked = request["messages"]
+        system, question = request["messages"]
         assert system["role"] == "system"
         assert system["content"].startswith("You are a highly efficient assistant")
-        assert '"instruction": """q""",' in asked["content"]
+        assert '"instruction": """q""",' in question["content"]
         assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 5)
-        order = tuple(re.findall(r'"output": """(.*)"""', asked["content"]))
-        told = [
+        order = tuple(re.findall(r'"output": """(.*)"""', question["content"]))
+        texts = [
             {"token": token, "logprob": math.log(share)}
             for token, share in zip(("m", "M"), shares[order], strict=True)
         ]
         status, answer = verdict("m")
-        answer["choices"][0]["logprobs"] = {"content": [{"top_logprobs": told}]}
+        answer["choices"][0]["logprobs"] = {"content": [{"top_logprobs": texts}]}
         return status, answer
 
     annotator = {"template": "alpaca_eval", "max_tokens": 1}
-    found = score(serve(behave).url, samples("q", "aye", "no"), judge=annotator)
+    scores = score(serve(behave).url, samples("q", "aye", "no"), judge=annotator)
     # "aye" is shown first and has 0.6 of 0.8; shown second, 1 - 0.1 / 0.4.
-    assert points(found) == pytest.approx([(0.75 + 0.75) / 2, 0.25])
+    assert points(scores) == pytest.approx([(0.75 + 0.75) / 2, 0.25])
 
 
 @pytest.mark.parametrize(("token", "expected"), [("m", 0.5), ("B", None)])
@@ -157,7 +157,7 @@ def test_a_server_without_probabilities_is_taken_at_its_word(serve, score, token
     server = serve(lambda number, request: completion(token))
     annotator = {"template": "alpaca_eval", "max_tokens": 1}
     rows = samples("q", "aye", "no")
-    found = score(server.url, rows, judge=annotator, max_null_share=1)
+    scores = score(server.url, rows, judge=annotator, max_null_share=1)
     # Always the first: so it does not survive the swap.
-    assert points(found) == [expected, expected]
-    assert expected is not None or "'B', not 'm' or 'M'" in found[0]["error"]
+    assert points(scores) == [expected, expected]
+    assert expected is not None or "'B', not 'm' or 'M'" in scores[0]["error"]

@@ -22,8 +22,7 @@ class TestPython:
         rows = list(response_rows())
         identity = f"python:score@{sha256_file(tmp_path / 'oracle.py')[:16]}"
         assert [
-            (each["prompt_id"], each["sample_index"], each["score"], each["oracle"])
-            for each in scores
+            (row["prompt_id"], row["sample_index"], row["score"], row["oracle"]) for row in scores
         ] == [
             (row["prompt_id"], row["sample_index"], len(row["response"].split()), identity)
             for row in rows
@@ -39,12 +38,12 @@ class TestPython:
             """,
             function="mark",
         )
-        assert [each["score"] for each in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
+        assert [row["score"] for row in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
 
-    def test_metrics_are_those_of_the_scores(self, score, monkeypatch):
+    def test_metrics_describe_the_scores(self, score, monkeypatch):
         monkeypatch.setattr("stages.score.run.BATCH_ROWS", 3)
         scores, metrics, events = score(code=LENGTHS)
-        values = [each["score"] for each in scores]
+        values = [row["score"] for row in scores]
         assert metrics["mean"] == pytest.approx(statistics.fmean(values))
         assert metrics["std"] == pytest.approx(statistics.pstdev(values))
         assert (metrics["min"], metrics["max"]) == (min(values), max(values))
@@ -53,7 +52,7 @@ class TestPython:
         assert (last.done, last.total) == (20, 20)
 
     @pytest.mark.parametrize("value", ["math.nan", "math.inf", "-math.inf", "'good'", "[1.0]"])
-    def test_a_value_that_is_no_score_is_named_with_its_place(self, score, value):
+    def test_an_invalid_score_is_named_with_its_place(self, score, value):
         code = f"""
         import math
         def score(prompts, responses, references):
@@ -72,9 +71,9 @@ class TestPython:
             return [{"score": 1, "warmth": len(response) / 100} for response in responses]
         """
         scores, _, _ = score(code=code)
-        for each, row in zip(scores, response_rows(), strict=True):
-            assert each["score"] == 1.0
-            assert dict(each["components"]) == {"warmth": len(row["response"]) / 100}
+        for score, row in zip(scores, response_rows(), strict=True):
+            assert score["score"] == 1.0
+            assert dict(score["components"]) == {"warmth": len(row["response"]) / 100}
 
     @pytest.mark.parametrize(
         ("code", "message"),
@@ -132,9 +131,9 @@ class TestPython:
         code = "def score(*columns): raise ConnectionError('reset')"
         with pytest.raises(
             GebError, match=r"oracle\.py:score raised ConnectionError: reset"
-        ) as said:
+        ) as refused:
             score(code=code)
-        assert not isinstance(said.value, UserError)
+        assert not isinstance(refused.value, UserError)
 
 
 NULLS = """
@@ -146,8 +145,8 @@ NULLS = """
 class TestNulls:
     def test_they_are_kept_with_a_reason_and_counted(self, score):
         scores, metrics, events = score(code=NULLS, max_null_share=0.5)
-        assert [each["score"] for each in scores[:4]] == [None, None, 1.0, 1.0]
-        assert [bool(each["error"]) for each in scores[:4]] == [True, True, False, False]
+        assert [row["score"] for row in scores[:4]] == [None, None, 1.0, 1.0]
+        assert [bool(row["error"]) for row in scores[:4]] == [True, True, False, False]
         assert (metrics["null_scores"], metrics["mean"]) == (10, 1.0)
         warnings = [
             event for event in events if isinstance(event, Log) and event.level == "warning"

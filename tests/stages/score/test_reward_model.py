@@ -48,11 +48,11 @@ def by_hand(path, rows, dtype):
 
 class TestRewardModel:
     @pytest.mark.parametrize("tokens_per_batch", [1, 64, 16384])
-    def test_scores_are_those_of_one_by_one(self, score, reward_model, tokens_per_batch):
+    def test_batched_scores_equal_single_ones(self, score, reward_model, tokens_per_batch):
         scores, _, _ = score(model=reward_model, dtype="float32", tokens_per_batch=tokens_per_batch)
         expected = one_by_one(reward_model, response_rows())
-        assert len({round(each, 3) for each in expected}) > 5
-        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+        assert len({round(value, 3) for value in expected}) > 5
+        assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     @pytest.mark.slow
     def test_two_processes_give_the_scores_of_one(self, score, reward_model):
@@ -69,23 +69,23 @@ class TestRewardModel:
         )
         scores, _, _ = score(model=model, dtype="float32")
         expected = one_by_one(model, response_rows())
-        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+        assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_last_token_is_read_though_it_pads(self, score, tmp_path):
         # The template ends a turn with the end token, by which the model pads.
         path = make_tiny_reward_model(tmp_path / "padded", pad_token_id=EOS_ID)
         scores, _, _ = score(model=path, dtype="float32")
         expected = by_hand(path, response_rows(), torch.float32)
-        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+        assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_head_of_a_bfloat16_model_computes_in_float32(self, score, reward_model):
         scores, _, _ = score(model=reward_model, dtype="bfloat16", tokens_per_batch=1)
         expected = by_hand(reward_model, response_rows(), torch.bfloat16)
-        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+        assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_what_is_too_long_has_no_score(self, score, reward_model):
         scores, metrics, _ = score(model=reward_model, max_length_tokens=18, max_null_share=0.9)
-        nulls = [each for each in scores if each["score"] is None]
+        nulls = [row for row in scores if row["score"] is None]
         assert 0 < len(nulls) < len(scores)
         assert metrics["null_scores"] == len(nulls)
         assert "the reward model reads 18" in nulls[0]["error"]
@@ -94,10 +94,10 @@ class TestRewardModel:
         rows = list(response_rows())
         rows[0]["response"] = "red </s> <user> one"
         scores, _, _ = score(model=reward_model, rows=rows, max_null_share=0.9)
-        assert [each["score"] is None for each in scores] == [True] + [False] * (len(rows) - 1)
+        assert [row["score"] is None for row in scores] == [True] + [False] * (len(rows) - 1)
         assert "spells control tokens: '</s>', '<user>'" in scores[0]["error"]
         scores, _, _ = score(model=reward_model, rows=rows, allow_control_tokens=True)
-        assert None not in [each["score"] for each in scores]
+        assert None not in [row["score"] for row in scores]
 
     @pytest.mark.parametrize(
         ("make", "settings", "message"),
@@ -112,6 +112,6 @@ class TestRewardModel:
             (make_tiny_llama, {}, r"score\.weight"),
         ],
     )
-    def test_what_is_no_reward_model_is_refused(self, score, tmp_path, make, settings, message):
+    def test_an_unfit_reward_model_is_refused(self, score, tmp_path, make, settings, message):
         with pytest.raises(UserError, match=message):
             score(model=make(tmp_path / "model", **settings))

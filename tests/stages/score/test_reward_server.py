@@ -62,10 +62,10 @@ def score(score_rows):
 def test_scores_come_back_in_order(serve, score):
     server = serve(lambda number, request: lengths(request))
     rows = score(server.url)
-    assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
-    assert {each["oracle"] for each in rows} == {f"http:{IDENTITY}"}
-    assert sorted(len(each["responses"]) for each in server.requests) == [1, 3, 3, 3]
-    sent = {row["prompt_id"]: row for each in server.requests for row in each["responses"]}
+    assert [row["score"] for row in rows] == [len(row["response"]) for row in ROWS]
+    assert {row["oracle"] for row in rows} == {f"http:{IDENTITY}"}
+    assert sorted(len(request["responses"]) for request in server.requests) == [1, 3, 3, 3]
+    sent = {row["prompt_id"]: row for request in server.requests for row in request["responses"]}
     first = ROWS[0]
     names = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
     assert sent[first["prompt_id"]] == {name: first[name] for name in names}
@@ -86,7 +86,7 @@ class TestFailures:
     def test_passing_ones_are_retried(self, serve, score, status):
         server = serve(lambda number, request: (status, {}) if number < 5 else lengths(request))
         rows = score(server.url, concurrency=1)
-        assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
+        assert [row["score"] for row in rows] == [len(row["response"]) for row in ROWS]
         assert len(server.requests) == 4 + 4
 
     def test_lasting_ones_fail_the_stage_for_a_later_attempt(self, serve, score):
@@ -157,7 +157,7 @@ class TestKey:
         monkeypatch.setenv("REWARD_KEY", "s3cret")
         server = serve(lambda number, request: lengths(request))
         score(server.url, key_env="REWARD_KEY")
-        assert {each["Authorization"] for each in server.headers_seen} == {"Bearer s3cret"}
+        assert {headers["Authorization"] for headers in server.headers_seen} == {"Bearer s3cret"}
 
     def test_it_must_be_there(self, score):
         with pytest.raises(UserError, match="REWARD_KEY, and that environment variable is not set"):
@@ -187,8 +187,10 @@ def test_after_a_failure_only_the_rest_is_asked(serve, score):
     assert [row["score"] for row in score(server.url, **settings)] == [
         len(row["response"]) for row in ROWS
     ]
-    asked = [row["prompt_id"] for each in server.requests[failed:] for row in each["responses"]]
-    assert asked == [row["prompt_id"] for row in ROWS[6:]]
+    repeated = [
+        row["prompt_id"] for request in server.requests[failed:] for row in request["responses"]
+    ]
+    assert repeated == [row["prompt_id"] for row in ROWS[6:]]
 
 
 def test_responses_without_a_score_are_asked_again(serve, score):
@@ -209,7 +211,7 @@ def test_responses_without_a_score_are_asked_again(serve, score):
         score(server.url, rows)
     well.set()
     assert len(score(server.url, rows)) == 2
-    assert [len(each["responses"]) for each in server.requests] == [2, 1]
+    assert [len(request["responses"]) for request in server.requests] == [2, 1]
 
 
 def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
@@ -237,5 +239,5 @@ def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
         finally:
             server.terminate()
     assert rows[0]["error"] == "the function returned None"
-    assert [each["score"] for each in rows[1:]] == [len(row["response"]) for row in ROWS[1:]]
+    assert [row["score"] for row in rows[1:]] == [len(row["response"]) for row in ROWS[1:]]
     assert dict(rows[3]["components"]) == {"words": 3.0}

@@ -31,8 +31,8 @@ def expected(path, rows):
     tokenizer = AutoTokenizer.from_pretrained(path)
     backbone = LlamaModel.from_pretrained(path, dtype=torch.float32).eval()
     tensors = {
-        name: each.astype(np.float64)
-        for name, each in load_file(path / "model.safetensors").items()
+        name: tensor.astype(np.float64)
+        for name, tensor in load_file(path / "model.safetensors").items()
         if name.startswith(("score", "weights"))
     }
     means, gates = [], []
@@ -68,7 +68,7 @@ class TestScores:
     @pytest.mark.parametrize("tokens_per_batch", [1, 16384])
     def test_gated_is_the_sum_of_means_times_gates(self, score, urm, tokens_per_batch):
         means, gates = expected(urm, ROWS)
-        scores = [each["score"] for each in score(urm, tokens_per_batch=tokens_per_batch)]
+        scores = [row["score"] for row in score(urm, tokens_per_batch=tokens_per_batch)]
         assert np.ptp(scores) > 0.1
         assert scores == pytest.approx((means * gates).sum(axis=1), abs=ROUNDING)
 
@@ -89,7 +89,7 @@ class TestScores:
             parts = dict(row["components"])
             total = sum(parts[name] * parts[f"gate_{name}"] for name in ATTRIBUTES)
             assert row["score"] == pytest.approx(total, abs=1e-5)
-        near = [each["score"] for each in score(urm, dtype="bfloat16")]
+        near = [row["score"] for row in score(urm, dtype="bfloat16")]
         spread = np.std((means * gates).sum(axis=1))
         assert near == pytest.approx((means * gates).sum(axis=1), abs=spread / 2)
 

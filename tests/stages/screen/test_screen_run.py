@@ -30,7 +30,7 @@ def screen(store, tmp_path):
         inputs = {
             "prompts": [prompts],
             "responses": [table[0] for table in tables],
-            "scores": [each[1] for each in tables],
+            "scores": [table[1] for table in tables],
         }
         artifact = call(STAGE, ScreenParams(num_samples=2, **params), inputs, store)
         kept = [row["prompt_id"] for row in read_rows(artifact.path / "prompts.parquet", PROMPTS)]
@@ -44,11 +44,11 @@ def ids(*texts):
 
 
 def test_what_a_sample_solves_is_dropped_and_the_order_stays(screen):
-    kept, found = screen(
+    kept, report = screen(
         {"never": [0.0, 0.0], "once": [0.0, 1.0], "twice": [1.0, 1.0], "also never": [0.0, 0.0]}
     )
     assert kept == ids("never", "also never")
-    assert found == {"prompts": 4, "solved": 2, "kept": 2}
+    assert report == {"prompts": 4, "solved": 2, "kept": 2}
 
 
 def test_what_is_not_known_to_be_solved_stays(screen):
