@@ -1,6 +1,5 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -50,7 +49,7 @@ from flows.report.table import (
     figure_of,
 )
 from stages.contract.errors import GebError, UserError
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from stages.store.opening import open_store
 
 
@@ -172,7 +171,10 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
-    comparison = _read(config, models, artifacts)
+    evaluation = artifacts["evaluate"]
+    figures = [evaluated_row(evaluation, 0, BASE), evaluated_row(evaluation, 1, POLICY)]
+    differences = adjusted([*against_base(evaluation, "evaluate")])
+    comparison = ModelComparison(models, evaluation.address(), figures, differences)
     record = RunRecord(store, config.name, refresh=False)
     page = record.write("evaluation.html", render("evaluation.html.jinja", found=comparison))
     comparison = replace(comparison, page=page)
@@ -182,14 +184,6 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
         description=f"{models.policy} against {models.base or 'the base'}: {comparison.artifact}",
     )
     return comparison
-
-
-def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
-    evaluation = artifacts["evaluate"]
-    figures = [evaluated_row(evaluation, 0, BASE), evaluated_row(evaluation, 1, POLICY)]
-    return ModelComparison(
-        models, evaluation.address(), figures, adjusted([*against_base(evaluation, "evaluate")])
-    )
 
 
 def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:

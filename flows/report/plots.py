@@ -14,10 +14,16 @@ from matplotlib.ticker import MaxNLocator
 from flows.report.table import figure_of
 from stages.evaluate.statistics import Estimate
 
-POLICY = "#3b6fb6"
-BASE = "#9a9a9a"
-ACCENT = "#c2571a"
-PALETTE = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6", BASE, "#b8860b", "#2a9d9d", "#c23b78")
+_PALETTE = (
+    "#3b6fb6",
+    "#c2571a",
+    "#4a8f5c",
+    "#7d5ba6",
+    "#9a9a9a",
+    "#b8860b",
+    "#2a9d9d",
+    "#c23b78",
+)
 _DOTS_PER_INCH = 200
 # A histogram gains nothing from more samples of one kind.
 _MAX_PLOTTED = 20_000
@@ -35,13 +41,12 @@ _STYLE = {
 }
 
 Bounds = tuple[float, float] | None
-RESULTS: tuple[tuple[str, str, str, Bounds], ...] = (
+_RESULTS: tuple[tuple[str, str, str, Bounds], ...] = (
     ("mean_reward", "Mean reward, held-out prompts", "reward", None),
     ("win_rate", "Win rate over the base, ties lost", "share of prompts", (0.0, 1.0)),
     ("kl_to_base", "KL to the base, held-out prompts", "nats", None),
 )
 """Figures by iteration: name, title, label of the values, and ends of their axis."""
-RESULTS_AXIS = "iteration (0 = base)"
 
 
 def course_figure(
@@ -58,7 +63,7 @@ def course_figure(
     """
     figure, axes = _new(title, xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
+    for (label, line), colour in zip(lines.items(), cycle(_PALETTE)):
         values = np.array([point.value for point in line.values()])
         ends = np.array([point.interval or (point.value, point.value) for point in line.values()])
         axes.errorbar(
@@ -86,7 +91,7 @@ def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel:
     values = np.concatenate([*thinned.values()])
     width = (values.max() - values.min()) / 40
     bins = values.min() + (width or 1.0) * np.arange(42)
-    for (label, group), colour in zip(thinned.items(), cycle(PALETTE)):
+    for (label, group), colour in zip(thinned.items(), cycle(_PALETTE)):
         axes.hist(
             group,
             bins=bins,
@@ -142,7 +147,7 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
     ``rows`` has the rows of each run by its name. A figure of one iteration alone is left out.
     """
     figures: dict[str, Figure] = {}
-    for name, title, ylabel, bounds in RESULTS:
+    for name, title, ylabel, bounds in _RESULTS:
         lines: dict[str, dict[float, Estimate]] = {}
         for run, iterations in rows.items():
             for row in iterations:
@@ -150,5 +155,7 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
                 if estimate is not None:
                     lines.setdefault(run, {})[row["iteration"]] = estimate
         if any(len(line) > 1 for line in lines.values()):
-            figures[title] = course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
+            figures[title] = course_figure(
+                title, lines, "iteration (0 = base)", ylabel, bounds=bounds
+            )
     return figures

@@ -103,12 +103,8 @@ def _fenced(lines: Sequence[str]) -> str:
 
 def _drawings(figures: Mapping[str, Figure]) -> Iterator[str]:
     for title, figure in figures.items():
-        yield f"![{title}]({image_address(png(figure))})"
-
-
-def image_address(content: bytes) -> str:
-    """A PNG image as an address that holds it whole."""
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+        image = base64.b64encode(png(figure)).decode()
+        yield f"![{title}](data:image/png;base64,{image})"
 
 
 def as_flow(flow: str, run_name: str, name: str, call: Callable[[], R | State[Any]]) -> R:

@@ -16,7 +16,7 @@ from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
 from stages.train.params import TrainParams
 
-# Figures of the stages `pair` and `train`, next to those of `evaluate`.
+# Figures of the stages `pair` and `train`, which follow the evaluation's.
 _TRAINING_FIGURES = ("pairs", "ties", "loss", "bonus_ratio")
 
 

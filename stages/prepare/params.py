@@ -32,8 +32,8 @@ class PrepareParams(StageParams):
     source is the test set, and this number is not used."""
 
     prompts_per_iteration: int | None = Field(None, ge=1)
-    """Most prompts in each part, chosen by the seed; null takes all. With a number, and prompts
-    enough, a run that is continued with more `iterations` keeps the parts of its first ones."""
+    """Most prompts in each part, chosen by the seed; null takes all. If there are enough prompts, a
+    run that is continued with more `iterations` keeps the parts of its first ones."""
 
     overlap: Literal["drop_from_train", "drop_from_test"] = "drop_from_train"
     """Side that loses a prompt of both training and a `test` source: training, so that the test set

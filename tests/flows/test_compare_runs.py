@@ -126,7 +126,7 @@ def test_a_comparison_begins_with_its_verdict(two: list[Summary], tmp_path: Path
     assert worse.endswith("against bonus: plain is worse, -0.700 [-0.700, -0.700], p = 0.001.")
     same = compare_summaries([*two, run(tmp_path, "same", 0.2, design="arctanh")])
     assert same.verdict().endswith(
-        "; same: no difference can be told, shared prompts have equal rewards."
+        "; same: no difference is shown, shared prompts have equal rewards."
     )
     nearly = run(tmp_path, "nearly", 0.2, design="inverse_pi")
     # One prompt's rewards are enough for a difference, and not for a test to find it.
@@ -135,7 +135,7 @@ def test_a_comparison_begins_with_its_verdict(two: list[Summary], tmp_path: Path
     place = write_evaluation(tmp_path / "other", other, base, {"mean_reward": 0.25})
     nearly.artifacts["iteration-1/evaluate"] = place
     verdict = compare_summaries([two[0], nearly]).verdict()
-    assert "against plain: nearly: no difference can be told, +0.033 [" in verdict
+    assert "against plain: nearly: no difference is shown, +0.033 [" in verdict
     assert verdict.endswith("p = 1.000.")
     runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
     runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
@@ -193,7 +193,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
     document = json.loads(command.stdout)
     assert document["differences"] == [], "the same samples"
     assert document["verdict"].endswith(
-        "no difference can be told, shared prompts have equal rewards."
+        "no difference is shown, shared prompts have equal rewards."
     )
     assert (store / "runs/mine/comparison.html").exists()
     assert document["settings"] == {}

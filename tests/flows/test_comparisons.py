@@ -30,9 +30,8 @@ def test_evaluating_a_finished_run_reuses_its_steps(trained: Path) -> None:
     assert policy["tied_prompts"] == 16
     assert document["differences"] == []
     assert (
-        document["verdict"]
-        == "By mean reward against small:1, small@production: no difference can "
-        "be told, shared prompts have equal rewards."
+        document["verdict"] == "By mean reward against small:1, small@production: no difference is "
+        "shown, shared prompts have equal rewards."
     )
     assert document["verdict"] in Path(document["page"]).read_text()
     kept = geb("gc", "--store", trained.parent / "store", "--json")

@@ -39,8 +39,9 @@ def pairs(artifact: Artifact) -> list[dict[str, object]]:
 
 def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
     rows = scored("q", 0.25, 0.75, -1.0)
-    rows = pairs(pair(store, [write_scored(tmp_path, rows)]))
-    best, worst = rows[1][0], rows[2][0]
+    written = pairs(pair(store, [write_scored(tmp_path, rows)]))
+    best = rows[1][0]
+    worst = rows[2][0]
     expected = {
         "prompt_id": best["prompt_id"],
         "prompt": best["messages"],
@@ -57,7 +58,7 @@ def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
             side: [{"role": "assistant", "content": row["response"]}],
             f"{side}_finish_reason": row["finish_reason"],
         }
-    assert rows == [expected]
+    assert written == [expected]
 
 
 def test_responses_of_the_same_tokens_tie_whatever_their_scores(store, tmp_path):

@@ -22,17 +22,17 @@ def divide(
     labels = [label for label, source in enumerate(train, 1) for _ in source]
     labels += [0] * len(test or [])
     settings = {"iterations": 3, "test_prompts": 2, "prompts_per_iteration": None} | changes
-    parts = split(
+    division = split(
         as_ids(b"".join(identity(number) for number in numbers)),
         np.array(labels, dtype=np.int32),
         seed=seed,
         **settings,
     )
-    return parts, numbers
+    return division, numbers
 
 
-def members(parts: Split, numbers: list[int], part: int) -> set[int]:
-    return {number for number, where in zip(numbers, parts.part, strict=True) if where == part}
+def members(division: Split, numbers: list[int], part: int) -> set[int]:
+    return {number for number, where in zip(numbers, division.part, strict=True) if where == part}
 
 
 rows = st.lists(st.integers(0, 60), min_size=1, max_size=120)
@@ -43,15 +43,15 @@ def test_one_source_is_divided_evenly_and_no_prompt_is_lost(rows, seed, iteratio
     distinct = set(rows)
     if len(distinct) < iterations + 2:
         return
-    parts, numbers = divide([rows], seed=seed, iterations=iterations)
-    parts = [members(parts, numbers, part) for part in range(iterations + 1)]
+    division, numbers = divide([rows], seed=seed, iterations=iterations)
+    parts = [members(division, numbers, part) for part in range(iterations + 1)]
     assert set.union(*parts) == distinct
     assert sum(len(part) for part in parts) == len(distinct)
     assert len(parts[TEST]) == 2
     sizes = [len(part) for part in parts[1:]]
     assert max(sizes) - min(sizes) <= 1
-    assert parts.duplicates == len(rows) - len(distinct)
-    assert np.count_nonzero(parts.part == DROPPED) == parts.duplicates
+    assert division.duplicates == len(rows) - len(distinct)
+    assert np.count_nonzero(division.part == DROPPED) == division.duplicates
 
 
 @given(rows=rows, seed=st.integers(0, 5), order=st.randoms())
@@ -71,19 +71,19 @@ def test_no_test_prompt_is_a_training_prompt(train, test, seed):
     left = set(train) - set(test)
     if len(left) < 3:
         return
-    parts, numbers = divide([train], test, seed=seed)
-    assert members(parts, numbers, TEST) == set(test)
-    trained = set.union(*(members(parts, numbers, part) for part in (1, 2, 3)))
+    division, numbers = divide([train], test, seed=seed)
+    assert members(division, numbers, TEST) == set(test)
+    trained = set.union(*(members(division, numbers, part) for part in (1, 2, 3)))
     assert trained == left
-    assert parts.overlap == len(set(train) & set(test))
+    assert division.overlap == len(set(train) & set(test))
 
 
 def test_the_overlap_may_be_taken_from_the_test_set():
     changes = {"overlap_stays_in_train": True}
-    parts, numbers = divide([[1, 2, 3], [3, 4], [5, 5, 6]], [6, 7, 7, 1], **changes)
-    assert [members(parts, numbers, part) for part in (1, 2, 3)] == [{1, 2, 3}, {4}, {5, 6}]
-    assert members(parts, numbers, TEST) == {7}
-    assert (parts.duplicates, parts.overlap) == (3, 2)
+    division, numbers = divide([[1, 2, 3], [3, 4], [5, 5, 6]], [6, 7, 7, 1], **changes)
+    assert [members(division, numbers, part) for part in (1, 2, 3)] == [{1, 2, 3}, {4}, {5, 6}]
+    assert members(division, numbers, TEST) == {7}
+    assert (division.duplicates, division.overlap) == (3, 2)
     with pytest.raises(UserError, match="all 2 prompts of the `test` source"):
         divide([[1, 2, 3, 4]], [1, 2], **changes)
 

@@ -55,8 +55,8 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     )
     messages = [event.message for event in events.events if event.type == "log"]
     assert "tiny@production is version 1 now" in messages
-    version, artifact = registry.resolve("tiny@production")
-    assert artifact.file(version.checkpoint.path) == trained.path / "checkpoint"
+    version, registered = registry.resolve("tiny@production")
+    assert registered.file(version.checkpoint.path) == trained.path / "checkpoint"
     assert (version.version, version.run, version.step) == (1, "nightly", "iteration-1/promote")
     assert version.metrics == METRICS
     decision = json.loads((artifact.path / "decision.json").read_text())
