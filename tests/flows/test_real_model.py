@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.config import RunConfig
-from flows.pipeline.loading import load_config
 from tests.flows.loop import geb_ok
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "chat" / "rules-short.yaml"
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,6 @@ def folder() -> Path:
     command = [sys.executable, ROOT / "data/chat/smollm2.py"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Path(done.stdout.splitlines()[-1])
-
-
-def config_with(**inputs: str) -> RunConfig:
-    return load_config(CONFIG, [f"inputs.{name}={value}" for name, value in inputs.items()])
 
 
 def answer_of(folder: Path) -> str:

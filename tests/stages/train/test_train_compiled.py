@@ -30,6 +30,7 @@ def compiled_layers(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"lora": LORA}, {"gradient_checkpointing": True}], ids=str)
 def test_compiled_layers_train_as_eager_ones(tmp_path, policy, pairs, compiled_layers, change):
     eager = train(tmp_path / "eager", policy, [pairs], **change)
@@ -43,6 +44,7 @@ def test_compiled_layers_train_as_eager_ones(tmp_path, policy, pairs, compiled_l
     assert not [warning for warning in compiled.warnings if "compiled" in warning]
 
 
+@pytest.mark.slow
 def test_rows_of_all_lengths_share_their_graphs(tmp_path, policy, pairs, compiled_layers):
     torch._dynamo.utils.counters.clear()
     train(tmp_path / "store", policy, [pairs], compile_layers=True, micro_batch_tokens=40)
