@@ -19,7 +19,7 @@ def test_vllm_samples_and_deepspeed_trains_in_the_whole_loop(
     config = write_config(
         tmp_path,
         sft=VLLM_WARM_START,
-        generate={"backend": "vllm", "vllm": {"enforce_eager": True}},
+        generate={"backend": "vllm", "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True}},
         train={"deepspeed": {"zero_stage": 2}},
         execution={"interpreters": {"generate": str(PYTHON)}},
     )
