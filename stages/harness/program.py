@@ -79,7 +79,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
     with explain_disk_errors(store.root), lease:
         artifact = store.find(request.stage, request.key, warn=events.warning)
         if artifact is not None:
-            events.info("the store has it by now")
+            events.info("the store already has it")
             return artifact
         context = StageContext(
             request,
