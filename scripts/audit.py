@@ -1,7 +1,7 @@
 """Known vulnerabilities of the packages that ``constraints/*.lock`` name, by pip-audit.
 
-Exit code 0: none but the named exceptions. 1: some. 69: the data cannot be had from here, for all
-packages or for some, which are told.
+Exit code 0: none but the named exceptions. 1: some. 69: the data on some packages, which the
+output names, cannot be had from here.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ UNAVAILABLE = 69
 def main() -> int:
     """Audits each lock; prints what was found and what could not be looked up."""
     exceptions = tomllib.loads((CONSTRAINTS / "audit.toml").read_text())["exceptions"]
-    found: set[str] = set()
+    vulnerabilities: set[str] = set()
     unknown: set[str] = set()
     audited: set[str] = set()
     for lock in sorted(CONSTRAINTS.glob("*.lock")):
-        for each in _audit(lock, list(exceptions)):
-            package = f"{each['name']} {each.get('version', '')}".strip()
-            if "skip_reason" in each:
+        for entry in _audit(lock, list(exceptions)):
+            package = f"{entry['name']} {entry.get('version', '')}".strip()
+            if "skip_reason" in entry:
                 unknown.add(package)
                 continue
             audited.add(package)
-            for flaw in each["vulns"]:
+            for flaw in entry["vulns"]:
                 mended = ", ".join(flaw["fix_versions"]) or "no version"
-                found.add(f"{package} ({lock.name}): {flaw['id']}, mended in {mended}")
+                vulnerabilities.add(f"{package} ({lock.name}): {flaw['id']}, mended in {mended}")
     for name, why in exceptions.items():
         print(f"exception {name}: {why}")
-    for line in sorted(found):
+    for line in sorted(vulnerabilities):
         print(line)
-    print(f"{len(audited)} packages audited, {len(found)} vulnerabilities")
-    if found:
+    print(f"{len(audited)} packages audited, {len(vulnerabilities)} vulnerabilities")
+    if vulnerabilities:
         return 1
     if unknown or not audited:
         some = ", ".join(sorted(unknown)[:5])

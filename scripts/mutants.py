@@ -19,15 +19,15 @@ def outcomes(folder: Path) -> dict[str, Counter[str]]:
     """Numbers of mutants by file, then by outcome.
 
     Args:
-        folder: mutmut's folder, with a ``.meta`` file beside each mutated one.
+        folder: mutmut's folder, with a ``.meta`` file for each mutated one.
     """
-    found = {}
+    results = {}
     for path in sorted(folder.rglob("*.meta")):
         codes = json.loads(path.read_text())["exit_code_by_key"].values()
         if codes:
             name = path.relative_to(folder).with_suffix("").as_posix()
-            found[name] = Counter(_OUTCOMES.get(code, "killed") for code in codes)
-    return found
+            results[name] = Counter(_OUTCOMES.get(code, "killed") for code in codes)
+    return results
 
 
 def killed_share(counts: Counter[str]) -> float | None:
@@ -38,12 +38,12 @@ def killed_share(counts: Counter[str]) -> float | None:
 
 def main(folder: Path) -> int:
     """Prints the table and returns the exit code."""
-    found = outcomes(folder)
-    whole = sum(found.values(), Counter[str]())
+    results = outcomes(folder)
+    whole = sum(results.values(), Counter[str]())
     columns = ("killed", "survived", "untested", "not run")
-    width = max(map(len, found), default=0)
+    width = max(map(len, results), default=0)
     print(f"{'':{width}}  mutants  {'  '.join(columns)}  killed %")
-    for name, counts in [*found.items(), ("all", whole)]:
+    for name, counts in [*results.items(), ("all", whole)]:
         numbers = "  ".join(f"{counts[column]:{len(column)}}" for column in columns)
         share = killed_share(counts)
         shown = "-" if share is None else f"{100 * share:.1f}"

@@ -32,7 +32,7 @@ FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Make
 def main() -> int:
     """Makes each change, runs its tests, and prints which went unnoticed."""
     wirings = tomllib.loads((ROOT / "tests/wirings.toml").read_text(encoding="utf-8"))["wiring"]
-    chosen = [int(each) for each in sys.argv[1:]] or range(1, len(wirings) + 1)
+    chosen = [int(number) for number in sys.argv[1:]] or range(1, len(wirings) + 1)
     unnoticed = 0
     passed: set[tuple[str, ...]] = set()
     with tempfile.TemporaryDirectory(prefix="geb-wirings-") as folder:

@@ -219,9 +219,9 @@ def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
     if as_json:
         print_json(document)
         return
-    for each in shown:
+    for renderable in shown:
         # The console's setting holds for the cells of a table, too.
-        console.print(each, markup=not isinstance(each, str))
+        console.print(renderable, markup=not isinstance(renderable, str))
 
 
 def answer_comparison(as_json: bool, found: Comparison) -> None:

@@ -60,9 +60,9 @@ def evaluate(
     with prefect_session(settings.store, name, as_json, num_steps) as session:
         from flows.evaluate import Models, compare_models
 
-        found = compare_models(settings, Models(policy, base, suite), session)
-    lines = [f"metrics  {found.artifact}", f"page     {found.page}"]
-    answer(as_json, found.to_json(), Text(found.verdict()), found.table(), *lines)
+        comparison = compare_models(settings, Models(policy, base, suite), session)
+    lines = [f"metrics  {comparison.artifact}", f"page     {comparison.page}"]
+    answer(as_json, comparison.to_json(), Text(comparison.verdict()), comparison.table(), *lines)
 
 
 def sweep(
@@ -98,13 +98,13 @@ def sweep(
     with prefect_session(settings.store, title, as_json) as session:
         from flows.sweep import sweep_cells
 
-        found = sweep_cells(title, planned, parallel_runs, session)
-    answer_comparison(as_json, found)
+        comparison = sweep_cells(title, planned, parallel_runs, session)
+    answer_comparison(as_json, comparison)
 
 
 def _seeds(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(seed) for seed in text.split(",")]
     except ValueError:
         raise UserError(
             f"--seeds {text!r} is not SEED,SEED", "write for example --seeds 0,1,2"

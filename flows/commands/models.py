@@ -25,7 +25,7 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
         versions = registry.versions(name)
         aliases = registry.aliases(name)
         document[name] = {
-            "versions": [each.model_dump(mode="json") for each in versions],
+            "versions": [listed.model_dump(mode="json") for listed in versions],
             "aliases": {alias.alias: alias.version for alias in aliases},
         }
         rows += [_row(version, aliases, newest=version is versions[-1]) for version in versions]
@@ -33,7 +33,7 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
 
 
 def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
-    names = [each.alias for each in aliases if each.version == version.version]
+    names = [alias.alias for alias in aliases if alias.version == version.version]
     names += [LATEST] if newest else []
     return [
         version.name,

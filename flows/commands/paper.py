@@ -66,8 +66,8 @@ def paper(
     from experiments.paper.tables import paper_rows
 
     laid_over = overrides_of(chosen(overrides, store=store))
-    asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
-    rows = paper_rows(scale, only or (), asked)
+    judging = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
+    rows = paper_rows(scale, only or (), judging)
     expected = budget(rows, laid_over, seeds, parallel_runs)
     if dry_run:
         answer(as_json, expected.to_json(), *expected.runs, *expected.lines())
@@ -78,7 +78,7 @@ def paper(
     from flows.report.prefect_artifacts import as_flow
 
     name = f"paper-{scale}"
-    make_rows = partial(paper_rows, scale, judge=asked)
+    make_rows = partial(paper_rows, scale, judge=judging)
     with prefect_session(store_of(laid_over), name, as_json) as session:
         computed = partial(
             compute, name, scale, make_rows, session, only or (), seeds, parallel_runs, laid_over
@@ -86,8 +86,8 @@ def paper(
         written = as_flow("paper", f"paper, {scale} scale", name, computed)
     if out is not None:
         written.copy_to(out)
-    found = written.document
-    answer(as_json, found, found["coverage"], f"report  {found['page']}")
+    document = written.document
+    answer(as_json, document, document["coverage"], f"report  {document['page']}")
 
 
 def bandit(overrides: Overrides = None, out: Out = None, as_json: AsJson = False) -> None:

@@ -101,7 +101,7 @@ def _show_running(home: Home, store: str) -> None:
     if standing.store != store:
         raise UserError(
             f"`geb up` is running already, with the store {standing.store}",
-            "`geb up --stop` first, or use another --home and --port beside it",
+            "`geb up --stop` first, or use another --home and --port",
         )
     console.print(f"running already, pid {standing.pid}")
     _show(standing)

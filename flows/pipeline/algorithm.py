@@ -120,11 +120,13 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
             case int(period) if iteration % period == 0:
                 reference = policy
         evaluate = f"{prefix}/evaluate"
-        own = sample_and_score(
+        policy_samples = sample_and_score(
             steps, do_evaluate, evaluate, evaluation, policy, test_prompts, base_samples
         )
-        metrics = do(steps.evaluate(evaluate, own, base_samples, base))
-        of_suites = _run_suites(config, suites, do_evaluate, iteration, policy, base, own)
+        metrics = do(steps.evaluate(evaluate, policy_samples, base_samples, base))
+        of_suites = _run_suites(
+            config, suites, do_evaluate, iteration, policy, base, policy_samples
+        )
         gates = metrics.at("metrics.json"), promoted, of_suites
         promoted = do(steps.promote(iteration, policy, *gates))
 
@@ -153,8 +155,8 @@ def sample_and_score(
     samples = Samples()
     for shard in range(sampling.params.num_shards):
         if sampled is None:
-            made = do(steps.generate(prefix, shard, sampling, policy, prompts))
-            samples.responses.append(made.at("responses.parquet"))
+            generated = do(steps.generate(prefix, shard, sampling, policy, prompts))
+            samples.responses.append(generated.at("responses.parquet"))
         else:
             samples.responses.append(sampled.responses[shard])
         opponents = (base or samples).responses[shard] if sampling.against_opponents else None
@@ -176,15 +178,17 @@ def _base_of_suites(
     """
     suites = {}
     for name, suite in config.suites.items():
-        own = steps.of_suite(name)
+        suite_steps = steps.of_suite(name)
         prefix = suite_prefix("base", name)
         prompts = held_out
         sampled = base_samples if suite.prompts is None else None
         if suite.prompts is not None:
-            prompts = do(own.prepare(f"{prefix}/prepare")).at("test.parquet")
-        sampling = own.for_evaluation()
-        samples = sample_and_score(own, do, prefix, sampling, base, prompts, sampled=sampled)
-        suites[name] = own, prompts, samples
+            prompts = do(suite_steps.prepare(f"{prefix}/prepare")).at("test.parquet")
+        sampling = suite_steps.for_evaluation()
+        samples = sample_and_score(
+            suite_steps, do, prefix, sampling, base, prompts, sampled=sampled
+        )
+        suites[name] = suite_steps, prompts, samples
     return suites
 
 
@@ -201,19 +205,19 @@ def _run_suites(
 
     Suites without prompts score ``held_out``, the policy's responses to the held-out prompts.
     """
-    found = {}
-    for name, (own, prompts, base_samples) in suites.items():
+    metrics = {}
+    for name, (suite_steps, prompts, base_samples) in suites.items():
         if config.suites[name].after == "last" and iteration < config.iterations:
             continue
         prefix = suite_prefix(f"iteration-{iteration}/evaluate", name)
-        sampling = own.for_evaluation()
+        sampling = suite_steps.for_evaluation()
         sampled = held_out if config.suites[name].prompts is None else None
         samples = sample_and_score(
-            own, do, prefix, sampling, policy, prompts, base_samples, sampled
+            suite_steps, do, prefix, sampling, policy, prompts, base_samples, sampled
         )
-        made = do(own.evaluate(prefix, samples, base_samples, base))
-        found[name] = made.at("metrics.json")
-    return found
+        evaluated = do(suite_steps.evaluate(prefix, samples, base_samples, base))
+        metrics[name] = evaluated.at("metrics.json")
+    return metrics
 
 
 def _train_prompts(

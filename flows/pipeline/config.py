@@ -147,8 +147,8 @@ class Suite(Settings):
                 raise ValueError(f"prepare.{name} is about training prompts; leave it out")
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
-                "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "
-                "its section `score`; without one the suite takes the run's oracle"
+                "oracle_model or oracle_code is set, and score is not: set the suite's `score` to "
+                "its oracle, or leave both out to take the run's oracle"
             )
         if self.evaluate and self.evaluate.length_controlled and self.length_control is None:
             raise ValueError(
@@ -207,7 +207,7 @@ class StageSettings(Settings):
     evaluate: EvaluateParams = EvaluateParams()
     """Metrics."""
     suites: dict[SuiteName, Suite] = Field({})
-    """Further evaluations by name, each on prompts and by an oracle of its own
+    """Further evaluations by name. Each names its prompts, its oracle or both
     (docs/evaluation.md)."""
     promote: PromoteParams = PromoteParams()
     """Gates and registry."""
@@ -248,7 +248,7 @@ class RunConfig(StageSettings):
             for name in stage_sections(StageSettings)
         }
         changes["suites"] = {
-            name: self._suite_for_processors(each) for name, each in self.suites.items()
+            name: self._suite_for_processors(suite) for name, suite in self.suites.items()
         }
         return self.model_copy(update=changes)
 
@@ -270,11 +270,11 @@ class RunConfig(StageSettings):
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
         hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
-        own = {
+        of_suites = {
             "prepare": set(UNUSED_BY_SUITES),
             **{section: hidden[section] for section in ("score", "evaluate")},
         }
-        hidden["suites"] = {"__all__": own}
+        hidden["suites"] = {"__all__": of_suites}
         return self.model_dump_json(indent=2, exclude=hidden)
 
     def to_values(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class RunConfig(StageSettings):
         """The configuration by which a suite's steps are made; UserError if there is none."""
         if name not in self.suites:
             raise UserError(
-                f"there is no suite {name!r}",
+                f"{self.name} has no suite {name!r}",
                 f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
             )
         suite = self.suites[name]

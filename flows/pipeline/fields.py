@@ -112,4 +112,4 @@ def _kinds(annotation: Any) -> list[str]:
         return _kinds(arguments[0])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return ["section"]
-    return [kind for each in arguments for kind in _kinds(each)] or ["text"]
+    return [kind for argument in arguments for kind in _kinds(argument)] or ["text"]

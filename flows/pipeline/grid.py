@@ -38,7 +38,7 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
     Raises:
         UserError: An axis is not of that form, or says something twice.
     """
-    found: dict[str, list[Any]] = {}
+    parsed: dict[str, list[Any]] = {}
     for axis in axes:
         name, separator, text = axis.partition("=")
         name = name.strip()
@@ -50,15 +50,15 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
             raise UserError(
                 f"{axis!r} is not FIELD=VALUE,VALUE", "write for example train.kappa=0.5,1"
             )
-        if name in found or len({str(value) for value in values}) != len(values):
+        if name in parsed or len({str(value) for value in values}) != len(values):
             raise UserError(f"{axis!r} says something twice", "name each field and value once")
         if name in _SET_BY_THE_SWEEP:
             raise UserError(
                 f"{name} is set by the sweep",
                 "leave it out of the grid; `geb sweep` has --name, --seeds and --store",
             )
-        found[name] = values
-    return found
+        parsed[name] = values
+    return parsed
 
 
 def cells(

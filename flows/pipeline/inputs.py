@@ -50,10 +50,10 @@ def input_locations(config: RunConfig, suite: str | None = None) -> dict[str, tu
         named = {"policy": config.inputs.policy}
         named |= {name: getattr(oracle, name) for name in type(config.inputs).model_fields}
     else:
-        own = config.suites[suite]
+        section = config.suites[suite]
         named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
-        named |= {"prompts": None, "test_prompts": own.prompts}
-        named |= {"length_control": own.length_control}
+        named |= {"prompts": None, "test_prompts": section.prompts}
+        named |= {"length_control": section.length_control}
     return {
         name: (location,) if isinstance(location, str) else tuple(location or ())
         for name, location in named.items()
@@ -103,7 +103,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
         raise UserError("inputs.prompts names no prompts", "name a file or a hub data set")
     if inputs.policy is None and inputs.warm_start is None:
         raise UserError(
-            "there is no policy to start from",
+            "the run has no policy to start from",
             "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
         )
     _require_own_code(config)
@@ -113,11 +113,11 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
 
 
 def _require_own_code(config: RunConfig) -> None:
-    asked = {
+    choices = {
         "objective_code": ("train.objective", config.train.objective),
         "strategy_code": ("pair.strategy", config.pair.strategy),
     }
-    for name, (setting, value) in asked.items():
+    for name, (setting, value) in choices.items():
         if value == "python" and getattr(config.inputs, name) is None:
             raise UserError(
                 f"{setting} is 'python', and inputs.{name} names no file",
@@ -139,7 +139,7 @@ def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
 
 def _oracle_of(config: RunConfig, suite: str | None) -> tuple[ScoreParams, Inputs | Suite, str]:
     """An oracle's settings, the section with its inputs, and that section's name."""
-    own = None if suite is None else config.suites[suite]
-    if own is None or own.score is None:
+    section = None if suite is None else config.suites[suite]
+    if section is None or section.score is None:
         return config.score, config.inputs, "inputs"
-    return own.score, own, f"suites.{suite}"
+    return section.score, section, f"suites.{suite}"

@@ -21,8 +21,8 @@ _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt
 def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
-    Hub ids, URLs and commands stay as they are. What is no text stays as well: validation says what
-    is wrong with it. UserError if a path names the home folder of nobody.
+    Hub ids, URLs and commands stay as they are. Values that are not text stay, too: validation
+    says what is wrong with them. UserError if a path names the home folder of an unknown user.
     """
     if _is_path(values.get("store")) and "://" not in values["store"]:
         values["store"] = _absolute(values["store"], folder, "store")
@@ -30,14 +30,14 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     if isinstance(inputs, dict):
         if isinstance(inputs.get("prompts"), str):
             inputs["prompts"] = [inputs["prompts"]]
-        for name, each in inputs.items():
-            inputs[name] = _input(each, folder, f"inputs.{name}")
+        for name, named in inputs.items():
+            inputs[name] = _input(named, folder, f"inputs.{name}")
     suites = values.get("suites")
-    for suite, own in suites.items() if isinstance(suites, dict) else ():
-        if isinstance(own, dict):
+    for suite, section in suites.items() if isinstance(suites, dict) else ():
+        if isinstance(section, dict):
             for name in _OF_SUITES:
-                if name in own:
-                    own[name] = _input(own[name], folder, f"suites.{suite}.{name}")
+                if name in section:
+                    section[name] = _input(section[name], folder, f"suites.{suite}.{name}")
     execution = values.get("execution")
     if isinstance(execution, dict):
         _anchor_execution(execution, folder)

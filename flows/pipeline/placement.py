@@ -56,8 +56,8 @@ class DockerSettings(Settings):
     """Names of the orchestrator's environment variables that a stage gets as well, by stage name;
     their values reach it through a pipe and are in no container's configuration."""
     user: str | None = Field(None, pattern=r"^\d+:\d+$")
-    """User and group id of the stages, `1000:1000`; unset, those of the orchestrator, or the
-    image's if that is root."""
+    """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, or the
+    image's if the orchestrator is root."""
     shm_gib: float = Field(2, gt=0)
     """Shared memory of a stage in GiB."""
     tmp_gib: float = Field(4, gt=0)
@@ -74,7 +74,7 @@ def _for_stage(kind: type[Settings], everywhere: Settings, own: Settings | None)
 
 
 def _absolute(path: str) -> str:
-    """A path as it is compared with others; one that starts at a folder of its own is refused."""
+    """A path in the form that is compared with others; a relative path is refused."""
     if not Path(path).is_absolute():
         raise ValueError(f"{path!r} is not an absolute path")
     return str(Path(path))
@@ -146,7 +146,7 @@ class KubernetesSettings(PodSettings):
         default_factory=dict
     )
     """Claims by the path at which orchestrator and stages see them. One of them holds the store;
-    others hold prompts and models. With a store in a bucket none is needed: pods fetch and send by
+    others hold prompts and models. A store in a bucket needs none: pods fetch and send by
     themselves, unless one holds the cache on disk."""
     user: str | None = Field(None, pattern=r"^[1-9]\d*:\d+$")
     """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, which must not
@@ -167,8 +167,7 @@ class KubernetesSettings(PodSettings):
 
     def pod_of(self, stage: str) -> PodSettings:
         """Settings of a stage's pods: its own over the settings of all stages, mappings merged."""
-        own = self.stages.get(stage)
-        return PodSettings.model_construct(**_for_stage(PodSettings, self, own))
+        return PodSettings.model_construct(**_for_stage(PodSettings, self, self.stages.get(stage)))
 
 
 class SlurmJobSettings(Settings):
@@ -189,8 +188,8 @@ class SlurmJobSettings(Settings):
     """Command before the stage's that starts it in a container: `apptainer exec --nv --bind /shared
     /shared/geb-torch.sif`. Its `python` runs unless `execution.interpreters` names another one."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the stage, for all to see: nothing secret. Of the orchestrator's
-    environment it gets none."""
+    """Environment variables of the stage, for all to see: nothing secret. The stage gets no
+    variable of the orchestrator."""
 
 
 class SlurmSettings(SlurmJobSettings):
@@ -201,8 +200,9 @@ class SlurmSettings(SlurmJobSettings):
 
     def job(self, stage: str) -> SlurmJobSettings:
         """Settings of a stage's jobs: its own over the settings of all stages, mappings merged."""
-        own = self.stages.get(stage)
-        return SlurmJobSettings.model_construct(**_for_stage(SlurmJobSettings, self, own))
+        return SlurmJobSettings.model_construct(
+            **_for_stage(SlurmJobSettings, self, self.stages.get(stage))
+        )
 
 
 def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:
@@ -220,8 +220,8 @@ def runner_names() -> list[str]:
 
 
 def _installed(name: str) -> str:
-    if name not in OWN_RUNNERS and name not in (known := runner_names()):
-        raise ValueError(f"one of {', '.join(known)} is wanted")
+    if name not in OWN_RUNNERS and name not in (names := runner_names()):
+        raise ValueError(f"one of {', '.join(names)} is wanted")
     return name
 
 
@@ -249,8 +249,8 @@ class Execution(Settings):
     """Fork server of the process runner: stages without a GPU start as forks of a process that has
     loaded torch and transformers already, which saves seconds a stage."""
     sync_seconds: float = Field(600, gt=0)
-    """With a store in a bucket: how often a running stage's state (checkpoints, chunks) goes there,
-    so that another host can go on from it."""
+    """Time between two copies of a running stage's state (checkpoints, chunks) to a store in a
+    bucket, so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
     """Python interpreter of a stage if it is not the orchestrator's, by stage name; under `eval`
     the one with AlpacaEval's code, for a length-controlled win rate."""

@@ -33,15 +33,15 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
     settings = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
     # A suite without an oracle has the run's.
     settings |= {
-        each: each for each in (suite_input(suite, "oracle_model") for suite in config.suites)
+        field: field for field in (suite_input(suite, "oracle_model") for suite in config.suites)
     }
     for setting, name in settings.items():
         # A warm start may bring the template.
         has_to_render = name != "policy" or config.inputs.warm_start is None
-        for each in external[name]:
-            if not isinstance(each, FileInput):
+        for source in external[name]:
+            if not isinstance(source, FileInput):
                 continue
-            folder = Path(each.location)
+            folder = Path(source.location)
             try:
                 check_checkpoint(folder)
             except UserError as error:

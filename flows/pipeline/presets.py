@@ -34,8 +34,8 @@ def preset_names() -> list[str]:
 def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration of a preset with ``overrides`` laid over it.
 
-    Without a preset, fields that ``overrides`` leaves out have their defaults. The store is that of
-    ``GEB_STORE`` if the overrides name none. Overrides are sections and fields, and under
+    Without a preset, fields that ``overrides`` leaves out have their defaults. If the
+    overrides name no store, ``GEB_STORE`` does. Overrides are sections and fields, and under
     `settings` lines as in ``--set``.
 
     Raises:
@@ -45,10 +45,10 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     given = ({"store": store} if store else {}) | laid_over(overrides)
     if preset == NO_PRESET:
         return check_config(given, "the configuration")
-    found = _presets()
-    if preset not in found:
-        raise UserError(f"there is no preset {preset!r}", f"one of: {', '.join(preset_names())}")
-    return load_overridden(found[preset], given, f"preset {preset} with the fields given")
+    presets = _presets()
+    if preset not in presets:
+        raise UserError(f"no preset is named {preset!r}", f"one of: {', '.join(preset_names())}")
+    return load_overridden(presets[preset], given, f"preset {preset} with the fields given")
 
 
 def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,16 +85,16 @@ def _presets() -> dict[str, Path]:
 
 @cache
 def _presets_in(folder: Path) -> dict[str, Path]:
-    found = {}
+    presets = {}
     for subfolder in _SUBFOLDERS:
         for path in sorted((folder / subfolder).glob("*.yaml")):
-            found[path.stem] = path
-    if not found:
+            presets[path.stem] = path
+    if not presets:
         raise UserError(
             f"{folder} holds no configuration of a run",
             f"set {_FOLDER_VARIABLE} to a folder of them",
         )
-    return found
+    return presets
 
 
 _STAMP = "%Y%m%d-%H%M%S"

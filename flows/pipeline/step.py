@@ -80,7 +80,9 @@ class Step:
 
     def __post_init__(self) -> None:
         kinds = {
-            name: [each.kind if isinstance(each, Output) else kind_of(each) for each in group]
+            name: [
+                source.kind if isinstance(source, Output) else kind_of(source) for source in group
+            ]
             for name, group in self.inputs.items()
         }
         try:
@@ -101,7 +103,7 @@ class Step:
     def upstream(self) -> list[str]:
         """Names of the steps whose artifacts this one reads."""
         sources = [source for group in self.inputs.values() for source in group]
-        return list(dict.fromkeys(each.step for each in sources if isinstance(each, Output)))
+        return list(dict.fromkeys(source.step for source in sources if isinstance(source, Output)))
 
 
 StepFilter = Callable[[Step], bool]

@@ -75,6 +75,6 @@ def unusable(values: Any, name: str = "") -> Iterator[str]:
         for index, value in enumerate(values):
             yield from unusable(value, f"{name}.{index}")
     elif isinstance(values, float) and not math.isfinite(values):
-        yield f"{name}: {values} is no finite number"
+        yield f"{name}: {values} is not a finite number"
     elif isinstance(values, str) and "\0" in values:
         yield f"{name}: {values!r} has a NUL, which no file, program or server takes"

@@ -1,8 +1,8 @@
 """Prefect server of a run: the configured one, or one that is started for the time of the run.
 
 If none is configured, Prefect would start one in the terminal's process group. Ctrl-C would end
-it before the run has reported that it stops, and the run would wait minutes for it. Ours has a
-session of its own under the supervisor: it outlives Ctrl-C, serves the UI, and ends with the run.
+it before the run has reported that it stops, and the run would wait minutes for it. The supervisor
+starts ours in a new session: it outlives Ctrl-C, serves the UI, and ends with the run.
 """
 
 import os
@@ -148,7 +148,7 @@ def require_access() -> None:
             ) from error
         raise GebError(
             f"no Prefect server answers at {api}: {error}. Start it, or correct or unset "
-            "PREFECT_API_URL: without it the command starts a server of its own"
+            "PREFECT_API_URL: without it the command starts a server"
         ) from error
     oldest = Version(prefect.__version__).release[:2]
     if not is_cloud and Version(version).release[:2] < oldest:

@@ -119,7 +119,7 @@ def _end_flow_runs(supervisor: int) -> None:
             deadline = time.monotonic() + _GRACE_SECONDS
             while left and (rest := deadline - time.monotonic()) > 0:
                 ended, _, _ = select.select(left, [], [], rest)
-                left = [each for each in left if each not in ended]
+                left = [process for process in left if process not in ended]
         os.kill(worker, signal.SIGCONT)
 
 

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages from outside `docs/`, generated references, and links to source files.
 
-The Markdown files read well in the repository as they are, so links in them are those of the
-repository. The site rewrites them: to its own pages, or to a page that shows the file.
+The Markdown files read well in the repository as they are, and their links lead to its files.
+The site rewrites them: to its own pages, or to a page that shows the file.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
-    """As for pages; the only template with scripts, `404.html`, lies beside the first page."""
+    """As for pages; the only template with scripts, `404.html`, lies in the first page's folder."""
     return output_content.replace(_SHIM, _OWN_SHIM)
 
 
@@ -97,8 +97,8 @@ def _named(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
         return
-    for each in nav.values() if isinstance(nav, dict) else nav:
-        yield from _named(each)
+    for entry in nav.values() if isinstance(nav, dict) else nav:
+        yield from _named(entry)
 
 
 def _targets(text: str, place: str) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _site_name(target: str) -> str | None:
 def _source_page(target: str) -> str:
     path = ROOT / target
     if path.is_dir():
-        names = sorted(each.relative_to(path).as_posix() for each in path.rglob("*.yaml"))
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.yaml"))
         return f"{_UNSEARCHED}# {target}\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
     language = _LANGUAGES.get(path.suffix, "text")
     return f"{_UNSEARCHED}# {path.name}\n\n`{target}`\n\n````{language}\n{path.read_text()}\n````\n"

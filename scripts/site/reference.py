@@ -29,7 +29,7 @@ def configuration() -> str:
         "changed are still used. Sections `resources`, `execution` and `estimation` are so "
         "throughout.",
     ]
-    for section, found in groupby(run_rows(), key=_section):
+    for section, rows in groupby(run_rows(), key=_section):
         parts.append(f"## {section}")
         if section != _RUN:
             parts.append(RunConfig.model_fields[section].description or "")
@@ -37,7 +37,7 @@ def configuration() -> str:
             parts.append(
                 f"STAGE is one of {', '.join(f'`{s}`' for s in StageResources.model_fields)}."
             )
-        parts.append(_table(("field", "default", "values", "meaning"), map(_cells, found)))
+        parts.append(_table(("field", "default", "values", "meaning"), map(_cells, rows)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -101,10 +101,10 @@ def _commands(group: typer.core.TyperGroup, prefix: str) -> Iterable[str]:
         if isinstance(command, typer.core.TyperGroup):
             yield from _commands(command, called)
             continue
-        own = typer.Context(command, info_name=name, parent=context)
-        usage = " ".join(command.collect_usage_pieces(own))
+        subcontext = typer.Context(command, info_name=name, parent=context)
+        usage = " ".join(command.collect_usage_pieces(subcontext))
         yield f"    {called} {usage}"
-        records = [param.get_help_record(own) for param in command.get_params(own)]
+        records = [param.get_help_record(subcontext) for param in command.get_params(subcontext)]
         rows = [(f"`{names}`", text) for names, text in filter(None, records)]
         yield _table(("argument or option", "meaning"), rows)
 

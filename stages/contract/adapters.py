@@ -52,12 +52,12 @@ def check_adapter(folder: Path, base: Input) -> None:
             "name a folder written by peft's save_pretrained",
         )
     remedy = "copy the adapter again, or pass another one"
-    wanted = None
+    digest = None
     with contextlib.suppress(FileNotFoundError):
-        wanted = read_record(folder / BASE, _Base, remedy).digest
-    if wanted not in (None, base.digest):
+        digest = read_record(folder / BASE, _Base, remedy).digest
+    if digest not in (None, base.digest):
         raise UserError(
-            f"the adapter {folder} goes over the base with the digest {wanted}, and is given one "
+            f"the adapter {folder} goes over the base with the digest {digest}, and is given one "
             f"with {base.digest}",
             "give the base that the adapter was trained over",
         )

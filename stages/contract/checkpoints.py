@@ -41,7 +41,7 @@ def check_tokenizer_files(folder: Path) -> None:
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise UserError(
             f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
-            "save the tokenizer beside the weights (tokenizer.save_pretrained)",
+            "save the tokenizer in the folder of the weights (tokenizer.save_pretrained)",
         )
     for name in _TOKENIZER_RECORDS:
         read_settings(folder / name)
@@ -58,7 +58,7 @@ def check_config_files(folder: Path) -> None:
         )
     if not (folder / "config.json").exists():
         raise UserError(
-            f"{folder} is no checkpoint: it has no config.json",
+            f"{folder} is not a checkpoint: it has no config.json",
             "pass a folder written by save_pretrained",
         )
     config, *_ = [read_settings(folder / name) for name in _MODEL_RECORDS]
@@ -100,21 +100,21 @@ def _shapes(path: Path) -> list[list[int]]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
-        listed = [each for name, each in header.items() if name != "__metadata__"]
-        wanted = 8 + length + max((each["data_offsets"][1] for each in listed), default=0)
-        if wanted != (found := path.stat().st_size):
-            raise ValueError(f"its header asks for {wanted:,} bytes, and it has {found:,}")
-        return [each["shape"] for each in listed]
+        listed = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        expected = 8 + length + max((tensor["data_offsets"][1] for tensor in listed), default=0)
+        if expected != (size := path.stat().st_size):
+            raise ValueError(f"its header asks for {expected:,} bytes, and it has {size:,}")
+        return [tensor["shape"] for tensor in listed]
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is no whole safetensors file: {error}", _WHOLE) from error
+        raise UserError(f"{path} is not a whole safetensors file: {error}", _WHOLE) from error
 
 
 def _check_sizes(config: Path, shapes: list[list[int]]) -> None:
     """Refuses sizes beyond the weights: a library allocates whatever config.json asks for."""
     largest = max((size for shape in shapes for size in shape), default=0)
     limits = {"hidden_size": largest, "vocab_size": largest, "num_hidden_layers": len(shapes)}
-    found = read_settings(config)
+    settings = read_settings(config)
     for name, limit in limits.items():
-        size = found.get(name)
+        size = settings.get(name)
         if limit and isinstance(size, int) and not 0 < size <= limit:
             raise UserError(f"{config}: {name} is {size}, which its weights do not have", _WHOLE)

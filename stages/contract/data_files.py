@@ -114,8 +114,8 @@ def _columns(position: str, row: Any) -> Row:
 
 def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     with open_parquet(path) as file, _explained(path):
-        wanted = [name for name in file.schema_arrow.names if name in columns] or None
-        yield from number_rows(str(path), file.iter_batches(BATCH_ROWS, columns=wanted))
+        present = [name for name in file.schema_arrow.names if name in columns] or None
+        yield from number_rows(str(path), file.iter_batches(BATCH_ROWS, columns=present))
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:

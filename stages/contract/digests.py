@@ -74,14 +74,16 @@ def files_of(path: Path) -> list[Path]:
     Raises:
         UserError: One is a link to no file: the folder would pass for a whole one without it.
     """
-    found = [
-        each
-        for each in sorted(path.rglob("*"))
-        if not any(part.startswith(".") for part in each.relative_to(path).parts)
+    entries = [
+        entry
+        for entry in sorted(path.rglob("*"))
+        if not any(part.startswith(".") for part in entry.relative_to(path).parts)
     ]
-    if lost := next((each for each in found if each.is_symlink() and not each.exists()), None):
+    if lost := next(
+        (entry for entry in entries if entry.is_symlink() and not entry.exists()), None
+    ):
         raise UserError(f"{lost} is a link to no file", "copy the folder again, or remove the link")
-    return [each for each in found if each.is_file()]
+    return [entry for entry in entries if entry.is_file()]
 
 
 def files_by_name(folder: Path) -> dict[str, Path]:
@@ -102,7 +104,7 @@ def digest_of(path: Path) -> str:
         raise UserError(
             f"{path} is neither a file nor a folder", "name a checkpoint or a data file"
         )
-    files = {each.relative_to(path).as_posix(): sha256_file(each) for each in files_of(path)}
+    files = {file.relative_to(path).as_posix(): sha256_file(file) for file in files_of(path)}
     if not files:
         raise UserError(f"{path} is an empty folder", "name a checkpoint or a data file")
     return sha256_tree(files)

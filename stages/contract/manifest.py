@@ -83,7 +83,7 @@ class Manifest(BaseModel):
         if isinstance(content, dict) and "seal" in content:
             content = dict(content)
             if content.pop("seal") != _seal(content):
-                raise ValueError("its seal is not that of its content")
+                raise ValueError("its seal does not fit its content")
         return content
 
     @property
@@ -186,7 +186,7 @@ def make_manifest(
     return Manifest(
         **{name: getattr(request, name) for name in shared},
         inputs={
-            name: [{**each.model_dump(mode="json"), "digest": each.digest} for each in group]
+            name: [{**source.model_dump(mode="json"), "digest": source.digest} for source in group]
             for name, group in request.inputs.items()
         },
         files=files,

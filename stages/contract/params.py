@@ -65,8 +65,8 @@ def check_inputs(
     Raises:
         UserError: An input is missing, unknown, given too often, or of another kind.
     """
-    known = "; ".join(f"{name} ({spec})" for name, spec in specs.items()) or "none"
-    remedy = f"inputs of {stage}: {known}"
+    accepted = "; ".join(f"{name} ({spec})" for name, spec in specs.items()) or "none"
+    remedy = f"inputs of {stage}: {accepted}"
     for name, kinds in given.items():
         if name not in specs:
             raise UserError(f"stage {stage!r} has no input {name!r}", remedy)

@@ -107,7 +107,7 @@ class Request(_Frozen):
 
     def sources(self) -> Iterator[Input]:
         """Inputs of the request."""
-        return (each for group in self.inputs.values() for each in group)
+        return (source for group in self.inputs.values() for source in group)
 
     @property
     def title(self) -> str:
@@ -133,7 +133,7 @@ def kind_of(source: Input) -> Kind | None:
 
 def check_sources(params: StageParams, inputs: Mapping[str, Sequence[Any]]) -> None:
     """Compares inputs with a stage's declaration; see :func:`check_inputs`."""
-    kinds = {name: [kind_of(each) for each in group] for name, group in inputs.items()}
+    kinds = {name: [kind_of(source) for source in group] for name, group in inputs.items()}
     check_inputs(params.stage, params.inputs, kinds)
 
 
@@ -144,7 +144,7 @@ def key_fields(params: StageParams, seed: int, inputs: Mapping[str, Sequence[Any
         "version": params.version,
         "params": params.result_fields(),
         "seed": seed,
-        "inputs": {name: [each.digest for each in group] for name, group in inputs.items()},
+        "inputs": {name: [source.digest for source in group] for name, group in inputs.items()},
     }
 
 
@@ -160,7 +160,7 @@ def make_request(
 ) -> Request:
     """Builds the request for one stage, computes its key and checks its inputs."""
     check_sources(params, inputs)
-    from_hub = any(isinstance(each, HubInput) for group in inputs.values() for each in group)
+    from_hub = any(isinstance(source, HubInput) for group in inputs.values() for source in group)
     return Request(
         stage=params.stage,
         version=params.version,

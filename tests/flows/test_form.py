@@ -136,5 +136,5 @@ def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
     assert preset_names() == ["mine"]
     assert configured("mine", {}).seed == 7
-    with pytest.raises(UserError, match="no preset 'other'"):
+    with pytest.raises(UserError, match="no preset is named 'other'"):
         configured("other", {})

@@ -190,7 +190,7 @@ def test_runs_of_every_seed_share_the_base_s_samples() -> None:
     [
         ({"evaluation": {"num_samples": 4}}, "neither prompts nor score"),
         ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
-        ({**EACH, "oracle_code": "mine.py"}, "needs its section `score`"),
+        ({**EACH, "oracle_code": "mine.py"}, "set the suite's `score`"),
         ({**EACH, "after": "never"}, "suites.front.after"),
         ({**EACH, "prompts": "/nowhere.jsonl"}, "suites.front.prompts: no such file"),
         (
