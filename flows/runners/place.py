@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, OnEvent, write_request
+from flows.runners.attempt_log import AttemptLog, OnEvent
 from flows.runners.base import program_of, supervised
 from flows.runners.ending import Ending
 from stages.contract.errors import StageFailedError
 from stages.contract.events import Log
 from stages.contract.request import Request
-from stages.harness.from_bucket import SYNC_SECONDS_VARIABLE
 from stages.store.base import Store
 from stages.store.locks import EXPIRY_SECONDS, FileLease
-from stages.store.opening import CACHE_VARIABLE, open_store
 
 T = TypeVar("T")
 
@@ -118,15 +116,6 @@ def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
     return FileLease(Path(store) / "orchestrators" / stage / key)
 
 
-def request_address(request: Request, execution: Execution) -> str:
-    """Writes a request; returns its file, or its address in a bucket for stages that fetch it."""
-    path = write_request(request)
-    url = Store.open(request.store).mirror_of
-    if url is None or not execution.stages_fetch(url):
-        return path
-    return open_store(url).share(Path(path))
-
-
 def node_commands(
     python: str, request: Request, execution: Execution, address: str, cache: str = ""
 ) -> list[list[str]]:
@@ -143,11 +132,6 @@ def node_commands(
     programs = [program_of(request, address)]
     programs += [["stages.training.node", work]] * (request.resources.nodes - 1)
     return [supervised(python, execution.grace_seconds, *options, program=p) for p in programs]
-
-
-def fetching_variables(execution: Execution, cache: str) -> dict[str, str]:
-    """Environment variables of a stage that fetches and sends, in its node's folder ``cache``."""
-    return {CACHE_VARIABLE: cache, SYNC_SECONDS_VARIABLE: str(execution.sync_seconds)}
 
 
 class Poller(Generic[T]):

@@ -7,7 +7,6 @@ error of its end, and sends what it made. A :class:`~flows.runners.place.Place` 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
@@ -65,7 +64,10 @@ class Runner:
                 stopping=self._stopping,
             )
             with lease:
-                warn = partial(_warn, on_event)
+
+                def warn(message: str) -> None:
+                    on_event(Log(level="warning", message=message))
+
                 if store.find(request.stage, request.key, warn=warn) is not None:
                     on_event(Log(message="another run has computed it"))
                 elif isinstance(store, RemoteStore):
@@ -96,8 +98,13 @@ class Runner:
         with path.open("a", encoding="utf-8") as file:
             log = AttemptLog(path, file)
             job = StageJob(request, log, on_event, self._stopping, check_owner)
-            with _refusals():
+            try:
                 ending = self._follow(job)
+            except UserError as error:
+                # A damaged record is the store's matter.
+                if type(error) is UserError:
+                    raise RefusedError(error.message, error.remedy) from error
+                raise
         # The stage could not remove its work folder, a mount. One that is not empty is a failed
         # attempt's.
         with contextlib.suppress(OSError):
@@ -148,19 +155,3 @@ class Runner:
         local = with_inputs(request, sent).model_copy(update={"store": str(store.root)})
         with signs_of_life(store, request):
             start(local)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Makes what a place calls a person's mistake the refusal of a stage."""
-    try:
-        yield
-    except UserError as error:
-        # A damaged record is the store's matter.
-        if type(error) is UserError:
-            raise RefusedError(error.message, error.remedy) from error
-        raise
-
-
-def _warn(on_event: OnEvent, message: str) -> None:
-    on_event(Log(level="warning", message=message))

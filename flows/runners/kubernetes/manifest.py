@@ -17,10 +17,12 @@ from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, 
 from flows.runners.base import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
 from flows.runners.kubernetes.identity import ATTEMPT, annotations_for, labels_for
-from flows.runners.place import fetching_variables, node_commands, writable_folders
+from flows.runners.place import node_commands, writable_folders
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
+from stages.harness.from_bucket import SYNC_SECONDS_VARIABLE
+from stages.store.opening import CACHE_VARIABLE
 
 # The store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
@@ -252,7 +254,8 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     plain |= thread_variables(attempt.request.resources) | chosen.environment
     plain[IMAGE_VARIABLE] = attempt.image
     if attempt.fetches:
-        plain |= fetching_variables(attempt.execution, _CACHE)
+        plain[CACHE_VARIABLE] = _CACHE
+        plain[SYNC_SECONDS_VARIABLE] = str(attempt.execution.sync_seconds)
     # A pod's name leads nowhere on other nodes.
     sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {
         name: {"secretKeyRef": dict(zip(("name", "key"), secret.split("/"), strict=True))}

@@ -15,7 +15,7 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import left_log
+from flows.runners.attempt_log import left_log, write_request
 from flows.runners.base import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explained, reason_of
@@ -39,18 +39,12 @@ from flows.runners.kubernetes.identity import (
     selector,
 )
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
-from flows.runners.place import (
-    Poller,
-    StageJob,
-    chown_outputs,
-    orchestrator_lease,
-    request_address,
-)
+from flows.runners.place import Poller, StageJob, chown_outputs, orchestrator_lease
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 from stages.store.base import Store
-from stages.store.opening import local_folder
+from stages.store.opening import local_folder, open_store
 
 _QUOTA_POLL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -111,8 +105,11 @@ class KubernetesPlace:
     def _create(self, job: StageJob) -> Pod:
         """Creates the attempt's pods; returns the first one."""
         request = job.request
-        path = request_address(request, self._execution)
-        if "://" not in path:
+        store = Store.open(request.store)
+        path = write_request(request)
+        if store.mirror_of is not None and self._execution.stages_fetch(store.mirror_of):
+            path = open_store(store.mirror_of).share(Path(path))
+        else:
             chown_outputs(request, *self._user)
         attempt = Attempt(
             request,
@@ -120,7 +117,7 @@ class KubernetesPlace:
             name=attempt_name(request),
             user=self._user,
             request_path=path,
-            store=Store.open(request.store).identity,
+            store=store.identity,
         )
         manifests = pods_for(attempt)
         deadline = time.monotonic() + self._execution.kubernetes.pending_seconds
@@ -237,15 +234,10 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
         for stage in type(resources).model_fields:
             request = preflight_request(stage, getattr(resources, stage), folder)
             attempt = Attempt(request, execution, "geb-preflight", user, path, folder)
-            pod, *_ = pods_for(attempt)
-            _check_pod(cluster, pod, stage)
-
-
-def _check_pod(cluster: Cluster, pod: Pod, stage: str) -> None:
-    try:
-        cluster.create(pod, dry_run=True)
-    except ApiException as error:
-        refusal = refused(error.status, reason_of(error), stage)
-        # Other pods that use up a quota end some time.
-        if not isinstance(refusal, QuotaError):
-            raise refusal from error
+            try:
+                cluster.create(pods_for(attempt)[0], dry_run=True)
+            except ApiException as error:
+                refusal = refused(error.status, reason_of(error), stage)
+                # Other pods that use up a quota end some time.
+                if not isinstance(refusal, QuotaError):
+                    raise refusal from error
