@@ -42,8 +42,11 @@ class LineObserver(Observer):
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
-        how = "cached" if state == "reused" else f"{seconds:.1f} s"
-        how = f"{state} after {how}" if state in ("cancelled", "stopped") else how
+        how = f"{seconds:.1f} s"
+        if state == "reused":
+            how = "cached"
+        elif state in ("cancelled", "stopped"):
+            how = f"{state} after {how}"
         head = f"{self._count(state)}{_MARKS[state]}"
         self._say(request.run, f"{head} {request.step} [dim]{how}[/]")
         if state == "failed":

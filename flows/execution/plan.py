@@ -64,8 +64,11 @@ class _Planner:
         if artifact is not None and not self._forced(step):
             self._made[step.name] = artifact
             return "reuse", "", request.key
-        forced = "asked to compute it again" if artifact is not None else ""
-        return "run", forced or damage or self._explain(step, request), request.key
+        if artifact is not None:
+            because = "asked to compute it again"
+        else:
+            because = damage or self._explain(step, request)
+        return "run", because, request.key
 
     def _explain(self, step: Step, request: Request) -> str:
         before = self._record.step(step.name)
@@ -74,11 +77,13 @@ class _Planner:
         if before.key != request.key:
             now = key_fields(step.params, step.seed, request.inputs)
             changes = list(differences(before.key_fields, now))
+            text = "changed: " + "; ".join(changes[:_SHOWN_CHANGES])
             left = len(changes) - _SHOWN_CHANGES
-            more = f" and {left} more" if left > 0 else ""
-            return "changed: " + "; ".join(changes[:_SHOWN_CHANGES]) + more
+            if left > 0:
+                text += f" and {left} more"
+            return text
         if before.state == "failed":
-            reason = before.message.splitlines()[0] if before.message else "no message"
+            reason, *_ = before.message.splitlines() or ["no message"]
             return f"it failed: {reason}"
         if before.state in ("running", "preempted", "cancelled", "stopped"):
             return "it was interrupted"
@@ -94,5 +99,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, path)
         elif old != new:
-            is_input = path.startswith("inputs.")
-            yield f"input {name}" if is_input else f"{path} {old!r} → {new!r}"
+            if path.startswith("inputs."):
+                yield f"input {name}"
+            else:
+                yield f"{path} {old!r} → {new!r}"
