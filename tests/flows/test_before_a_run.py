@@ -137,10 +137,11 @@ OWN_CODE = {
 }
 
 
-@pytest.mark.parametrize("kind", OWN_CODE)
-@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("command", "kind"), [("run", "oracle"), *(("plan", kind) for kind in OWN_CODE)]
+)
 def test_code_of_one_s_own_is_refused_before_the_first_stage(
-    tmp_path: Path, kind: str, command: str
+    tmp_path: Path, command: str, kind: str
 ) -> None:
     section, field, head = OWN_CODE[kind]
     code = tmp_path / "own.py"

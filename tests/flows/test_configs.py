@@ -1,9 +1,11 @@
 """Every shipped configuration is read and checked."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 
@@ -21,6 +23,29 @@ SHIPPED = sorted(
 def test_a_shipped_configuration_is_valid(path: Path) -> None:
     loaded = load_config(path)
     assert loaded.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("preset", "differing"),
+    [
+        ("fdpo", ["design"]),
+        ("ipo", ["design", "loss"]),
+        ("rpo", ["design", "loss", "reward_scale"]),
+        ("rebel", ["design", "loss"]),
+        ("se-popo", ["design"]),
+        ("copo", ["bonus_weight", "design"]),
+    ],
+)
+def test_a_comparison_differs_in_its_objective_and_nothing_else(
+    preset: str, differing: list[str]
+) -> None:
+    quickstart, other = (
+        json.loads(load_config(ROOT / f"configs/{name}.yaml").to_json())
+        for name in ("quickstart", f"quickstart-{preset}")
+    )
+    lines = list(differences(quickstart, other))
+    named = [line.partition(":")[0].split()[0] for line in lines]
+    assert sorted(named) == ["name", *(f"train.{each}" for each in differing)], lines
 
 
 def test_later_files_and_settings_win(tmp_path: Path) -> None:

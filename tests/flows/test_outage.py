@@ -1,3 +1,5 @@
+"""A Prefect server that does not answer: calls, runs, commands and stages meanwhile."""
+
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -6,12 +8,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 import typer
+from prefect.logging import disable_run_logger
 from pydantic import BaseModel, model_serializer
 
 from flows.commands import cli
 from flows.execution import cancellation, prefect_progress
-from flows.execution.prefect_progress import survives_outage
+from flows.execution.prefect_progress import PrefectProgress, survives_outage
 from flows.standing.server import free_port
+from stages.contract.events import Progress
+from stages.contract.request import Request
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -114,3 +119,36 @@ def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
     code, said = geb_here()
     assert code == 130
     assert "Traceback" not in said
+
+
+def test_a_stage_goes_on_while_the_server_does_not_answer(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gets the latest alone of what it says meanwhile."""
+    asked, answered, last = threading.Event(), threading.Event(), threading.Event()
+    sent: list[str] = []
+
+    def create(percent: float, *, description: str, **_: object) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.set()
+        answered.wait()
+        sent.append(description)
+        return "an id"
+
+    def update(artifact: str, *, description: str, **_: object) -> None:
+        sent.append(description)
+        last.set()
+
+    monkeypatch.setattr(prefect_progress, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(prefect_progress, "create_progress_artifact", create)
+    monkeypatch.setattr(prefect_progress, "update_progress_artifact", update)
+    with disable_run_logger(), PrefectProgress("run", "step") as progress:
+        progress.stage_event(request_, Progress(done=1, total=9, unit="steps"))
+        asked.wait()
+        for done in range(2, 10):
+            progress.stage_event(request_, Progress(done=done, total=9, unit="steps"))
+    # The stage is over, and the server has not answered yet.
+    assert sent == []
+    answered.set()
+    last.wait()
+    assert sent == ["1/9 steps", "9/9 steps"]

@@ -44,7 +44,7 @@ def test_terms_that_are_left_out_are_as_the_settings_say(tmp_path, policy, pairs
     loss = "def objective(chosen, rejected):\n    return {'loss': 0.0 * chosen.logp + 2.0}\n"
     code = written(tmp_path, loss)
     mine = train(tmp_path / "store", policy, [pairs], objective="python", code=code)
-    assert mine.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-6)
+    assert mine.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-4)
     # Six of eight pairs of the first step, as two of all are ties.
     ties = sum(record["preference_loss"] * record["num_pairs"] for record in mine.records)
     assert ties == pytest.approx(2.0 * 2 * (32 - 2))
@@ -60,7 +60,7 @@ def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pa
     written_code = written(tmp_path, textwrap.dedent(code))
     mine = train(tmp_path / "own", policy, [pairs], code=written_code, **custom)
     theirs = train(tmp_path / "rebel", policy, [pairs], loss="rebel", reward_scale=3.0)
-    assert mine.losses == pytest.approx(theirs.losses, rel=1e-5)
+    assert mine.losses == pytest.approx(theirs.losses, rel=1e-4)
     # At the start π is π_ref: the loss of a pair is 3², and of a tied one zero.
     assert theirs.records[0]["preference_loss"] > 6.0
 
