@@ -37,6 +37,8 @@ settings.register_profile("any speed", deadline=None)
 settings.load_profile("any speed")
 
 
+# Comes after marks have deselected tests, so that the rest alone is sorted.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, the longest in containers before all: short ones fill the end.
 
