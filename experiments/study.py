@@ -82,9 +82,7 @@ class Row:
 
     def coefficients(self) -> list[dict[str, Any]]:
         """Each value of the grid as the field that it sets; one empty one without a grid."""
-        for name, values in self.grid.items():
-            return [{name: value} for value in values]
-        return [{}]
+        return [{name: value} for name, values in self.grid.items() for value in values] or [{}]
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,9 @@ class StudyRun:
         artifacts = self.summary.artifacts if self.summary else {}
         for step, artifact in artifacts.items():
             if step.startswith(place):
-                file = artifact.file("responses.parquet")
-                for batch in read_batches(file, RESPONSES, columns=["response"]):
+                for batch in read_batches(
+                    artifact.file("responses.parquet"), RESPONSES, columns=["response"]
+                ):
                     counter.add(batch["response"].to_pylist())
         return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 
@@ -176,7 +175,9 @@ def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
             prefix=prefix,
         )
     except (KeyError, ValueError, AttributeError) as error:
-        raise UserError(f"{place} is no cell: {error}", "compare it with the other rows") from error
+        raise UserError(
+            f"{place} is not a cell: {error}", "compare it with the other rows"
+        ) from error
     if bool(row.grid) != bool(row.tuning_seeds):
         raise UserError(f"{place}: a grid needs tuning seeds, and they need a grid", "give both")
     return row

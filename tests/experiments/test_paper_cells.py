@@ -139,7 +139,7 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (FDPO.replace("0 1", "one"), "small.csv:2 is no cell"),
+        (FDPO.replace("0 1", "one"), "small.csv:2 is not a cell"),
         (FDPO.replace("train.design=none", "none"), "'none' is not FIELD=VALUE"),
         (GEB.replace("7 8", ""), "a grid needs tuning seeds"),
     ],

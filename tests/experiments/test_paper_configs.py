@@ -87,7 +87,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "geb-arctanh": {"train.design": "arctanh", "train.target_ratio": 1e-3},
 }
 # The bonuses of earlier work. FEB, SELM and VPO are zero at π = π_ref, where training starts: no
-# ratio can be calibrated, and κ is set, to that of the authors' code where there is one.
+# ratio can be calibrated, and κ is set, to the value in the authors' code if it has one.
 BASELINES: dict[str, dict[str, Any]] = {
     "feb": {"train.design": "feb", "train.kappa": 1e-2, "train.target_ratio": None},
     "selm": {"train.design": "selm", "train.kappa": 1e-3, "train.target_ratio": None},
@@ -149,7 +149,7 @@ def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
     config = load_config(path)
     evaluations = {name: config.for_suite(name).evaluation for name in config.suites}
     samples = {name: evaluation.num_samples for name, evaluation in evaluations.items()}
-    # On AIME the paper's figures are no multiples of 1/30: there were more samples than 16.
+    # On AIME the paper's figures are not multiples of 1/30: there were more samples than 16.
     assert samples == {"math500": 16, "aime2025": 64, "olympiadbench": 16}
     for name, suite in config.suites.items():
         _, _, commit = suite.prompts.partition("@")

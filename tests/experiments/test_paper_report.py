@@ -1,4 +1,4 @@
-"""The paper's report: every table in its order, ours beside the paper's, and what was found."""
+"""The paper's report: every table in its order, and our figures next to the paper's."""
 
 import json
 import re
@@ -159,7 +159,7 @@ def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
     shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["average"]) == "33.33 (paper: 56.94)"
     tested = [paper_table.name for paper_table in paper_tables(findings([row], run))]
-    assert "p-values-qwen2-5-7b" not in tested, "of one seed there is no test"
+    assert "p-values-qwen2-5-7b" not in tested, "one seed allows no test"
 
 
 def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
@@ -227,7 +227,7 @@ def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
     found = findings([row], *runs)
     shown = figures(table(found, "in-domain"), "GEB-π")
     assert shown["KL WR"].interval == "[64.65, 100.00]"
-    assert shown["KL AvgR"].interval == "[0.6465, 1.2202]", "a reward is no share"
+    assert shown["KL AvgR"].interval == "[0.6465, 1.2202]", "a reward is not a share"
     shown = figures(table(found, "distinct"), "GEB-π")
     assert shown["KL held-out dist-1"].interval == "[0.6465, 1.0000]"
 

@@ -31,7 +31,7 @@ def swept(
 ) -> Comparison:
     """A comparison of two combinations whose runs have one figure each.
 
-    The seeds of both begin with 0; those of the second with ``later``.
+    The seeds of both begin with 0; the second's begin with ``later``.
     """
     runs, labels = [], {}
     for label, values, begin in (("train.kappa=0.5", first, 0), ("train.kappa=1.0", second, later)):

@@ -116,7 +116,7 @@ def test_a_folder_of_files_is_one_source(store, tmp_path):
     write_jsonl(folder / "b.jsonl", questions(12)[5:])
     (folder / "README.md").write_text("not prompts")
     before = file_input(folder)
-    # Not in the folder's digest, so not in the artifact's key: beside it, macOS writes such files.
+    # Not in the folder's digest, so not in the artifact's key: macOS writes such files.
     write_jsonl(folder / ".c.jsonl", [chat("hidden")])
     (folder / "._a.jsonl").write_bytes(b"\x00\x05\x16\x07")
     assert file_input(folder) == before

@@ -131,7 +131,7 @@ def test_the_default_gate_wants_better_than_base_with_confidence(
     assert gate.passed is passes
     losses = compared - ties - wins
     assert f"{wins} prompts won, {losses} lost, {ties} tied" in gate.reason
-    # The bound holds what it says: were the odds even, so many wins would be rare.
+    # The bound holds what it says: if the odds were even, this number of wins would be rare.
     chance = stats.binom.sf(wins - 1, wins + losses, 0.5)
     assert bool(chance < 0.05) is passes
 
@@ -177,7 +177,7 @@ def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking: dict[str,
 
 
 def test_a_bound_that_meets_one_half_is_not_enough_to_be_better() -> None:
-    # With the least confidence that may be asked for, the bound is the share itself.
+    # At the least confidence that may be asked for, the bound is the share itself.
     even = COMPARED | {"win_rate": 0.5, "tied_prompts": 0}
     least = math.nextafter(0.5, 1.0)
     [gate] = decide(PromoteParams(better_than_base_confidence=least), even, {})
