@@ -134,9 +134,9 @@ def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -
     command = [str(options.python), "-m", "benchmarks.bare_engine", json.dumps(arguments)]
     output = _finish(command, folder / "bare.log")
     wall = time.perf_counter() - started
-    told = json.loads(output.splitlines()[-1])
-    seconds = told["seconds"]
-    return Run(contestant, wall - seconds, seconds, told["cpu_seconds"], told["tokens"])
+    result = json.loads(output.splitlines()[-1])
+    seconds = result["seconds"]
+    return Run(contestant, wall - seconds, seconds, result["cpu_seconds"], result["tokens"])
 
 
 def run_stage(
@@ -213,8 +213,8 @@ def write_prompts(path: Path, count: int, options: argparse.Namespace) -> None:
         make_prompts(path, count, options.model_shape)
         return
     lines = options.prompts_of.read_text(encoding="utf-8").splitlines()[:count]
-    asked = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
-    rows = ({"prompt_id": prompt_id(each), "messages": each} for each in asked)
+    conversations = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
+    rows = ({"prompt_id": prompt_id(messages), "messages": messages} for messages in conversations)
     write_table(path, PROMPTS, ({**row, "reference_answer": None} for row in rows))
 
 
@@ -261,12 +261,12 @@ def _finish(command: list[str], log: Path) -> str:
 
 def _median(runs: list[Run], clock: str) -> float:
     """Tokens for each second of one of the clocks."""
-    return statistics.median(each.tokens / getattr(each, clock) for each in runs)
+    return statistics.median(run.tokens / getattr(run, clock) for run in runs)
 
 
 def _report(runs: dict[str, list[Run]], shares: dict[str, float], *, as_json: bool) -> None:
     if as_json:
-        every = [asdict(each) for group in runs.values() for each in group]
+        every = [asdict(run) for group in runs.values() for run in group]
         print(json.dumps({"runs": every, "share_of_bare_engine": shares}, indent=2))
         return
     print(f"{'medians':<44} {'start s':>8} {'tokens':>9} {'tokens/s':>9} {'tokens/CPU s':>13}")

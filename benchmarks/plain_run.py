@@ -38,18 +38,20 @@ def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
     """Artifacts by step, each computed here or found in the store."""
     executor = StepExecutor(config)
     executor.record.save_config(config)
-    made: dict[str, Artifact] = {}
+    artifacts: dict[str, Artifact] = {}
     with recorded_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
         for step in resolve_run(config).steps:
             started = time.perf_counter()
             if in_process:
                 stage = importlib.import_module(f"stages.{step.stage}.run").STAGE
-                execute(stage, build_request(config, executor.store, step, made), Emitter(nowhere))
-            # What the stage has just made is found, and is on record.
-            made[step.name] = executor.execute(step, made).artifact
+                execute(
+                    stage, build_request(config, executor.store, step, artifacts), Emitter(nowhere)
+                )
+            # What the stage has just artifacts is found, and is on record.
+            artifacts[step.name] = executor.execute(step, artifacts).artifact
             took = time.perf_counter() - started
             print(f"{config.name} {step.name}: {took:.1f} s", flush=True)
-    return made
+    return artifacts
 
 
 if __name__ == "__main__":

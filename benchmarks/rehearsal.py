@@ -62,11 +62,11 @@ def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
     """
     hub = folder / "hub"
     before = dict(os.environ)
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(_MAKE), str(hub)], capture_output=True, text=True, check=False
     )
-    if made.returncode:
-        raise GebError(f"the rehearsal's models cannot be made: {made.stderr[-2000:]}")
+    if process.returncode:
+        raise GebError(f"the rehearsal's models cannot be made: {process.stderr[-2000:]}")
     with serve(hub) as address:
         os.environ |= {
             "HF_ENDPOINT": address,
@@ -96,7 +96,7 @@ def _cells(hub: Path, judge: Judge, only: Sequence[str]) -> list[Row]:
 
 def _small(row: Row, hub: Path) -> Row:
     config = configured(row.configuration, row.sections)
-    own: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "suites": {
             name: {
                 "evaluation": {
@@ -107,18 +107,18 @@ def _small(row: Row, hub: Path) -> Row:
             for name in config.suites
         }
     }
-    if "alpaca_eval" in own["suites"]:
-        own["suites"]["alpaca_eval"] |= {
+    if "alpaca_eval" in overrides["suites"]:
+        overrides["suites"]["alpaca_eval"] |= {
             "length_control": str(hub / "datasets/tatsu-lab/alpaca_eval"),
         }
     if row.experiment == "hard":
         # The end of a turn has another number than in the paper's model.
-        own["prepare"] = {"test_prompts": 4}
-        own["generate"] = {"stop_token_ids": [_END_OF_TURN]}
+        overrides["prepare"] = {"test_prompts": 4}
+        overrides["generate"] = {"stop_token_ids": [_END_OF_TURN]}
     return replace(
         row,
         prefix=NAME,
-        sections=merged(merged(row.sections, _SECTIONS), own),
+        sections=merged(merged(row.sections, _SECTIONS), overrides),
         grid={name: values[:_VALUES] for name, values in row.grid.items()},
         seeds=row.seeds[:_SEEDS],
     )
@@ -130,8 +130,8 @@ def main() -> None:
     parser.add_argument("--store", default=NAME, help="folder of all results")
     parser.add_argument("--only", action="append", default=[], help="as for `geb paper`")
     parser.add_argument("--json", action="store_true", help="print the report's document")
-    asked = parser.parse_args()
-    place = str(Path(asked.store).absolute())
+    options = parser.parse_args()
+    place = str(Path(options.store).absolute())
     quiet_prefect()
     # Here: Prefect reads its settings when it is imported.
     from experiments.paper.flow import compute
@@ -139,16 +139,18 @@ def main() -> None:
     from flows.report.prefect_artifacts import as_flow
 
     with (
-        prefect_session(place, NAME, asked.json) as session,
+        prefect_session(place, NAME, options.json) as session,
         rehearsal(Path(place) / NAME) as cells,
     ):
 
         def rehearse() -> WrittenReport:
-            own = {"store": place}
-            return compute(NAME, "full", cells, session, asked.only, config=own, caution=NOT_SHOWN)
+            changed = {"store": place}
+            return compute(
+                NAME, "full", cells, session, options.only, config=changed, caution=NOT_SHOWN
+            )
 
-        found = as_flow(NAME, NAME, NAME, rehearse).document
-    answer(asked.json, found, found["coverage"], f"report  {found['page']}")
+        document = as_flow(NAME, NAME, NAME, rehearse).document
+    answer(options.json, document, document["coverage"], f"report  {document['page']}")
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ def serve(folder: Path) -> Iterator[str]:
 
     Each repository has any revision. Yields the server's address.
     """
-    files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     commit = hashlib.sha1("".join(_digest(file.read_bytes()) for file in files).encode())
-    own = {"folder": folder, "commit": commit.hexdigest()}
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), own)) as server:
+    entry = {"folder": folder, "commit": commit.hexdigest()}
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), entry)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -68,28 +68,31 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answers a question to the judge."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        question = asked["messages"][-1]["content"]
-        answers = next((each for form, each in _ANSWERS.items() if form in question), ["?"])
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        question = body["messages"][-1]["content"]
+        answers = next((answer for form, answer in _ANSWERS.items() if form in question), ["?"])
         number = hashlib.sha256(question.encode()).digest()[0]
-        said = {"role": "assistant", "content": answers[number % len(answers)]}
+        message = {"role": "assistant", "content": answers[number % len(answers)]}
         usage = {"prompt_tokens": len(question.split()), "completion_tokens": 2, "total_tokens": 0}
-        choice: dict[str, Any] = {"index": 0, "message": said}
-        if asked.get("logprobs"):
+        choice: dict[str, Any] = {"index": 0, "message": message}
+        if body.get("logprobs"):
             share = (number + 1) / 257
-            told = [{"token": "m", "logprob": log(share)}, {"token": "M", "logprob": log1p(-share)}]
-            choice["logprobs"] = {"content": [{"top_logprobs": told}]}
+            logprobs = [
+                {"token": "m", "logprob": log(share)},
+                {"token": "M", "logprob": log1p(-share)},
+            ]
+            choice["logprobs"] = {"content": [{"top_logprobs": logprobs}]}
         self._json({"choices": [choice], "usage": usage})
 
     def _describe(self, repo: str, place: Path, call: list[str]) -> None:
-        files = [each for each in sorted(place.rglob("*")) if each.is_file()]
+        files = [path for path in sorted(place.rglob("*")) if path.is_file()]
         if not files:
             self._missing("RepoNotFound")
         elif call[:1] == ["tree"]:
             folder = place.joinpath(*call[2:])
             is_whole = "recursive=true" in urlsplit(self.path).query.lower()
-            found = folder.rglob("*") if is_whole else folder.glob("*")
-            self._json([_entry(each, place) for each in sorted(found)])
+            paths = folder.rglob("*") if is_whole else folder.glob("*")
+            self._json([_entry(path, place) for path in sorted(paths)])
         else:
             names = [{"rfilename": file.relative_to(place).as_posix()} for file in files]
             self._json({"id": repo, "sha": self.commit, "tags": [], "siblings": names})
@@ -104,8 +107,8 @@ class HubHandler(BaseHTTPRequestHandler):
         first = 0
         last = len(content) - 1
         status = 200
-        if asked := self.headers.get("Range"):
-            start, _, end = asked.removeprefix("bytes=").partition("-")
+        if wanted_range := self.headers.get("Range"):
+            start, _, end = wanted_range.removeprefix("bytes=").partition("-")
             first = int(start)
             last = min(int(end or last), last)
             status = 206

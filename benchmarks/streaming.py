@@ -70,15 +70,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measured = measure(Path(folder), options.rows)
     if options.json:
-        print(json.dumps([asdict(each) for each in measured], indent=2))
+        print(json.dumps([asdict(measurement) for measurement in measured], indent=2))
         return
     print(f"{'stage':<8} {'rows':>10} {'wall s':>8} {'rows/s':>9} {'peak MiB':>9}")
-    for each in measured:
+    for measurement in measured:
         print(
-            f"{each.stage:<8} {each.rows:>10,} {each.wall_seconds:>8.1f} "
-            f"{each.rows_per_second:>9,.0f} {each.peak_mib:>9.0f}"
+            f"{measurement.stage:<8} {measurement.rows:>10,} {measurement.wall_seconds:>8.1f} "
+            f"{measurement.rows_per_second:>9,.0f} {measurement.peak_mib:>9.0f}"
         )
-    sys.exit(any(each.peak_mib > LIMIT_MIB for each in measured))
+    sys.exit(any(measurement.peak_mib > LIMIT_MIB for measurement in measured))
 
 
 def measure(folder: Path, rows: int) -> list[Measurement]:

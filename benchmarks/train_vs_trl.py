@@ -119,8 +119,8 @@ def main() -> None:
     with _busy_processes(options.beside):
         rows = [row for name in options.shapes for row in measure(name, options, rate, gpu=gpu)]
     if options.json:
-        found = {"matmul_gflops_per_second": rate / 1e9, "rows": [asdict(row) for row in rows]}
-        print(json.dumps(found, indent=2))
+        document = {"matmul_gflops_per_second": rate / 1e9, "rows": [asdict(row) for row in rows]}
+        print(json.dumps(document, indent=2))
     else:
         print(f"matrix products: {rate / 1e9:,.0f} GFLOP/s on {torch.get_num_threads()} threads")
         for name in options.shapes:
@@ -166,7 +166,7 @@ def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -
             pairs = make_pairs(shape, table, num_pairs=count, scale=options.scale)
         trained: dict[str, list[Training]] = {contestant: [] for contestant in options.contestants}
         for round_ in range(options.rounds):
-            for place_, each in enumerate(options.contestants):
+            for place_, entrant in enumerate(options.contestants):
                 work = folder / f"work-{round_}-{place_}"
                 work.mkdir()
                 job = TrainingJob(
@@ -178,16 +178,16 @@ def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -
                     gpu=gpu,
                     lora_rank=options.lora_rank,
                 )
-                trained[each].append(_train(each, job, work))
-                print(f"{name}: {each} {trained[each][-1].seconds:.1f} s", file=sys.stderr)
+                trained[entrant].append(_train(entrant, job, work))
+                print(f"{name}: {entrant} {trained[entrant][-1].seconds:.1f} s", file=sys.stderr)
     tokens = sum(
         2 * len(row["prompt_token_ids"]) + len(row["chosen_token_ids"])
         + len(row["rejected_token_ids"])
         for row in pairs
     )  # fmt: skip
     rows: list[Row] = []
-    for each, rounds in trained.items():
-        rows.append(_row(name, each, rounds, tokens, rate, rows[0] if rows else None))
+    for entrant, rounds in trained.items():
+        rows.append(_row(name, entrant, rounds, tokens, rate, rows[0] if rows else None))
     return rows
 
 

@@ -55,9 +55,9 @@ def _show(outcomes: list[Outcome]) -> None:
         "\n| kind | tried | by the plan or command | by plan or stage | accepted | wrong |\n"
     )
     sys.stdout.write("| --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for kind in dict.fromkeys(each.case.kind for each in outcomes):
-        of_kind = [each for each in outcomes if each.case.kind == kind]
-        right = Counter(each.case.by for each in of_kind if not each.faults)
+    for kind in dict.fromkeys(outcome.case.kind for outcome in outcomes):
+        of_kind = [outcome for outcome in outcomes if outcome.case.kind == kind]
+        right = Counter(outcome.case.by for outcome in of_kind if not outcome.faults)
         cells = [len(of_kind), right["itself"], right["run"], right[None]]
         cells.append(len(of_kind) - sum(right.values()))
         sys.stdout.write(f"| {kind} | {' | '.join(map(str, cells))} |\n")
@@ -72,24 +72,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose kind or name has this text")
     parser.add_argument("--json", action="store_true", help="all outcomes as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with TemporaryDirectory() as name, prefect_server(Path(name)):
         os.chdir(name)
         config = write_small_run(Path(name))
         # It loads the libraries, too, and fills the store with what cases have in common.
-        code, _, said = geb(["run", str(config)], limit_seconds=None)
+        code, _, output = geb(["run", str(config)], limit_seconds=None)
         if code != EXIT_OK:
-            raise SystemExit(f"a good run fails:\n{said}")
-        found = _cases(Path(name), config)
-        chosen = (case for case in found if asked.only in f"{case.kind}: {case.name}")
+            raise SystemExit(f"a good run fails:\n{output}")
+        cases = _cases(Path(name), config)
+        chosen = (case for case in cases if options.only in f"{case.kind}: {case.name}")
         outcomes = []
         for case in chosen:
             outcomes.append(tried(case))
             if outcomes[-1].faults:
                 _tell(outcomes[-1])
     wrong = [outcome for outcome in outcomes if outcome.faults]
-    if asked.json:
-        sys.stdout.write(json.dumps([asdict(each) for each in outcomes], indent=1))
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
         return int(bool(wrong))
     _show(outcomes)
     return int(bool(wrong))

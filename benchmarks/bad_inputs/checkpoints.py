@@ -81,13 +81,13 @@ def _shards(change: Callable[[dict[str, str]], object], *says: str, **more: Any)
     """A checkpoint of two files and an index; the index's map is changed."""
 
     def damage(folder: Path) -> None:
-        found = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / WEIGHTS)
         (folder / WEIGHTS).unlink()
-        names = sorted(found)
+        names = sorted(tensors)
         parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
         for file, part in parts.items():
             save_file(
-                {name: found[name] for name in part}, folder / file, metadata={"format": "pt"}
+                {name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"}
             )
         index = {name: file for file, part in parts.items() for name in part}
         change(index)
@@ -109,9 +109,9 @@ def _header(change: Callable[[dict[str, Any]], object]) -> Damage:
 
     def changed(data: bytes) -> bytes:
         (length,) = struct.unpack("<Q", data[:8])
-        found = json.loads(data[8 : 8 + length])
-        change(found)
-        text = json.dumps(found).encode()
+        header = json.loads(data[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
     return bytes_of(WEIGHTS, changed)
@@ -133,9 +133,9 @@ def _emptied(*names: str) -> Damage:
     """A folder with only some of its files, or a file that does not belong to a checkpoint."""
 
     def damage(folder: Path) -> None:
-        for each in folder.iterdir():
-            if each.name not in names:
-                each.unlink()
+        for path in folder.iterdir():
+            if path.name not in names:
+                path.unlink()
         (folder / "README.md").write_text("A model.")
 
     return damage
@@ -357,5 +357,5 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
             shutil.copytree(config.parent / kind.split()[0], place)
             bad.damage(place)
             says = bad.says if bad.by is None else (place.name, *bad.says)
-            arguments = [each.replace("FILE", str(place)) for each in given]
+            arguments = [word.replace("FILE", str(place)) for word in given]
             yield Case(kind, name, ["plan", str(config), *arguments], says, bad.by, bad.why)

@@ -47,7 +47,7 @@ class Bad:
 
 def _line(content: str | bytes, *says: str, **more: Any) -> Bad:
     """Good prompts, of which one line in the middle is replaced."""
-    rows = [json.dumps({"prompt": each}).encode() for each in PROMPTS]
+    rows = [json.dumps({"prompt": text}).encode() for text in PROMPTS]
     rows[_BAD_LINE - 1] = content if isinstance(content, bytes) else content.encode()
     return Bad("bad.jsonl", b"\n".join(rows), (f"line {_BAD_LINE}", *says), **more)
 
@@ -101,7 +101,7 @@ def put(path: Path, content: bytes | Write) -> None:
         content(path)
 
 
-_GOOD = "".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS).encode()
+_GOOD = "".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS).encode()
 _NO_UTF8 = pa.Array.from_buffers(
     pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
 )
@@ -189,7 +189,7 @@ _PROMPTS: dict[str, Bad] = {
     "escape sequences": _line('{"messages": [{"role": "\\u001b[2J", "content": "red"}]}', "role"),
     "a column with a name of megabytes": _line(json.dumps({"x" * _MEGABYTES: 1}), "columns"),
     "a role of megabytes": _row("role", messages=_turns("x" * _MEGABYTES)),
-    "thousands of columns": _row("columns", **{f"column{each}": 1 for each in range(9000)}),
+    "thousands of columns": _row("columns", **{f"column{number}": 1 for number in range(9000)}),
     "megabytes of no JSON": _line("x" * _MEGABYTES),
     "a conversation that ends with the assistant": _line(
         json.dumps({"messages": _turns("user", "assistant")}),
@@ -265,7 +265,7 @@ _PROMPTS: dict[str, Bad] = {
     ),
     "as many prompts as are held out": Bad(
         "bad.jsonl",
-        _all(*({"prompt": each} for each in PROMPTS[:4])),
+        _all(*({"prompt": text} for text in PROMPTS[:4])),
         ("test_prompts is 4",),
         names_file=False,
     ),

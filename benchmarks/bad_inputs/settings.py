@@ -137,11 +137,13 @@ def cases(folder: Path) -> Iterator[Case]:
 def excluded(kind: str) -> list[str]:
     """Values that a field's declared kind excludes, as text for ``--set``."""
     parts = kind.replace(" or null", "").split(", ")
-    found = next((each for start, each in _EXCLUDED.items() if parts[0].startswith(start)), _CHOICE)
+    excluded = next(
+        (value for start, value in _EXCLUDED.items() if parts[0].startswith(start)), _CHOICE
+    )
     if parts[0].startswith("number") or " or number" in kind:
-        found = _EXCLUDED["number"]
+        excluded = _EXCLUDED["number"]
     beyond = []
     for relation, bound in _BOUND.findall(kind):
         step = {"<": 0.0, ">": 0.0, "≤": 1.0, "≥": -1.0}[relation]
         beyond.append(f"{float(bound) + step:g}")
-    return [*found, *beyond]
+    return [*excluded, *beyond]

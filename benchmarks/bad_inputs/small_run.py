@@ -27,7 +27,7 @@ def write_small_run(folder: Path) -> Path:
     make_tiny_llama(folder / "policy")
     make_tiny_reward_model(folder / "reward")
     (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS)
+        "".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS)
     )
     (folder / "oracle.py").write_text(_ORACLE)
     values: dict[str, Any] = {

@@ -107,11 +107,11 @@ def geb(arguments: list[str], limit_seconds: float | None = _LIMIT_SECONDS) -> t
             code = done.returncode
         except subprocess.TimeoutExpired:
             code = _OVERDUE
-        said = []
+        lines = []
         for stream in (out, err):
             stream.seek(0)
-            said.append(stream.read().decode(errors="replace").strip())
-    return (code, *said) if as_json else (code, "", "\n".join(said))
+            lines.append(stream.read().decode(errors="replace").strip())
+    return (code, *lines) if as_json else (code, "", "\n".join(lines))
 
 
 def _is_json(text: str) -> bool:
@@ -142,7 +142,7 @@ def _faults(case: Case, codes: list[int], output: str) -> list[str]:
     if (count := len(_ERROR.findall(said))) != 1:
         faults.append(f"{count} errors")
     message = " ".join(said.split())
-    faults += [f"{each!r} is not named" for each in case.says if each not in message]
+    faults += [f"{text!r} is not named" for text in case.says if text not in message]
     if len(output) > _MOST_CHARACTERS:
         faults.append(f"{len(output)} characters")
     return faults

@@ -35,8 +35,10 @@ def main() -> int:
         return 0
     numbers = range(options.runs) if options.only is None else [options.only]
     done = [] if options.out is None else read(options.out)
-    outcomes = [each for each in done if each.seed == options.seed and each.run in numbers]
-    left = sorted(set(numbers) - {each.run for each in outcomes})
+    outcomes = [
+        outcome for outcome in done if outcome.seed == options.seed and outcome.run in numbers
+    ]
+    left = sorted(set(numbers) - {outcome.run for outcome in outcomes})
     printing = threading.Lock()
 
     with tempfile.TemporaryDirectory(prefix="geb-chaos-") as name:
@@ -68,7 +70,7 @@ def main() -> int:
             finally:
                 # Ctrl-C and SIGTERM let the runs at work end: what they mounted and started goes.
                 pool.shutdown(cancel_futures=True)
-    bad = sorted(each.run for each in outcomes if not each.is_good)
+    bad = sorted(outcome.run for outcome in outcomes if not outcome.is_good)
     print(f"{len(outcomes) - len(bad)} of {len(outcomes)} runs ended as the calm one")
     for number in bad:
         print(

@@ -108,8 +108,8 @@ class Campaign:
             while code and trial.attempts < _MOST_ATTEMPTS:
                 code = trial.end(trial.start())
             seconds = time.monotonic() - started
-            own = sum(each.startswith("server restart") for each in trial.said)
-            if self._services.prefect.restarts > restarts + own and setting.server == "shared":
+            caused = sum(line.startswith("server restart") for line in trial.said)
+            if self._services.prefect.restarts > restarts + caused and setting.server == "shared":
                 trial.said.append("server restart of another run")
             outcome = Outcome(
                 seed=self._seed,

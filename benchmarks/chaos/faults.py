@@ -23,8 +23,8 @@ _CUT_SECONDS = (1.0, 8.0)
 
 def kill(trial: Trial) -> None:
     """Kills one process of the run: orchestrator, server, supervisor, stage or worker."""
-    if found := trial.processes():
-        victim = trial.draw.choice(found)
+    if processes := trial.processes():
+        victim = trial.draw.choice(processes)
         with contextlib.suppress(psutil.Error):
             trial.said[-1] += f" {role(victim)}"
             victim.kill()
@@ -39,8 +39,8 @@ def kill_all(trial: Trial) -> None:
 
 def stop(trial: Trial) -> None:
     """Stops a process for a while."""
-    if found := trial.processes():
-        victim = trial.draw.choice(found)
+    if processes := trial.processes():
+        victim = trial.draw.choice(processes)
         with contextlib.suppress(psutil.Error):
             trial.said[-1] += f" {role(victim)}"
             victim.suspend()

@@ -72,22 +72,22 @@ def read(path: Path) -> list[Outcome]:
     """Outcomes of a file, none where there is none; a line that a kill cut short is left out."""
     if not path.exists():
         return []
-    found = []
+    outcomes = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             values = json.loads(line)
-            found.append(Outcome(**values | {"faults": tuple(values["faults"])}))
-    return found
+            outcomes.append(Outcome(**values | {"faults": tuple(values["faults"])}))
+    return outcomes
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """Markdown: counts by seed, by kind of run and by fault."""
-    found = list(outcomes)
+    known_outcomes = list(outcomes)
     return "\n\n".join(
         [
-            _counts("seed", found, lambda each: [str(each.seed)]),
-            _counts("runner, store", found, lambda each: [each.setting]),
-            _counts("fault", found, lambda each: set(each.struck)),
+            _counts("seed", known_outcomes, lambda each: [str(each.seed)]),
+            _counts("runner, store", known_outcomes, lambda each: [each.setting]),
+            _counts("fault", known_outcomes, lambda each: set(each.struck)),
         ]
     )
 

@@ -55,23 +55,23 @@ class Place(ABC):
         store = self.open()
         store.refresh(f"runs/{RUN}")
         paths = sorted((store.run_path(RUN) / "steps").glob("*.json"))
-        found = [json.loads(path.read_text()) for path in paths]
-        return {each["step"]: each for each in found}
+        records = [json.loads(path.read_text()) for path in paths]
+        return {record["step"]: record for record in records}
 
     def digests(self) -> dict[str, str]:
         """Digests of every step's artifact as its files are now, telemetry left out."""
         opened = self.open()
-        found = {}
+        digests = {}
         for name, record in self.records().items():
             try:
                 artifact = opened.load(record["stage"], record["key"])
                 if artifact is not None:
                     opened.verify(artifact)
-                    found[name] = artifact.manifest.digest()
+                    digests[name] = artifact.manifest.digest()
             except DamagedArtifactError as error:
                 # A finding of the campaign, not its end.
-                found[name] = str(error)
-        return found
+                digests[name] = str(error)
+        return digests
 
     def damage(self, draw: random.Random) -> str:
         """Flips a bit of a file, and one in four times truncates it; its name, or none there."""
@@ -151,8 +151,8 @@ class BucketPlace(Place):
     def copy_to(self, url: str, home: Path) -> BucketPlace:
         """A copy under another prefix."""
         copy = BucketPlace(url, home)
-        for name, found in self._bucket.get_all(self._bucket.list()).items():
-            copy.write(name, found.data)
+        for name, content in self._bucket.get_all(self._bucket.list()).items():
+            copy.write(name, content.data)
         return copy
 
     def open(self) -> Store:
@@ -181,9 +181,9 @@ class BucketPlace(Place):
 
     def read(self, name: str) -> bytes:
         """See :class:`Place`."""
-        found = self._bucket.get(name)
-        assert found is not None, name
-        return found.data
+        content = self._bucket.get(name)
+        assert content is not None, name
+        return content.data
 
     def write(self, name: str, content: bytes) -> None:
         """See :class:`Place`."""

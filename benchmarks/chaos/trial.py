@@ -41,8 +41,8 @@ class Setting:
     server: str = "shared"
 
     def __str__(self) -> str:
-        own = ", own server" if self.server == "own" else ""
-        return f"{self.runner}, {self.store}{own}"
+        server = ", own server" if self.server == "own" else ""
+        return f"{self.runner}, {self.store}{server}"
 
 
 @dataclass
@@ -105,16 +105,16 @@ class Trial:
 
     def processes(self) -> list[psutil.Process]:
         """The run's living processes."""
-        found = []
-        for each in psutil.process_iter():
+        processes = []
+        for process in psutil.process_iter():
             # It may end meanwhile.
             with contextlib.suppress(psutil.Error):
                 # Forks of a fork server have a title in place of their environment.
-                named = any(str(self.folder) in part for part in each.cmdline())
-                marked = named or each.environ().get(_MARK) == self.mark
-                if marked and each.status() != "zombie":
-                    found.append(each)
-        return found
+                named = any(str(self.folder) in part for part in process.cmdline())
+                marked = named or process.environ().get(_MARK) == self.mark
+                if marked and process.status() != "zombie":
+                    processes.append(process)
+        return processes
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
         """Waits for the orchestrator and for what it started; counts orphans and tracebacks."""
@@ -129,9 +129,9 @@ class Trial:
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
         self.orphans += len(left)
-        for each in left:
+        for orphan in left:
             with contextlib.suppress(psutil.Error):
-                each.kill()
+                orphan.kill()
         return code
 
     def last_lines(self) -> str:

@@ -47,7 +47,7 @@ class Figures:
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def wait(device: torch.device) -> None:

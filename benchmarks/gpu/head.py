@@ -77,7 +77,7 @@ def _materialised(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def _both(way: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradient: Tensor) -> list[Tensor]:
-    trained = [each for each in inputs if each.requires_grad]
+    trained = [tensor for tensor in inputs if tensor.requires_grad]
     return list(torch.autograd.grad(way(*inputs), trained, gradient))
 
 

@@ -67,8 +67,8 @@ def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) ->
         task = replace(task, batch_pairs=2, steps=1)
     losses: list[float] = []
     gradient: torch.Tensor | None = None
-    for each in task.variations:
-        variation = replace(each, tokens=64) if dry else each
+    for planned in task.variations:
+        variation = replace(planned, tokens=64) if dry else planned
         while True:
             try:
                 found, first = _train(figures, variation, task, shape, pairs, device, dry=dry)
@@ -119,9 +119,9 @@ class MasterEngine(Engine):
         super().__init__(*made)
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         for group in self.optimizer.param_groups:
-            own = [(each, nn.Parameter(each.detach().float())) for each in group["params"]]
-            group["params"] = [master for _, master in own]
-            self._pairs += own
+            pairs = [(weight, nn.Parameter(weight.detach().float())) for weight in group["params"]]
+            group["params"] = [master for _, master in pairs]
+            self._pairs += pairs
 
     def _update(self) -> float | None:
         for weight, master in self._pairs:
@@ -366,12 +366,12 @@ def fast_folder() -> str | None:
 def _reference(
     model: ResponseLogprobs, pairs: Sequence[Pair], numerics: Numerics
 ) -> dict[int, tuple[Any, Any]]:
-    found: dict[int, tuple[Any, Any]] = {}
+    logprobs: dict[int, tuple[Any, Any]] = {}
     bfloat16 = torch.autocast(numerics.device.type, torch.bfloat16, enabled=numerics.bfloat16)
     with bfloat16:
         for start in range(0, len(pairs), 16):
-            found |= _logprobs(model, pairs[start : start + 16], "packed", numerics.device)
-    return found
+            logprobs |= _logprobs(model, pairs[start : start + 16], "packed", numerics.device)
+    return logprobs
 
 
 def _pairs(shape: Shape, folder: Path, count: int, scale: float) -> list[Pair]:

@@ -168,10 +168,10 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     space = "" if tokenizer.decode(rows[0]["prompt_token_ids"]).endswith("\n") else " "
 
     def texts(row: dict[str, Any]) -> dict[str, str]:
-        found = {"prompt": row["prompt_token_ids"]}
+        row_tokens = {"prompt": row["prompt_token_ids"]}
         # TRL adds the end of the sequence.
-        found |= {side: row[f"{side}_token_ids"][:-1] for side in ("chosen", "rejected")}
-        return {name: tokenizer.decode(ids) + space for name, ids in found.items()}
+        row_tokens |= {side: row[f"{side}_token_ids"][:-1] for side in ("chosen", "rejected")}
+        return {name: tokenizer.decode(ids) + space for name, ids in row_tokens.items()}
 
     dataset = Dataset.from_list([texts(rows[place]) for place in order])
     dtype = torch.bfloat16 if job.gpu else torch.float32
@@ -218,15 +218,17 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     )
     for read, place in zip(trainer.train_dataset, order, strict=True):
         for side in ("chosen", "rejected"):
-            own = [*rows[place]["prompt_token_ids"], *rows[place][f"{side}_token_ids"]]
-            assert [*read["prompt_ids"], *read[f"{side}_ids"]] == own, "TRL trains on other tokens"
+            tokens = [*rows[place]["prompt_token_ids"], *rows[place][f"{side}_token_ids"]]
+            assert [*read["prompt_ids"], *read[f"{side}_ids"]] == tokens, (
+                "TRL trains on other tokens"
+            )
     with _timed() as training:
         trainer.train()
     taken = [training, *passes]
     return Training(
-        seconds=sum(each.seconds for each in taken),
-        cpu_seconds=sum(each.cpu_seconds for each in taken),
-        reference_seconds=sum(each.seconds for each in passes),
+        seconds=sum(step.seconds for step in taken),
+        cpu_seconds=sum(step.cpu_seconds for step in taken),
+        reference_seconds=sum(reference_pass.seconds for reference_pass in passes),
         peak_mib=_peak_mib(job.gpu),
         losses=[record["loss"] for record in trainer.state.log_history if "loss" in record],
         margins=[
@@ -276,12 +278,12 @@ CONTESTANTS: dict[str, Callable[[TrainingJob], Training]] = {
 
 def main() -> None:
     """Runs one contestant and prints its measurement."""
-    said = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     # What libraries print goes to the log.
     os.dup2(2, 1)
     job = TrainingJob(**json.loads(Path(sys.argv[2]).read_text()))
     training = CONTESTANTS[sys.argv[1]](job)
-    print(json.dumps(asdict(training)), file=said, flush=True)
+    print(json.dumps(asdict(training)), file=output, flush=True)
 
 
 if __name__ == "__main__":

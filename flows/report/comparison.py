@@ -102,7 +102,7 @@ class Comparison:
         parts = [difference_text(name, decisive.get(name)) for name in others]
         sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(parts)}."]
         if self.by_method:
-            fewest = min(len(row.values) for row in self.over_seeds if row.figure == _DECISIVE[1])
+            fewest = min(len(row.values) for row in self.over_seeds)
             if fewest < _ENOUGH_SEEDS:
                 sentences.append(f"A method has {fewest} runs: too few.")
         for run in self.runs:
