@@ -168,7 +168,7 @@ def margin(checkpoint, pairs):
 
 
 @pytest.mark.parametrize("settings", [{}, zero(2)], ids=["off", "zero-2"])
-@pytest.mark.parametrize("epochs", [4, 80])
+@pytest.mark.parametrize("epochs", [4, pytest.param(80, marks=pytest.mark.slow)])
 def test_an_iteration_hands_on_the_margin_that_it_learnt(tmp_path, starts, pairs, settings, epochs):
     """At the paper's learning rate, from weights that lie on the grid of bfloat16."""
     start = starts["bfloat16"]
