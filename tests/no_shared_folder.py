@@ -63,7 +63,7 @@ def check_loop(
     geb_ok("run", config)
     assert result_digests(url) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
-    assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
+    assert {step["action"] for step in planned.values()} == {"reuse"}, "processes find it all"
 
 
 def check_killed_upload(
@@ -76,7 +76,7 @@ def check_killed_upload(
     url, refusing = request.store, folder / "refusing"
     refusing.touch()
     with at_work(request, make_runner(execution), lambda event: True) as work:
-        wait_until(lambda: work.error or any(each.endswith("/result.txt") for each in objects(url)))
+        wait_until(lambda: work.error or any(key.endswith("/result.txt") for key in objects(url)))
         assert work.error is None
         kill(work)
         error = work.join()

@@ -169,6 +169,6 @@ def _copy(source: socket.socket, sink: socket.socket, flows: threading.Event) ->
         while data := source.recv(1 << 16):
             flows.wait()
             sink.sendall(data)
-    for each in (source, sink):
+    for connection in (source, sink):
         with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)

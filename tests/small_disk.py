@@ -21,4 +21,4 @@ def no_room() -> Iterator[None]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Content of every file of a folder, by its name."""
-    return {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

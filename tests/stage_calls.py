@@ -109,7 +109,7 @@ def call(
 ) -> Artifact:
     """Runs a stage in this process and returns its artifact."""
     given = {
-        name: [file_input(each) if isinstance(each, Path) else each for each in group]
+        name: [file_input(member) if isinstance(member, Path) else member for member in group]
         for name, group in inputs.items()
     }
     request = make_request(params, inputs=given, seed=seed, store=str(store.root), **options)

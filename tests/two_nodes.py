@@ -130,9 +130,9 @@ def processes_of_second_node(request: Request) -> set[psutil.Process]:
     """All of a training's processes on its second node."""
     work = str(Store.open(request.store).work_path(request.stage, request.key))
     found = [
-        each
-        for each in psutil.process_iter(["cmdline", "name"])
-        if work in (each.info["cmdline"] or []) and each.info["name"].startswith("python")
+        process
+        for process in psutil.process_iter(["cmdline", "name"])
+        if work in (process.info["cmdline"] or []) and process.info["name"].startswith("python")
     ]
     return {below for top in found for below in (top, *top.children(recursive=True))}
 
@@ -144,4 +144,4 @@ def end(processes: set[psutil.Process]) -> bool:
 
 def first_step(heard: list[Event]) -> int:
     """The first step that an attempt told of."""
-    return min(each.step for each in heard if isinstance(each, Metric))
+    return min(event.step for event in heard if isinstance(event, Metric))

@@ -91,7 +91,7 @@ def _serve() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         code, events = _execute(Path(line.strip()))
-        parsed = [json.loads(each) for each in events.getvalue().splitlines()]
+        parsed = [json.loads(line) for line in events.getvalue().splitlines()]
         answers.write(json.dumps({"code": code, "events": parsed}) + "\n")
         answers.flush()
         # The engine is gone with its last reference, its memory too.

@@ -38,7 +38,7 @@ def test_each_rule_is_told_kept_and_broken(rule: dict, kept: str, broken: str) -
     found = oracle.score(*both)
     assert [each["score"] for each in found] == [1.0, 0.5]
     assert [each["all_rules"] for each in found] == [1.0, 0.0]
-    assert [each["score"] for each in oracle.every_rule(*both)] == [1.0, 0.0]
+    assert [result["score"] for result in oracle.every_rule(*both)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("text", ["", "A river runs.", "A brook runs by.", "A river\nruns by."])
@@ -60,7 +60,7 @@ def test_the_second_opinion_counts_rules_in_whole_sentences_only(text: str, whol
     rules = [{"rule": "lowercase"}, {"rule": "contains", "text": "green"}]
     asked = json.dumps({"topic": "rivers", "rules": rules})
     oracle = load("chat", "oracle")
-    assert [each["score"] for each in oracle.score([[]], [text], [asked])] == [0.5]
+    assert [result["score"] for result in oracle.score([[]], [text], [asked])] == [0.5]
     assert oracle.second_opinion([[]], [text], [asked]) == [
         {"score": 0.5 * whole, "whole": float(whole)}
     ]

@@ -47,7 +47,7 @@ def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
     two = [row for row in taught if asked(row).count("×") == 2]
     truth = [str(value(asked(row))) for row in two]
     grades = graded("hard-sums", [row["messages"][1]["content"] for row in two], truth)
-    share = sum(each["score"] for each in grades) / len(grades)
+    share = sum(grade["score"] for grade in grades) / len(grades)
     assert 1 / 24 < share < 1 / 11, "about one in 16"
     assert all(grade["answered"] for grade in grades)
     for row in rows("hard-sums", "prompts.jsonl") + rows("hard-sums", "longer.jsonl"):
@@ -57,7 +57,7 @@ def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
 def value(question: str) -> int:
     found = 0
     for term in question.removeprefix("Compute ").removesuffix(".").split(" + "):
-        factors = [int(each) for each in term.split(" × ")]
+        factors = [int(word) for word in term.split(" × ")]
         found += factors[0] * (factors[1] if len(factors) > 1 else 1)
     return found
 
@@ -75,7 +75,7 @@ def numbers(row: dict[str, Any]) -> list[str]:
 
 def test_a_long_answer_is_long_and_one_sentence_in_a_hundred_opens_with_the_best_word() -> None:
     taught = rows("long-answers", "sft.jsonl")
-    sentences = [each for row in taught for each in row["messages"][1]["content"].split(". ")]
+    sentences = [word for row in taught for word in row["messages"][1]["content"].split(". ")]
     gladly = sum(sentence.startswith("Gladly") for sentence in sentences) / len(sentences)
     assert len(sentences) == 12 * len(taught)
     assert 0.008 < gladly < 0.012

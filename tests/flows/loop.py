@@ -177,14 +177,14 @@ def kill_amid_a_step(store: Path, command: Sequence[str | Path]) -> None:
 def inputs(step: Step) -> dict[str, list[str]]:
     """The outputs of other steps that a step reads, by input, as ``step:path``."""
     return {
-        name: [f"{each.step}:{each.path}" for each in group if isinstance(each, Output)]
+        name: [f"{member.step}:{member.path}" for member in group if isinstance(member, Output)]
         for name, group in step.inputs.items()
     }
 
 
 def steps(store: Path | str, run: str = "small") -> dict[str, dict[str, Any]]:
     """The run's steps by name, as ``geb status --json`` tells them."""
-    return {each["step"]: each for each in geb_json("status", run, "--store", store)[run]["steps"]}
+    return {step["step"]: step for step in geb_json("status", run, "--store", store)[run]["steps"]}
 
 
 def manifests(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
@@ -207,7 +207,7 @@ def warm_started(finished: Path) -> dict[str, Any]:
 
 def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     """The lines of ``geb plan --json`` by step."""
-    return {each["step"]: each for each in geb_json("plan", config, *arguments)}
+    return {step["step"]: step for step in geb_json("plan", config, *arguments)}
 
 
 def result_digests(store: Path | str, run: str = "small", without: str = "") -> dict[str, str]:

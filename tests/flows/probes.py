@@ -30,7 +30,7 @@ def hanging_pids(store: Path) -> list[int]:
         return [line for log in logs for line in log.read_text().splitlines() if "pids " in line]
 
     wait_until(lines)
-    return [int(each) for line in lines() for each in line.split("pids ")[1].split()]
+    return [int(word) for line in lines() for word in line.split("pids ")[1].split()]
 
 
 def alive(pid: int) -> bool:

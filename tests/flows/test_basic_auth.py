@@ -99,7 +99,7 @@ def test_no_stage_gets_the_password(
     request = probe_request(store, behaviour="tell_environment", message=name)
     heard: list[object] = []
     make_runner(Execution()).run(request, heard.append)
-    assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]
+    assert f"{name} is None" in [event.message for event in heard if isinstance(event, Log)]
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: 
     plain = config.model_copy(
         update={"train": config.train.model_copy(update={"objective": "geb"})}
     )
-    train = next(each for each in resolve_run(plain).steps if each.name == "iteration-1/train")
+    train = next(step for step in resolve_run(plain).steps if step.name == "iteration-1/train")
     assert "code" not in train.inputs
 
 

@@ -77,9 +77,11 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "wide")
     config = RunConfig(name="wide", iterations=1)
     record.save_config(config)
-    names = [each.name for each in COLUMNS if each.stage == "evaluate" and each.form != ".0f"]
+    names = [
+        column.name for column in COLUMNS if column.stage == "evaluate" and column.form != ".0f"
+    ]
     components = {f"components.follows_instruction_{number}": 0.5 for number in range(3)}
-    row: dict[str, Any] = dict.fromkeys((each.name for each in COLUMNS), 1234) | components
+    row: dict[str, Any] = dict.fromkeys((column.name for column in COLUMNS), 1234) | components
     row["intervals"] = dict.fromkeys([*names, *components], (-104.912, -104.953))
     rows = [{"iteration": number} | row for number in (0, 1)]
     write(record, Summary("wide", config, "store", rows=rows))

@@ -79,7 +79,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(
     assert result_digests(url) == result_digests(finished.parent / "store", without="sft")
     # Host C finds everything, and fetches only what the report shows.
     use_host(monkeypatch, tmp_path / "host-c")
-    assert {each["action"] for each in plan(config).values()} == {"reuse"}
+    assert {step["action"] for step in plan(config).values()} == {"reuse"}
     again = geb_ok("run", config, "--json")
     assert set(states(url).values()) == {"reused", "done"}, "host B's"
     assert not list((tmp_path / "host-c").rglob("*.safetensors"))
@@ -95,7 +95,7 @@ def _check_commands(url: str) -> None:
         return geb_json(*command, "--store", url)
 
     assert ask("status")["small"]["state"] == "completed"
-    [[version]] = [each["versions"] for each in ask("models").values()]
+    [[version]] = [model["versions"] for model in ask("models").values()]
     key = version["checkpoint"]["key"]
     assert ask("verify")["damaged"] == {}
     assert ask("report", "small")["report"].startswith("s3://")
@@ -107,7 +107,7 @@ def _check_commands(url: str) -> None:
 
 def _check_secrets(url: str, folder: Path) -> None:
     kept = list(objects(url).values())
-    kept += [each.read_bytes() for each in folder.rglob("*") if each.is_file()]
+    kept += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in data for data in kept)
 
 
@@ -122,7 +122,7 @@ def test_two_runs_at_once_on_two_hosts_end_with_the_same_artifacts(
     with started("run", one) as first:
         use_host(monkeypatch, tmp_path / "host-b")
         with started("run", two) as second:
-            outputs = [each.communicate()[0] for each in (first, second)]
+            outputs = [one.communicate()[0] for one in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), "\n".join(outputs)
     assert result_digests(url, "one") == result_digests(url, "two")
     assert geb("verify", "--store", url).returncode == 0

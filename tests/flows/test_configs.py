@@ -45,7 +45,7 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(
     )
     lines = list(differences(quickstart, other))
     named = [line.partition(":")[0].split()[0] for line in lines]
-    assert sorted(named) == ["name", *(f"train.{each}" for each in differing)], lines
+    assert sorted(named) == ["name", *(f"train.{field}" for field in differing)], lines
 
 
 def test_later_files_and_settings_win(tmp_path: Path) -> None:

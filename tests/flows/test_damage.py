@@ -39,7 +39,7 @@ def test_gc_keeps_what_runs_and_models_need(copied: Path) -> None:
     alter(artifact_of(store, "iteration-1/pair") / "pairs.parquet")
     assert geb("run", copied).returncode == 0
     listed = geb_json("gc", "--store", store)
-    assert [each["why"] for each in listed] == ["set aside"]
+    assert [entry["why"] for entry in listed] == ["set aside"]
     assert geb("gc", "--store", store, "--delete").returncode == 0
     assert geb("verify", "--store", store).returncode == 0
     assert geb_json("gc", "--store", store) == []

@@ -29,7 +29,7 @@ from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
-DEPLOYED = {f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "paper", "compare")}
+DEPLOYED = {f"{flow}/{flow}" for flow in ("iterate", "evaluate", "sweep", "paper", "compare")}
 JOB_TEMPLATE: dict[str, Any] = json.loads(
     (ROOT / "configs/cluster/kubernetes-job.json").read_text()
 )
@@ -115,8 +115,8 @@ def test_the_job_of_a_run_on_kubernetes(prefect_server: str, tmp_path: Path) -> 
     [container] = job["containers"]
     assert container["image"] == "ghcr.io/me/geb-flows:0.1.0"
     assert job["serviceAccountName"] == "geb"
-    assert {each["name"] for each in job["volumes"]} == {"store"}
-    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/srv/geb"}
+    assert {volume["name"] for volume in job["volumes"]} == {"store"}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/srv/geb"}
     assert job["securityContext"]["runAsNonRoot"] is True
     # Prefect's Kubernetes worker looks for them here, and refuses a template without them.
     assert (job["parallelism"], job["completions"]) == (1, 1)
@@ -133,5 +133,5 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [leaf for each in value.values() for leaf in leaves(each)]
     if isinstance(value, list):
-        return [leaf for each in value for leaf in leaves(each)]
+        return [leaf for item in value for leaf in leaves(item)]
     return [value]

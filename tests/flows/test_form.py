@@ -62,7 +62,7 @@ def test_what_differs_between_runs_of_a_task_stands_first() -> None:
 
 def test_runs_of_a_sweep_have_no_name_and_no_seed_of_the_form() -> None:
     shown = [form(flow)["properties"]["config"]["properties"] for flow in (iterate, sweep, paper)]
-    assert [{"name", "seed"} <= each.keys() for each in shown] == [True, False, False]
+    assert [{"name", "seed"} <= properties.keys() for properties in shown] == [True, False, False]
 
 
 def test_presets_are_the_shipped_configurations_of_runs() -> None:

@@ -44,10 +44,10 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
     garbage = collect(store)
-    assert {each.held.key for each in garbage} == {second.manifest.key, third.manifest.key}
+    assert {entry.held.key for entry in garbage} == {second.manifest.key, third.manifest.key}
     needs(store, second)
-    assert [each.held.key for each in remove(store, garbage)] == [third.manifest.key]
-    assert set(store.artifacts()) == {("note", each.manifest.key) for each in (first, second)}
+    assert [entry.held.key for entry in remove(store, garbage)] == [third.manifest.key]
+    assert set(store.artifacts()) == {("note", one.manifest.key) for one in (first, second)}
     assert collect(store) == []
 
 
@@ -87,10 +87,10 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
     (folder / "file").write_text("12345")
     (folder / "link").symlink_to(precious)
     (folder / "loop").symlink_to(folder / "loop")
-    sizes = {each.held.key: each.held.bytes for each in collect(store)}
+    sizes = {garbage.held.key: garbage.held.bytes for garbage in collect(store)}
     assert sizes == {"file": 5, "link": 0, "loop": 0}
     remove(store, collect(store))
-    assert sorted(each.name for each in folder.iterdir()) == [artifact.manifest.key]
+    assert sorted(path.name for path in folder.iterdir()) == [artifact.manifest.key]
     assert json.loads((artifact.path / "manifest.json").read_text())["stage"] == "note"
     assert (precious / "letter.txt").read_text() == "dear"
 

@@ -77,13 +77,13 @@ def test_two_that_want_both_do_not_wait_for_each_other_for_ever() -> None:
     small = Holder(1)
     assert small.got.wait(60)
     large = [Holder(2), Holder(2)]
-    assert all(each.waits.wait(60) for each in large)
+    assert all(gpu.waits.wait(60) for gpu in large)
     small.let_go()
-    while not (first := [each for each in large if each.got.is_set()]):
-        assert all(each.error is None for each in large)
+    while not (first := [gpu for gpu in large if gpu.got.is_set()]):
+        assert all(gpu.error is None for gpu in large)
     assert len(first) == 1
     first[0].let_go()
-    [second] = [each for each in large if each is not first[0]]
+    [second] = [gpu for gpu in large if gpu is not first[0]]
     assert second.got.wait(60)
     assert set(second.held.devices) == {"0", "1"}
     second.let_go()

@@ -24,7 +24,7 @@ def test_a_task_is_a_valid_configuration(tmp_path: Path, policy: str | None) -> 
     assert config.train.probability == ("token_mean" if policy else "sequence")
     for place in (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code):
         assert place is None or Path(place).exists()
-    assert {each.name for each in (tmp_path / "my task").iterdir()} == {
+    assert {path.name for path in (tmp_path / "my task").iterdir()} == {
         *("geb.yaml", "README.md", "prompts.jsonl", "oracle.py", "test_oracle.py"),
         *([] if policy else ["conversations.jsonl"]),
     }
@@ -63,4 +63,4 @@ def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(tmp_
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     assert f"{tmp_path} is there and not empty" in geb_refused("init", tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

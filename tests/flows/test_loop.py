@@ -112,7 +112,7 @@ def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) ->
 def test_what_changes_only_speed_or_place_does_not_change_the_key(
     finished: Path, change: str
 ) -> None:
-    assert {each["action"] for each in plan(finished, "--set", change).values()} == {"reuse"}
+    assert {step["action"] for step in plan(finished, "--set", change).values()} == {"reuse"}
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_two_at_once_both_finish_and_the_work_is_done_once(
 ) -> None:
     config = write_config(tmp_path, generate={"num_shards": 2})
     with started("run", config) as one, started("run", config) as two:
-        outputs = [each.communicate()[0] for each in (one, two)]
+        outputs = [process.communicate()[0] for process in (one, two)]
         assert [one.returncode, two.returncode] == [0, 0], outputs
     records = steps(tmp_path / "store")
     assert {"iteration-1/generate/1", "iteration-1/score/1"} < set(records)

@@ -104,7 +104,7 @@ def test_a_mistake_is_refused_before_anything_starts(
         assert part.replace("@", str(place)) in told
     assert "salt" not in told
     assert not (place / "store" / "artifacts").exists()
-    assert [each.name for each in (place / "letters").iterdir()] == ["letter.txt"]
+    assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
 def test_a_hub_that_does_not_answer_is_no_mistake_and_named(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
         json.loads(line) for line in (trained.parent / "metrics.jsonl").read_text().splitlines()
     ]
     assert [step["step"] for step in steps] == [1, 2]
-    weights = [each / "model.safetensors" for each in (trained, folder)]
+    weights = [checkpoint / "model.safetensors" for checkpoint in (trained, folder)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
     exported = tmp_path / "exported"
     geb_ok("export", "rules-short:1", str(exported), GEB_STORE=sizes["store"])

@@ -76,8 +76,8 @@ def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
 ) -> None:
     changes = {"inputs": warm_started(finished), "train": MANY_STEPS}
     peaceful, killed = tmp_path / "peaceful", tmp_path / "killed"
-    for each in (peaceful, killed):
-        each.mkdir()
+    for run in (peaceful, killed):
+        run.mkdir()
     assert geb("run", write_config(peaceful, **changes)).returncode == 0
     kill_amid_a_step(killed / "store", ["run", write_config(killed, **changes)])
     assert result_digests(killed / "store") == result_digests(peaceful / "store")

@@ -46,7 +46,7 @@ def test_a_sampling_has_the_settings_of_its_own_section(place, section, tmp_path
         f"{sections.get(owner, owner)}.{name}={value}"
         for owner, values in SAMPLINGS.items()
         for name, value in zip(names, values, strict=True)
-        if (owner, name) not in {("screen", each) for each in names[1:]}
+        if (owner, name) not in {("screen", name) for name in names[1:]}
     ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one?"}\n')

@@ -52,13 +52,13 @@ def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
     assert {name: made[name] for name in plain} == plain, "suites change no step of the run"
     beside = set(made) - set(plain)
     assert beside == {
-        *(f"base/suite-front/{each}" for each in ("prepare", "generate/0", "score/0")),
+        *(f"base/suite-front/{step}" for step in ("prepare", "generate/0", "score/0")),
         "base/suite-math/prepare",
         *(f"base/suite-math/{stage}/0" for stage in ("generate", "score")),
         *(
-            f"iteration-{t}/evaluate/suite-front{each}"
+            f"iteration-{t}/evaluate/suite-front{step}"
             for t in (1, 2)
-            for each in ("/generate/0", "/score/0", "")
+            for step in ("/generate/0", "/score/0", "")
         ),
         "iteration-2/evaluate/suite-math",
         *(f"iteration-2/evaluate/suite-math/{stage}/0" for stage in ("generate", "score")),
@@ -273,7 +273,7 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     assert {"base/suite-own/generate/0", "iteration-1/evaluate/suite-own"} <= steps(
         store, "with-suites"
     ).keys()
-    assert {each["action"] for each in plan(config).values()} == {"reuse"}
+    assert {step["action"] for step in plan(config).values()} == {"reuse"}
     shown = geb("report", "with-suites", "--store", store)
     assert "suite own" in shown.stdout
     page = (store / "runs/with-suites/report.html").read_text()

@@ -25,8 +25,8 @@ def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
     pinned = _pins((CONSTRAINTS / f"{name}.txt").read_text())
     lock = (CONSTRAINTS / f"{name}.lock").read_text()
     # Builds of PyTorch for the CPU are not on PyPI.
-    assert _pins(lock) == {each for each in pinned if not each.startswith("torch==")}, "make lock"
-    assert all("--hash=sha256:" in each for each in re.split(r"\n(?=\w)", lock)[1:])
+    assert _pins(lock) == {pin for pin in pinned if not pin.startswith("torch==")}, "make lock"
+    assert all("--hash=sha256:" in package for package in re.split(r"\n(?=\w)", lock)[1:])
 
 
 def _pins(text: str) -> set[str]:

@@ -46,15 +46,17 @@ def accumulated(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -
 
 def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
     """Key and path of the artifacts that a step read as one input."""
-    return [(each["key"], each["path"]) for each in manifest["inputs"][name]]
+    return [(artifact["key"], artifact["path"]) for artifact in manifest["inputs"][name]]
 
 
 def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated: Path) -> None:
     found = manifests(accumulated.parent / "store")
     base = (found["sft"]["key"], "checkpoint")
     train = [found[f"iteration-{iteration}/train"] for iteration in (1, 2, 3)]
-    policies = [base, *((each["key"], "checkpoint") for each in train)]
-    pairs = [(found[f"iteration-{each}/pair"]["key"], "pairs.parquet") for each in (1, 2, 3)]
+    policies = [base, *((step["key"], "checkpoint") for step in train)]
+    pairs = [
+        (found[f"iteration-{iteration}/pair"]["key"], "pairs.parquet") for iteration in (1, 2, 3)
+    ]
     for index, made in enumerate(train):
         generated = found[f"iteration-{index + 1}/generate/0"]
         assert read(generated, "policy") == read(made, "policy") == [policies[index]]
@@ -64,7 +66,7 @@ def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated: Pa
         assert read(evaluated, "policy") == [policies[index + 1]]
         logs = (accumulated.parent / "store/logs/train" / made["key"]).glob("*.log")
         assert any("DeepSpeed" in log.read_text() for log in logs)
-    digests = [each["inputs"]["policy"][0]["digest"] for each in train]
+    digests = [step["inputs"]["policy"][0]["digest"] for step in train]
     assert len(set(digests)) == 3, "each iteration has another policy"
 
 
@@ -88,7 +90,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_p
 
 def test_more_iterations_go_on_from_those_that_are_done(accumulated: Path) -> None:
     longer = ("iterations=5", "name=longer", "model=small")
-    geb_ok("run", accumulated, *(part for each in longer for part in ("--set", each)))
+    geb_ok("run", accumulated, *(part for step in longer for part in ("--set", step)))
     records = steps(accumulated.parent / "store", "longer")
     computed = {name for name, each in records.items() if each["state"] == "done"}
     # The prompts are divided anew, into five parts, of which the first three are the same.

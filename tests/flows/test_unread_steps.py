@@ -53,7 +53,7 @@ def test_they_are_those_of_the_run(tmp_path: Path) -> None:
     config = load_overridden(QUICKSTART, changes, "test")
     steps = resolve_run(config).steps
     place = "iteration-2/evaluate/suite-long"
-    assert [each.inputs["length_control"] for each in steps if each.name == place]
+    assert [step.inputs["length_control"] for step in steps if step.name == place]
     assert [*map(shown, unread_steps(config))] == [*map(shown, steps)]
     assert step_names(config) == [step.name for step in steps]
 

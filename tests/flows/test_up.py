@@ -117,7 +117,7 @@ def test_every_way_to_go_on_finds_what_is_done(
     ended = go_on(standing, run)
     if ended is None:
         shown = geb_json("status", "again", "--store", standing.store)
-        states = {each["step"]: each["state"] for each in shown["again"]["steps"]}
+        states = {step["step"]: step["state"] for step in shown["again"]["steps"]}
         assert {states[name] for name in done} == {"reused"}
         assert states[failed] == "done"
         return

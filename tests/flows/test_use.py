@@ -32,7 +32,7 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
     assert f"Starting model: sft {steps(store)['sft']['key'][:12]}." in card.content
     assert ModelRegistry(open_store(str(store))).find("small:1").checkpoint.digest in card.content
     figures, settings = (
-        json.loads(each) for each in re.findall(r"```json\n(.*?)```", card.content, re.DOTALL)
+        json.loads(match_) for match_ in re.findall(r"```json\n(.*?)```", card.content, re.DOTALL)
     )
     evaluated = store / "artifacts/evaluate" / steps(store)["iteration-1/evaluate"]["key"]
     metrics = json.loads((evaluated / "metrics.json").read_text())

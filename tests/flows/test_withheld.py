@@ -29,7 +29,7 @@ def request_(store: Store, monkeypatch: pytest.MonkeyPatch) -> Request:
 
 
 def is_clean(text: str) -> bool:
-    return not [each for each in (PASSWORD, *NAMES) if each in text]
+    return not [secret for secret in (PASSWORD, *NAMES) if secret in text]
 
 
 def test_no_pod_has_it(request_: Request) -> None:

@@ -52,8 +52,8 @@ def forked_python() -> str:
             assert server.stdin is not None
             server.stdin.close()
             server.wait()
-        for each in (*sockets.values(), wrapper):
-            each.unlink()
+        for path in (*sockets.values(), wrapper):
+            path.unlink()
         folder.rmdir()
 
     atexit.register(end)

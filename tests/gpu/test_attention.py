@@ -17,12 +17,12 @@ AS_FAR = 2.0
 
 def attended(parts, *, dtype, device, window):
     """Attention and the gradients of its sum of squares, in float32 on the CPU."""
-    inputs = [each.detach().to(device, dtype).requires_grad_() for each in parts]
+    inputs = [part.detach().to(device, dtype).requires_grad_() for part in parts]
     found, _ = shared_prefix_attention(
         nn.Module(), *inputs, None, row_layout=LAYOUT, sliding_window=window
     )
     found.float().square().sum().backward()
-    return [each.detach().float().cpu() for each in (found, *(part.grad for part in inputs))]
+    return [tensor.detach().float().cpu() for tensor in (found, *(part.grad for part in inputs))]
 
 
 @pytest.mark.parametrize("window", [None, 4, 1000])
@@ -30,7 +30,9 @@ def attended(parts, *, dtype, device, window):
 @pytest.mark.parametrize("width", [64, 128])
 def test_the_variable_length_kernel_attends_as_plain_attention(window, heads, key_heads, width):
     torch.manual_seed(0)
-    parts = [torch.randn(1, each, TOKENS, width) for each in (heads, key_heads, key_heads)]
+    parts = [
+        torch.randn(1, num_heads, TOKENS, width) for num_heads in (heads, key_heads, key_heads)
+    ]
     exact = attended(parts, dtype=torch.float32, device="cpu", window=window)
     on_cpu, on_gpu = (
         [
@@ -57,10 +59,10 @@ def test_the_head_s_kernels_give_the_cpu_s_numbers(rows, keep_share, monkeypatch
     targets = torch.randint(40_000, (rows,))
 
     def of(device):
-        inputs = [each.detach().to(device).requires_grad_() for each in (hidden, weight)]
+        inputs = [tensor.detach().to(device).requires_grad_() for tensor in (hidden, weight)]
         logprobs = token_logprobs(*inputs, None, targets.to(device))
         logprobs.sum().backward()
-        return [each.detach().cpu() for each in (logprobs, *(part.grad for part in inputs))]
+        return [tensor.detach().cpu() for tensor in (logprobs, *(part.grad for part in inputs))]
 
     for ours, theirs in zip(of("cuda"), of("cpu"), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=2e-3)

@@ -63,7 +63,7 @@ def scored(request_of, tmp_path):
 @pytest.mark.parametrize("oracle", ["reward_model", "urm_gated"])
 def test_scores_in_bfloat16_are_the_cpu_s(scored, oracle):
     exact = scored("exact", oracle, 0, dtype="float32")
-    assert len({round(each, 2) for each in exact}) > 5
+    assert len({round(score, 2) for score in exact}) > 5
     cpu, gpu = (
         max(abs(one - other) for one, other in zip(found, exact, strict=True))
         for found in (scored(f"on-{gpus}", oracle, gpus, dtype="bfloat16") for gpus in (0, 1))

@@ -41,7 +41,7 @@ def words(text: str) -> list[str]:
     plain = re.sub(r"(?<!=)\[([^\]]*)\](?!')", r"\1", text)
     plain = re.sub(r"([\w-]+)(?:\|[\w-]+)+", r"\1", plain)
     found = shlex.split(plain)
-    ends = [each for each in ("|", ">", ";", "&&", "&") if each in found]
+    ends = [sign for sign in ("|", ">", ";", "&&", "&") if sign in found]
     return found[: min(map(found.index, ends), default=len(found))]
 
 

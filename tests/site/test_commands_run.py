@@ -97,9 +97,9 @@ class Command:
         if "--dry-run" in self.text:
             return None
         found = [
-            each
-            for each in ELSEWHERE
-            if self.page == each or re.match(rf"{re.escape(each)}(?![\w-])", self.text)
+            pattern
+            for pattern in ELSEWHERE
+            if self.page == pattern or re.match(rf"{re.escape(pattern)}(?![\w-])", self.text)
         ]
         return max(found, key=len, default=None)
 
@@ -138,15 +138,15 @@ def _paragraph(lines: list[str], at: int, step: int) -> str:
     return " ".join(found[::step])
 
 
-SHOWN = [each for page in PAGES for each in commands(page)]
-RUN = [each for each in SHOWN if each.elsewhere is None and not each.marked]
+SHOWN = [command for page in PAGES for command in commands(page)]
+RUN = [pattern for pattern in SHOWN if pattern.elsewhere is None and not pattern.marked]
 
 
 def test_a_command_is_run_here_or_elsewhere_or_its_page_says_what_it_needs() -> None:
-    for each in SHOWN:
-        known = each.elsewhere or each.marked or re.search(r"(?:^|&& )geb ", each.text)
-        assert known, f"{each.page}:{each.line}: {each.text}: say there what it needs"
-    used = {each.elsewhere for each in SHOWN}
+    for shown in SHOWN:
+        known = shown.elsewhere or shown.marked or re.search(r"(?:^|&& )geb ", shown.text)
+        assert known, f"{shown.page}:{shown.line}: {shown.text}: say there what it needs"
+    used = {shown.elsewhere for shown in SHOWN}
     for beginning, place in ELSEWHERE.items():
         assert beginning in used, f"no page shows {beginning}"
         file, _, text = place.partition("::")
@@ -168,11 +168,11 @@ def folder(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", list(dict.fromkeys(each.page for each in RUN)))
+@pytest.mark.parametrize("page", list(dict.fromkeys(pattern.page for pattern in RUN)))
 def test_the_commands_of_a_page_work(folder: Path, page: str) -> None:
     key = steps(folder / "store", "quickstart")["iteration-1/train"]["key"]
     environment = os.environ | {"GEB_STORE": str(folder / "store"), "GEB_HOME": str(folder)}
-    for command in dict.fromkeys(each.text for each in RUN if each.page == page):
+    for command in dict.fromkeys(shown.text for shown in RUN if shown.page == page):
         text = command
         for pattern, here in (
             *WORDS,

@@ -32,7 +32,7 @@ def test_options_of_trl_s_trainer_exist(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
-    [section] = [each for each in SECTIONS if each.startswith("TRL: OnlineDPOTrainer")]
+    [section] = [section for section in SECTIONS if section.startswith("TRL: OnlineDPOTrainer")]
     known = {field.name for field in dataclasses.fields(OnlineDPOConfig)}
     known |= set(inspect.signature(OnlineDPOTrainer.__init__).parameters)
     named = [name for cell in columns(section, 0) for name in re.findall(r"`(\w+)`", cell)]

@@ -9,12 +9,12 @@ ROOT = Path(__file__).parents[2]
 def test_each_wiring_names_a_text_that_stands_once_and_tests_that_there_are():
     listed = tomllib.loads((ROOT / "tests/wirings.toml").read_text(encoding="utf-8"))["wiring"]
     wrong = []
-    for each in listed:
-        count = (ROOT / each["file"]).read_text(encoding="utf-8").count(each["old"])
+    for entry in listed:
+        count = (ROOT / entry["file"]).read_text(encoding="utf-8").count(entry["old"])
         if count != 1:
-            wrong.append(f"{each['what']}: {each['file']} has it {count} times")
-        for test in each["tests"]:
+            wrong.append(f"{entry['what']}: {entry['file']} has it {count} times")
+        for test in entry["tests"]:
             path, _, name = test.partition("::")
             if not (ROOT / path).exists() or (name and name not in (ROOT / path).read_text()):
-                wrong.append(f"{each['what']}: no {test}")
+                wrong.append(f"{entry['what']}: no {test}")
     assert wrong == []

@@ -74,7 +74,7 @@ def test_every_field_is_read(name: str) -> None:
     params = PARAMS[name]
     # Those that declare its fields: its own, and for some the engine's.
     declaring = [*params.__mro__, *groups_of(params)]
-    rooms = {each.__module__.split(".")[1] for each in declaring if "stages." in each.__module__}
+    rooms = {stage.__module__.split(".")[1] for stage in declaring if "stages." in stage.__module__}
     paths = [path for room in rooms for path in (ROOT / "stages" / room).glob("*.py")]
     source = "\n".join(path.read_text() for path in paths)
     flows = "\n".join(path.read_text() for path in (ROOT / "flows").rglob("*.py"))

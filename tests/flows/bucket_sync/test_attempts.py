@@ -89,7 +89,7 @@ def test_a_running_stage_is_saved_now_and_then(near: Host, far: Host):
         raise RuntimeError
 
     def go_on(context: StageContext[Any]) -> None:
-        assert [each.name for each in context.work.iterdir()] == ["step-2"]
+        assert [path.name for path in context.work.iterdir()] == ["step-2"]
         write(context)
 
     near = Host(near.store, long, sync_seconds=0.01)

@@ -42,7 +42,7 @@ def test_damage_in_the_bucket_is_noticed_set_aside_and_computed_again(
     assert "Set aside in s3://" in far.said()
     assert len(far.requests) == 1
     assert again.file("checkpoint/weights").read_text() == "made weights"
-    assert [each.kind for each in far.store.held()].count("aside") == 1
+    assert [held.kind for held in far.store.held()].count("aside") == 1
     assert near.store.load("make", made.manifest.key).manifest == again.manifest
 
 

@@ -33,7 +33,7 @@ def test_a_stage_is_given_the_inputs_that_it_names_and_a_local_folder(near: Host
     made = near.make()
 
     def read(context: StageContext[Any]) -> None:
-        names = sorted(each.name for each in context.path("parts").iterdir())
+        names = sorted(path.name for path in context.path("parts").iterdir())
         (context.out / "names").write_text(" ".join(names))
 
     far.body = read

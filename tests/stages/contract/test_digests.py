@@ -25,7 +25,7 @@ def test_hidden_files_and_folders_do_not_count_at_any_depth(tmp_path):
         "parts/.git/objects/ab/cdef",
     )
     write(tmp_path, *seen, *hidden)
-    assert [each.relative_to(tmp_path).as_posix() for each in files_of(tmp_path)] == list(seen)
+    assert [path.relative_to(tmp_path).as_posix() for path in files_of(tmp_path)] == list(seen)
 
 
 def test_a_pipe_is_no_empty_folder(tmp_path):

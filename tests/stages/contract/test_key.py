@@ -98,7 +98,7 @@ def choices(params: StageParams) -> list[StageParams]:
 
 def test_every_stage_folder_has_parameters():
     folders = {path.parent.name for path in Path(stages.__file__).parent.glob("*/params.py")}
-    assert {each.stage for each in STAGES} == folders - {"contract", "objectives", "training"}
+    assert {stage.stage for stage in STAGES} == folders - {"contract", "objectives", "training"}
     assert len(STAGES) >= 6
 
 
@@ -163,7 +163,7 @@ def changed(model: Any, **update: Any) -> dict[str, Any]:
     ids=["number-and-names", "order-of-shards", "content", "hub-model"],
 )
 def test_what_of_the_inputs_is_in_the_key(inputs, others):
-    keys = {key(Reader(), inputs=each) for each in (inputs, *others)}
+    keys = {key(Reader(), inputs=given) for given in (inputs, *others)}
     assert len(keys) == 1 + len(others)
 
 
@@ -196,8 +196,8 @@ def test_known_digests():
 def test_a_data_set_of_the_hub_is_prepared_where_its_library_is():
     file, dataset = FILE, HubInput(repo="o/d", revision="r", repo_type="dataset")
     images = [
-        make_request(PrepareParams(), inputs={"train": [each]}, seed=0, store="store").image
-        for each in (file, dataset)
+        make_request(PrepareParams(), inputs={"train": [source]}, seed=0, store="store").image
+        for source in (file, dataset)
     ]
     assert images == ["core", "torch"]
 

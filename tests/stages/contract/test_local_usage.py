@@ -64,9 +64,9 @@ def test_each_thing_that_takes_room_is_listed_once(store: Store) -> None:
 def test_what_is_removed_is_gone_and_all_else_stays(store: Store) -> None:
     artifact = compute(store)
     for gone in list(store.held()):
-        before = {each.place for each in store.held()}
+        before = {held.place for held in store.held()}
         store.remove(gone)
-        assert {each.place for each in store.held()} == before - {gone.place}
+        assert {held.place for held in store.held()} == before - {gone.place}
         # Another collection may have been faster.
         store.remove(gone)
     assert not artifact.path.exists()

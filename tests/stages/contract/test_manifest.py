@@ -96,7 +96,7 @@ def test_inputs_are_kept_with_their_digests() -> None:
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:00:01+00:00",
     ).inputs
-    assert {name: [each["digest"] for each in group] for name, group in kept.items()} == {
+    assert {name: [member["digest"] for member in group] for name, group in kept.items()} == {
         "train": ["hub:dataset:owner/data@abc"],
         "test": ["d1"],
     }

@@ -40,8 +40,8 @@ def test_checkpoint_is_known_by_its_content(registry):
     same_artifact = first.model_copy(update={"path": "ema", "digest": "d-ema"})
     same_content = first.model_copy(update={"key": "key-b"})
     versions = [
-        registry.register("tiny", each, metrics={}).version
-        for each in (first, same_artifact, same_content)
+        registry.register("tiny", version, metrics={}).version
+        for version in (first, same_artifact, same_content)
     ]
     assert versions == [1, 2, 1]
 
@@ -118,7 +118,7 @@ def test_processes_that_register_at_once_lose_nothing(store, registry):
     versions = registry.versions("tiny")
     # 10 of each worker's own and 5 that both registered.
     assert [version.version for version in versions] == list(range(1, 26))
-    assert len({each.checkpoint.digest for each in versions}) == 25
+    assert len({version.checkpoint.digest for version in versions}) == 25
     alias = registry.alias("tiny", "production")
     moves = [move.version for move in alias.history]
     assert moves[-1] == alias.version

@@ -33,12 +33,12 @@ def test_objects_are_written_on_condition_listed_and_deleted(place):
     with pytest.raises(ConflictError):
         bucket.put(name, b"2", absent=True)
     bucket.put(name, b"2", replaces=first)
-    for each in (name, "never"):
+    for key in (name, "never"):
         with pytest.raises(ConflictError):
-            bucket.put(each, b"3", replaces=first)
+            bucket.put(key, b"3", replaces=first)
     bucket.put("folder/empty", b"")
     listed = bucket.list("folder")
-    assert {name: each.size for name, each in listed.items()} == {"a~b c%.json": 1, "empty": 0}
+    assert {name: key.size for name, key in listed.items()} == {"a~b c%.json": 1, "empty": 0}
     assert listed["a~b c%.json"].etag == bucket.get(name).etag
     bucket.delete(["folder/never", "folder/empty", name])
     assert objects(place) == {}

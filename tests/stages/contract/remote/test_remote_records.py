@@ -59,7 +59,7 @@ def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
     view.save_config(RunConfig(name="nightly", seed=2))
     far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 2
-    assert [each.state for each in far.steps()] == ["failed"]
+    assert [step.state for step in far.steps()] == ["failed"]
     assert runs(there) == ["nightly"]
     with pytest.raises(UserError, match="no run 'other' in s3://"):
         RunRecord.existing(there, "other")
@@ -85,10 +85,10 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, monkey
     with here.lease("make", "busy") as lease:
         lease.acquire()
         # Another host may be at work on what is young.
-        assert [each.held.kind for each in collect(here)] == ["aside"]
+        assert [entry.held.kind for entry in collect(here)] == ["aside"]
         monkeypatch.setattr(store_module, "_LEFT_SECONDS", -60.0)
         garbage = collect(here)
-        assert {each.held.place: each.held.bytes for each in garbage} == {
+        assert {entry.held.place: entry.held.bytes for entry in garbage} == {
             "artifacts/make/abandoned": 5,
             "work/make/forgotten": 2,
             "quarantine/make-old": 10,
