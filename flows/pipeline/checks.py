@@ -147,7 +147,7 @@ def _check_engine(config: RunConfig) -> None:
     resources = config.resources.generate
     is_vllm = config.generate.backend == "vllm"
     num_devices = config.generate.vllm.num_devices if is_vllm else 1
-    unit = "gpus" if resources.gpus else "processes"
+    unit = "gpus" if resources.gpus or num_devices > 1 else "processes"
     has = getattr(resources, unit)
     if has != num_devices:
         raise ValueError(

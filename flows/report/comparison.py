@@ -5,6 +5,7 @@ runs of one combination of the grid are. Methods are in the order in which their
 given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -102,7 +103,7 @@ class Comparison:
         parts = [difference_text(name, decisive.get(name)) for name in others]
         sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(parts)}."]
         if self.by_method:
-            fewest = min(len(row.values) for row in self.over_seeds)
+            fewest = min(Counter(self.methods.values()).values())
             if fewest < _ENOUGH_SEEDS:
                 sentences.append(f"A method has {fewest} runs: too few.")
         for run in self.runs:

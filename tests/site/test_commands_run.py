@@ -54,7 +54,7 @@ ELSEWHERE = {
     "geb status quickstart --store s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
     "geb run CONFIG --set 'tracking.report_to": "tests/flows/test_tracking.py::"
-    "test_a_run_that_goes_on_continues_its_session",
+    "test_a_resumed_run_continues_its_session",
     "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_from_the_form_to_the_report",
     "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
     "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
