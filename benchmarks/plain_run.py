@@ -47,7 +47,7 @@ def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
                 execute(
                     stage, build_request(config, executor.store, step, artifacts), Emitter(nowhere)
                 )
-            # What the stage has just artifacts is found, and is on record.
+            # What the stage has just made is found, and is on record.
             artifacts[step.name] = executor.execute(step, artifacts).artifact
             took = time.perf_counter() - started
             print(f"{config.name} {step.name}: {took:.1f} s", flush=True)

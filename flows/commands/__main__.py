@@ -10,6 +10,8 @@ def main() -> None:
     try:
         from flows.commands.cli import main as run_geb
     except ModuleNotFoundError as error:
+        if str(error.name).startswith(("flows", "stages", "experiments")):
+            raise
         sys.stderr.write(
             f"error package {error.name!r} is not installed\n"
             "remedy pip install 'geb[orchestrator,torch]'\n"

@@ -14,6 +14,7 @@ from flows.commands.common import (
     AsJson,
     ConfigPath,
     ConfigStore,
+    DryRun,
     FromIteration,
     FromStage,
     Overrides,
@@ -64,10 +65,11 @@ def resume(
     store: StorePath = "store",
     from_stage: FromStage = None,
     from_iteration: FromIteration = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that failed or was stopped, with the configuration it was started with."""
-    _run(configured_run(store, name), from_stage, from_iteration, as_json)
+    _run(configured_run(store, name), from_stage, from_iteration, as_json, dry_run)
 
 
 def plan(

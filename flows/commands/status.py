@@ -81,8 +81,9 @@ def logs(
             break
         time.sleep(_FOLLOW_SECONDS)
     if not printer.offsets:
+        names = ", ".join(logged.record.step for logged in chosen)
         raise UserError(
-            f"{record.store.location} has no log of {step or name}",
+            f"{record.store.location} has no log of {names or name}",
             "a reused step has its log in the store that computed it; name another step",
         )
 

@@ -147,13 +147,16 @@ def _check_engine(config: RunConfig) -> None:
     resources = config.resources.generate
     is_vllm = config.generate.backend == "vllm"
     num_devices = config.generate.vllm.num_devices if is_vllm else 1
-    unit = "gpus" if resources.gpus or num_devices > 1 else "processes"
+    unit = "gpus" if resources.gpus else "processes"
     has = getattr(resources, unit)
+    if has < num_devices:
+        remedy = f"set gpus to {num_devices}, or lower tensor_parallel_size"
+    else:
+        remedy = f"set {unit} to {num_devices}, and num_shards to the number of engines"
     if has != num_devices:
         raise ValueError(
             f"an engine of generate takes {num_devices} (vLLM's takes tensor_parallel_size times "
-            f"pipeline_parallel_size GPUs), and resources.generate.{unit} is {has}: set {unit} to "
-            f"{num_devices}; for several engines set generate.num_shards and execution.parallel"
+            f"pipeline_parallel_size GPUs), and resources.generate.{unit} is {has}: {remedy}"
         )
 
 

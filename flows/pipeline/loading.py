@@ -22,7 +22,6 @@ from stages.store.opening import location_of
 # Most of a value, and most problems, in a message.
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
-_SHOWN_NAMES = 12
 _SUFFIXES = (".yaml", ".yml", ".json")
 S = TypeVar("S", bound=BaseModel)
 
@@ -214,9 +213,10 @@ def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         names = list(_fields_at(schema, parts[:-1]))
         near = _elsewhere(schema, parts) or difflib.get_close_matches(parts[-1], names, n=1)
-        if schema is RunConfig and parts[-1] in OUR_NAMES:
-            near = [OUR_NAMES[parts[-1]]]
-        listed = f"; known here: {', '.join(names)}" if len(names) <= _SHOWN_NAMES else ""
+        setting = OUR_NAMES.get(parts[-1])
+        if schema is RunConfig and setting and setting.startswith(".".join(parts[:-1])):
+            near = [setting]
+        listed = "" if schema is RunConfig else f"; known here: {', '.join(names)}"
         hint = f"; did you mean {near[0]!r}?" if near else listed
         return f"{name}: no such setting{hint}"
     message = str(error["msg"]).removeprefix("Value error, ")

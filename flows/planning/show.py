@@ -3,6 +3,9 @@
 from flows.planning.cost import GB
 from flows.planning.estimate import Estimate
 
+# Steps of unknown time that an estimate names.
+_MOST_NAMES = 5
+
 
 def cost_lines(estimate: Estimate) -> list[str]:
     """Tokens, time and GPU-hours of what the store lacks, and the memory of its models on GPUs."""
@@ -16,7 +19,9 @@ def cost_lines(estimate: Estimate) -> list[str]:
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
-        parts.append(f"without {', '.join(uncounted)}")
+        names = list(dict.fromkeys(uncounted))
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        parts.append(f"without {', '.join(names[:_MOST_NAMES])}{more}")
     measured = sum(step.measured for step in lacking)
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")

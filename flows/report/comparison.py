@@ -168,14 +168,17 @@ def _tables(
     """
     tables = []
     for evaluation in dict.fromkeys(row.evaluation for row in rows):
-        lines: dict[tuple[str, str], dict[str, Cell]] = {}
+        lines: dict[str, dict[str, Cell]] = {}
+        labels: dict[str, str] = {}
         for row in rows:
             if row.evaluation == evaluation:
-                lines.setdefault(row.labels(), {})[row.figure] = row.shown()
+                name, label = row.labels()
+                lines.setdefault(name, {})[row.figure] = row.shown()
+                labels.setdefault(name, label)
         figures = ordered({figure: None for line in lines.values() for figure in line})
         cells: list[list[str | Cell]] = [
-            [*labels, *(line.get(figure, Cell("-")) for figure in figures)]
-            for labels, line in lines.items()
+            [name, labels[name], *(line.get(figure, Cell("-")) for figure in figures)]
+            for name, line in lines.items()
         ]
         table = FittedTable(
             f"{title}, {'' if evaluation == HELD_OUT else 'suite '}{evaluation}",

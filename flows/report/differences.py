@@ -28,7 +28,8 @@ class Difference:
         figure: Name of the figure, as in ``metrics.json``.
         estimate: The difference with its interval and p-value, as far as it can be tested.
         test: ``paired`` or ``Welch`` over seeds, see :func:`difference_of_methods`; otherwise the
-            number of prompts that both have, for a bootstrap and a permutation within prompts.
+            number of prompts that both have, for a bootstrap and a permutation within prompts, and
+            for runs the iteration.
         adjusted_p_value: The p-value after Holm's correction; None without a test.
     """
 
@@ -62,7 +63,8 @@ def compared(
     before = prompt_means(first.artifacts.get(place), POLICY)
     now = prompt_means(second.artifacts.get(place), POLICY)
     for name in names:
-        yield from _by_prompt(before, now, suite or HELD_OUT, second.run, first.run, name)
+        for difference in _by_prompt(before, now, suite or HELD_OUT, second.run, first.run, name):
+            yield replace(difference, test=f"{difference.test}, iteration {iteration}")
 
 
 def against_base(evaluated: Artifact, evaluation: str) -> Iterator[Difference]:

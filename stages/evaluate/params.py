@@ -19,7 +19,7 @@ class EvaluateParams(StageParams):
     """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),

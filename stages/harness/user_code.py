@@ -42,6 +42,8 @@ class UserFunction:
     signature: ClassVar[str]
     remedy: ClassVar[str]
     """Remedy for an exception of the function."""
+    listed: ClassVar[Any] = Iterator
+    """Results that become lists while errors are still the function's."""
 
     def __init__(self, path: Path, name: str, settings: Mapping[str, Any] | None = None) -> None:
         self.title = f"the {self.noun} {path.name}:{name}"
@@ -57,12 +59,12 @@ class UserFunction:
             )
 
     def call(self, *arguments: Any) -> Any:
-        """What the function returns; a list of what it yields."""
+        """The function's result; a list if it is one of ``listed``."""
         assert callable(self._function)
         with _explained(self.title, self.remedy):
             result = self._function(*arguments, **self._settings)
             # A generator runs only now.
-            return list(result) if isinstance(result, Iterator) else result
+            return list(result) if isinstance(result, self.listed) else result
 
 
 def _execute(path: Path) -> dict[str, Any]:

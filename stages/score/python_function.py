@@ -33,6 +33,7 @@ class PythonOracle(UserFunction):
     section = "score.python"
     signature = "(prompts, responses, references) -> scores"
     remedy = "fix the function; a response without a score gets None"
+    listed = Iterable
 
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path, name)
@@ -47,10 +48,9 @@ class PythonOracle(UserFunction):
             [row["reference_answer"] for row in rows],
         )
         one_each = f"return one score per response: {self.signature}"
-        if not isinstance(scores, Iterable):
+        if not isinstance(scores, list):
             kind = type(scores).__name__
             raise UserError(f"{self.title} returned {kind}, not a sequence of scores", one_each)
-        scores = list(scores)
         if len(scores) != len(rows):
             raise UserError(
                 f"{self.title} returned {len(scores)} scores for {len(rows)} responses", one_each

@@ -78,7 +78,11 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
     tests = {test.figure: test for test in comparison.differences}
     assert set(tests) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
     reward = tests["mean_reward"]
-    assert (reward.name, reward.against, reward.test) == ("bonus", "plain", "12 prompts")
+    assert (reward.name, reward.against, reward.test) == (
+        "bonus",
+        "plain",
+        "12 prompts, iteration 3",
+    )
     assert reward.estimate.value == pytest.approx(0.7)
     # Two of 2^12 patterns of signs; three tests in all.
     assert reward.estimate.p_value == pytest.approx(2 / 2**12)

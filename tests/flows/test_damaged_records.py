@@ -17,6 +17,7 @@ from tests.stage_calls import checkpoint_artifact
 COMMANDS = (
     "status",
     "status nightly",
+    "resume nightly --dry-run",
     "models",
     "promote tiny:1",
     "verify",
@@ -87,7 +88,7 @@ def test_a_store_that_is_not_there_is_the_persons_mistake(store: Path, geb: Geb)
 RECORDS = {
     "store.json": (("status", "gc"), ()),
     "runs/nightly/config.json": (
-        ("resume nightly",),
+        ("resume nightly --dry-run",),
         ("status nightly", "gc"),
     ),
     "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),

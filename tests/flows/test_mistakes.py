@@ -27,6 +27,7 @@ from tests.tiny_models import make_tiny_llama
         ("train.kapa=1", ["train.kapa", "did you mean 'kappa'?"]),
         ("per_device_train_batch_size=4", ["did you mean 'train.global_batch_pairs'?"]),
         ("train.lora.r=8", ["did you mean 'train.lora.rank'?"]),
+        ("sft.lora.lora_alpha=8", ["did you mean 'alpha'?"]),
         ("train.design=arctahn", ["did you mean 'arctanh'?"]),
         ("train.reference=1", ["train.reference: Input should be 'previous'", "or equal to 2"]),
         ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),

@@ -84,7 +84,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
                 VLLM,
                 "generate.vllm.tensor_parallel_size=2",
             ],
-            "takes 2 .*processes is 1: set processes to 2",
+            "takes 2 .*processes is 1: set gpus to 2",
         ),
         (
             [
@@ -108,9 +108,9 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=5"],
-            "set gpus to 2; .* generate.num_shards",
+            "set gpus to 2, and num_shards",
         ),
-        (["resources.generate.gpus=8"], "set gpus to 1; .* generate.num_shards"),
+        (["resources.generate.gpus=8"], "set gpus to 1, and num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),

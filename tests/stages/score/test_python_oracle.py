@@ -86,6 +86,10 @@ class TestPython:
             ("def score(*columns): return [1.0]", "returned 1 scores for 20 responses"),
             ("def score(*columns): return 1.0", "returned float, not a sequence"),
             (
+                "import numpy\ndef score(*columns): return numpy.array(0.5)",
+                "TypeError: iteration over a 0-d array",
+            ),
+            (
                 "def score(prompts, responses, references):\n    return responses[99]",
                 r"IndexError: .*line 2 of oracle\.py",
             ),
