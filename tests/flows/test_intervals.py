@@ -87,7 +87,7 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
     tests = {test.figure: test for test in adjusted([*compared(first, second, 1, names)])}
     assert set(tests) == {"mean_reward", "win_rate", "mean_log_pi_ref"}, "lengths are the same"
     reward = tests["mean_reward"]
-    assert reward.test == "9 prompts"
+    assert reward.test == "9 prompts, iteration 1"
     assert (reward.estimate.value, reward.estimate.interval) == (1.0, (1.0, 1.0))
     # Two of 2^9 patterns of signs are as extreme; three figures were compared.
     assert reward.estimate.p_value == pytest.approx(2 / 2**9)
