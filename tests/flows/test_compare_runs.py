@@ -81,7 +81,7 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
     assert (reward.name, reward.against, reward.test) == (
         "bonus",
         "plain",
-        "12 prompts, iteration 3",
+        "12 prompts, iteration 1",
     )
     assert reward.estimate.value == pytest.approx(0.7)
     # Two of 2^12 patterns of signs; three tests in all.
