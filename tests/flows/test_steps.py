@@ -131,11 +131,6 @@ def test_what_cannot_work_together_is_refused(overrides, message):
         ["generate.vllm.tensor_parallel_size=8"],
         ["resources.train.nodes=2"],
         ["resources.train.nodes=2", "execution.runner=slurm"],
-        [
-            "resources.train.nodes=2",
-            "execution.runner=docker",
-            "execution.docker.network={train: host}",
-        ],
     ],
     ids=str,
 )
