@@ -160,6 +160,8 @@ def test_a_stage_has_its_own_settings_over_those_of_all(store: Store) -> None:
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert pair["metadata"]["labels"]["geb/key"] != "other", "by which the runner finds its pods"
     assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
+    image = environment(request_of(store), **EVERYTHING)["GEB_IMAGE"]["value"]
+    assert image == "other:1", "the manifest records it"
 
 
 def test_secrets_are_named_and_their_values_nowhere(

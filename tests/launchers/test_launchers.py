@@ -187,14 +187,15 @@ def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(
     assert "asked to stop (SIGTERM)" in log
 
 
+@pytest.mark.parametrize("death", ["keep", "stop"])
 @launched_by("slurm", "kubernetes")
-def test_a_stage_that_is_kept_is_taken_over_by_the_next_orchestrator(
-    launcher: Launcher, store: Store
+def test_a_stage_at_work_is_taken_over_by_the_next_orchestrator(
+    launcher: Launcher, store: Store, death: str
 ) -> None:
     request = launcher.request(store, behaviour="hang")
-    with orchestrator(request, launcher.execution(request, death="keep")) as (_, pids):
+    with orchestrator(request, launcher.execution(request, death=death)) as (_, pids):
         pass
-    runner = launcher.runner(request, death="keep")
+    runner = launcher.runner(request, death=death)
     with at_work(request, runner) as work:
         assert said(work.heard)[0].startswith("taking over ")
         assert work.pids == pids, "its events are heard from the beginning"
@@ -251,7 +252,7 @@ def test_a_missing_interpreter_is_named_with_its_remedy(launcher: Launcher, stor
     assert "setup-vllm" in caught.value.remedy
 
 
-@launched_by("process")
+@launched_by("process", "fork server")
 @pytest.mark.parametrize(
     ("environment", "name", "value"),
     [
