@@ -294,5 +294,7 @@ def _is_deletion(pod: Pod, ending: Ending | None) -> bool:
     """
     if ending is None:
         return is_lost(pod)
+    if pod["status"].get("reason"):
+        return False
     code = ending.code
     return ending.kind in ("exited", "taken") and code not in (EXIT_OK, EXIT_FAILED, EXIT_USER)
