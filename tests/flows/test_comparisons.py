@@ -70,7 +70,7 @@ def test_figures_of_policy_and_base_are_their_own(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nobody@production"], "no model"),
+        (["nobody@production"], "no base"),
         (["small:1"], "name one as the base"),
         (["small:1", "--base", "small:9"], "no version 9"),
     ],

@@ -37,12 +37,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PrepareParams(),
         {"train": (FILE,)},
-        "6b078cc77f99d17d9ebb564d96dea5592083527441843c01ae12a131d2716639",
+        "afc74e6968058f6ee30cd06c02351a8e99e30a58cde8728356790619608861d3",
     ),
     (
         PrepareParams(iterations=2),
         {"train": (HUB, HUB), "test": (FILE,)},
-        "dd98512c2bcb5eaa939790dbc59068ab8d3bc6969be856bc79bbad58d495507a",
+        "decdeacf36d77f2ec0aa337f4bd2f374fb4ac7881536a778c5e22514dd602973",
     ),
     (
         ScreenParams(num_samples=2),
@@ -114,7 +114,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "10cc234fdf59df693c560e9e5577bd5fdab1483025ffdef1aded357064d2067d",
+        "fff0c6c181aa9d3c9e6ee1996c05a405d3eb56077a3fcd193c12bfda2595d945",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
