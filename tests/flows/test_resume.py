@@ -83,6 +83,7 @@ def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
     assert result_digests(killed / "store") == result_digests(peaceful / "store")
 
 
+@pytest.mark.release
 def test_each_stage_is_killed_and_tried_again_within_the_run(
     finished: Path, tmp_path: Path
 ) -> None:

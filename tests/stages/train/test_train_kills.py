@@ -47,7 +47,16 @@ def pairs(tmp_path_factory):
     return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 21, ties=(3, 7))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("zero-2", marks=pytest.mark.release),
+        pytest.param("zero-3", marks=pytest.mark.release),
+        pytest.param("zero-2 in two processes", marks=pytest.mark.release),
+        "zero-3 in two processes",
+        "no shards, two processes",
+    ],
+)
 def test_a_training_killed_at_random_steps_ends_with_the_same_bytes(
     tmp_path, policy, pairs, layout
 ):

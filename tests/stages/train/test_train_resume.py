@@ -76,7 +76,12 @@ def step_of(checkpoint: Path) -> int:
 
 @pytest.mark.parametrize(
     ("layout", "damage"),
-    [({}, truncate), ({"processes": 2, "deepspeed": {"zero_stage": 2}}, alter)],
+    [
+        ({}, truncate),
+        pytest.param(
+            {"processes": 2, "deepspeed": {"zero_stage": 2}}, alter, marks=pytest.mark.release
+        ),
+    ],
 )
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     tmp_path, policy, pairs, layout, damage
