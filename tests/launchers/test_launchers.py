@@ -187,11 +187,19 @@ def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(
     assert "asked to stop (SIGTERM)" in log
 
 
-@pytest.mark.parametrize("death", ["keep", "stop"])
 @launched_by("slurm", "kubernetes")
-def test_a_stage_at_work_is_taken_over_by_the_next_orchestrator(
-    launcher: Launcher, store: Store, death: str
+def test_a_stage_that_is_kept_is_taken_over_by_the_next_orchestrator(
+    launcher: Launcher, store: Store
 ) -> None:
+    assert_taken_over(launcher, store, death="keep")
+
+
+@launched_by("slurm")
+def test_a_job_is_taken_over_before_it_stops(launcher: Launcher, store: Store) -> None:
+    assert_taken_over(launcher, store, death="stop")
+
+
+def assert_taken_over(launcher: Launcher, store: Store, death: str) -> None:
     request = launcher.request(store, behaviour="hang")
     with orchestrator(request, launcher.execution(request, death=death)) as (_, pids):
         pass
