@@ -15,7 +15,6 @@ from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
 from flows.pipeline.paths import anchor_paths
 from flows.pipeline.strict_yaml import parse_yaml, read_yaml, unusable
-from flows.pipeline.trl_names import OUR_NAMES
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -23,6 +22,22 @@ from stages.store.opening import location_of
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
 _SUFFIXES = (".yaml", ".yml", ".json")
+OUR_NAMES = {
+    "dataset_name": "inputs.prompts",
+    "lora_alpha": "train.lora.alpha",
+    "loss_type": "train.loss",
+    "lr_scheduler_type": "train.lr_schedule",
+    "max_completion_length": "generate.max_new_tokens",
+    "max_length": "train.max_length_tokens",
+    "max_prompt_length": "train.max_prompt_tokens",
+    "model_name_or_path": "inputs.policy",
+    "num_generations": "generate.num_samples",
+    "num_train_epochs": "train.epochs",
+    "output_dir": "store",
+    "per_device_train_batch_size": "train.global_batch_pairs",
+    "r": "train.lora.rank",
+}
+"""Settings by the names that TRL, PEFT and transformers give them."""
 S = TypeVar("S", bound=BaseModel)
 
 

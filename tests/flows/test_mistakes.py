@@ -11,8 +11,7 @@ import pytest
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.fields import run_rows
-from flows.pipeline.loading import load_config
-from flows.pipeline.trl_names import OUR_NAMES
+from flows.pipeline.loading import OUR_NAMES, load_config
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config

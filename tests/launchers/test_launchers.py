@@ -1,4 +1,4 @@
-"""What every launcher does with a stage: start, end, stop, failure, loss, takeover."""
+"""Tests of every launcher: a stage starts, ends, stops, fails, loses its machine, is taken over."""
 
 import os
 import signal

@@ -37,7 +37,7 @@ class Slurm(Launcher):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the settings of jobs must bring: they get nothing of this process's environment."""
+        """Environment variables that jobs need: they inherit none of this process."""
         return {name: os.environ[name] for name in CARRIED if name in os.environ}
 
     def settings(self, request: Request | None = None, **changes: Any) -> dict[str, Any]:
