@@ -20,7 +20,7 @@ from flows.commands.common import (
     quiet_prefect,
     watched,
 )
-from flows.pipeline.loading import load_settings, overrides_of
+from flows.pipeline.loading import overrides_of
 from flows.pipeline.presets import store_of
 from flows.report.files import write_file
 
@@ -90,29 +90,24 @@ def paper(
     answer(as_json, document, document["coverage"], f"report  {document['page']}")
 
 
-def bandit(overrides: Overrides = None, out: Out = None, as_json: AsJson = False) -> None:
+def bandit(
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repetitions.")] = 10,
+    iterations: Annotated[
+        int, typer.Option(min=50, metavar="N", help="Updates of each policy.")
+    ] = 5000,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
-    from experiments.bandit import (
-        BanditSettings,
-        make_landscape,
-        policies_figure,
-        reference_figure,
-        simulate,
-        table,
-    )
+    from experiments.bandit import figure, simulate, table
     from flows.report.plots import png
 
-    settings = load_settings(None, overrides or (), BanditSettings)
-    landscape = make_landscape(settings.reference_floor)
     with watched(as_json).status("") as status:
-        outcome = simulate(
-            settings,
-            landscape,
-            lambda done: status.update(f"{done} of {settings.num_iterations} iterations"),
+        policy, best_mass = simulate(
+            seeds, iterations, lambda done: status.update(f"{done} of {iterations} iterations")
         )
-    result = table(settings, outcome, landscape)
+    result = table(policy, best_mass)
     if out is not None:
         write_file(out / "table.md", f"{result.markdown()}\n")
-        write_file(out / "reference.png", png(reference_figure(landscape)))
-        write_file(out / "policies.png", png(policies_figure(settings, outcome)))
+        write_file(out / "policies.png", png(figure(policy)))
     answer(as_json, {"cells": result.records()}, result)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import typer
 
-from experiments.bandit import BanditSettings
 from flows.commands.cli import app
 from flows.pipeline.config import RunConfig
 from flows.pipeline.fields import field_rows
@@ -22,7 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 # A line of a block, indented or fenced; and a span of code, which may name a command alone.
 IN_BLOCK = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*bin/)?(geb [a-z].*)$")
 IN_TEXT = re.compile(r"`(?:\$ )?(geb [a-z][^`]*)`")
-FIELDS = {row.name: row for model in (RunConfig, BanditSettings) for row in field_rows(model)}
+FIELDS = {row.name: row for row in field_rows(RunConfig)}
 
 
 def commands() -> Iterator[tuple[str, str, bool]]:
