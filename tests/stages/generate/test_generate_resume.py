@@ -1,15 +1,11 @@
 """A sampling that was killed or stopped goes on, and ends with the undisturbed one's bytes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 
 from stages.contract.errors import StoppedError
-from stages.contract.events import Log, Progress, parse_event
+from stages.contract.events import Progress
 from stages.generate import run as generate_run
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE, split_chunks
@@ -76,40 +72,6 @@ class StoppingLog(EventLog):
         super().info(message)
         if message == self._message:
             raise StoppedError(message)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
-    prompts = write_prompts(tmp_path / "prompts.parquet", TEXTS)
-    # Long responses, so that the signal comes while most chunks are still to be done.
-    params = GenerateParams(**{**PARAMS, "max_new_tokens": 60}, chunk_prompts=2)
-    inputs = {"policy": policy, "prompts": prompts}
-    request = request_for(params, inputs, tmp_path / "killed")
-    path = tmp_path / "request.json"
-    request.write(path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "stages.generate", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as stage:
-        assert stage.stdout is not None
-        for line in stage.stdout:
-            event = parse_event(line)
-            if isinstance(event, Log) and event.message.startswith("wrote"):
-                stage.send_signal(death)
-    assert stage.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[death]
-
-    artifact, _ = call_request(STAGE, request)
-    timings = json.loads((artifact.path / "timings.json").read_text())
-    assert timings["chunks_reused"] >= 1
-    assert timings["chunks_sampled"] >= 1
-    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
-    for name in ("responses.parquet", "metrics.json"):
-        assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
-    assert artifact.manifest.digest() == whole.manifest.digest()
 
 
 def test_chunks_of_another_size_have_other_files(tmp_path):

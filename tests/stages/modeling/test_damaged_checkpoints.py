@@ -67,13 +67,8 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         ["no weights in safetensors"],
     ),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), ["no config.json"]),
-    "weights halved": (bytes_of(WEIGHTS, lambda data: data[: len(data) // 2]), [WEIGHTS]),
     "header too long": (bytes_of(WEIGHTS, lambda data: b"\xff" * 8 + data[8:]), [WEIGHTS]),
     "weights a folder": (replaced_by_folder(WEIGHTS), [WEIGHTS]),
-    "one shape": (
-        weights(lambda found: found.update({"model.norm.weight": torch.zeros(3)})),
-        ["in other shapes", "model.norm.weight 3 for 32"],
-    ),
     "one missing": (
         weights(lambda found: found.pop("model.norm.weight")),
         ["lacks 1 weights", "norm"],
@@ -83,7 +78,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         ["not a number", "model.layers.0.mlp.up_proj.weight"],
     ),
     "infinite": (filled("model.embed_tokens.weight", float("inf")), ["infinite"]),
-    "minus infinity": (filled("model.norm.weight", float("-inf")), ["infinite"]),
     "another vocabulary": (
         settings("config.json", vocab_size=7),
         ["in other shapes than its config.json says", "19x32 for 7x32"],
@@ -91,7 +85,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     "more layers": (settings("config.json", num_hidden_layers=3), ["lacks", "layers.2"]),
     "a negative width": (settings("config.json", hidden_size=-32), ["hidden_size is -32"]),
     "a huge vocabulary": (settings("config.json", vocab_size=10**13), ["vocab_size is 1000"]),
-    "layers without end": (settings("config.json", num_hidden_layers=10**9), ["num_hidden_layers"]),
     "an adapter as well": (content("adapter_config.json", "{}"), ["is a LoRA adapter"]),
     "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
     "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
@@ -100,7 +93,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         f"config.json {kind}": (content("config.json", data), ["config.json"])
         for kind, data in {
             "empty": "",
-            "truncated": '{"model_type": "lla',
             "a list": "[]",
             "no UTF-8": b"\xff\xfe",
             "nested": "[" * 100_000,
@@ -112,11 +104,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         ["generation_config.json"],
     ),
     "index half": (content(INDEX, "{"), [INDEX]),
-    "header garbled": (
-        bytes_of(WEIGHTS, lambda data: data[:20] + b"\xff" * 20 + data[40:]),
-        [WEIGHTS],
-    ),
-    "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
     **{
         f"{kind} in the index": (
             content(INDEX, json.dumps({"weight_map": {"model.norm.weight": file}})),
@@ -125,7 +112,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         for kind, file in {
             "a missing file": "model-2.safetensors",
             "a file elsewhere": f"../{WEIGHTS}",
-            "a number": 3,
         }.items()
     },
     "index without a map": (content(INDEX, '{"metadata": {}}'), [INDEX]),
@@ -146,7 +132,6 @@ OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
         for name in ("tokenizer.json", "tokenizer_config.json")
         for kind, data in {
             "empty": "",
-            "half": '{"version": ',
             "a list": "[]",
             "no UTF-8": b"\xff\xfe",
         }.items()
@@ -192,7 +177,7 @@ def test_a_damaged_policy_is_refused(tmp_path: Path, whole: Path, name: str) -> 
     refused(lambda source: load_causal_lm(source, dtype="float32"), folder, parts)
 
 
-@pytest.mark.parametrize("name", ["not a number", "infinite", "minus infinity", "weights halved"])
+@pytest.mark.parametrize("name", ["not a number", "weights truncated"])
 def test_vllm_is_not_given_damaged_weights(tmp_path: Path, whole: Path, name: str) -> None:
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(whole, tmp_path / "model", damage)
@@ -214,9 +199,7 @@ def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path: Path
         check_finite_files(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["weights halved", "not a number", "one missing", "another vocabulary"]
-)
+@pytest.mark.parametrize("name", ["weights truncated", "not a number", "another vocabulary"])
 def test_a_damaged_reward_model_is_refused(tmp_path: Path, reward_model: Path, name: str) -> None:
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(reward_model, tmp_path / "model", damage)

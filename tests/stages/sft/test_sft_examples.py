@@ -60,15 +60,6 @@ def test_text_that_spells_control_tokens_is_allowed_by_the_setting(tokenizer):
     assert example.loss_terms == 4
 
 
-def test_a_template_that_does_not_continue_the_prompt_is_refused():
-    template = (
-        "{{ bos_token }}{{ 'one ' if add_generation_prompt else 'two ' }}"
-        "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    )
-    with pytest.raises(UserError, match="does not continue a prompt"):
-        make_example(make_tiny_tokenizer(chat_template=template), CONVERSATION, SftParams())
-
-
 def test_a_conversation_that_the_template_refuses_is_named():
     template = "{{ raise_exception('no') if messages[0].role == 'system' else 'one' }}"
     tokenizer = make_tiny_tokenizer(chat_template=template + "{{ messages[-1].content }}")
