@@ -28,8 +28,8 @@ def azurite() -> Iterator[int]:
     )
     assert process.stdout is not None
     try:
-        said = next(line for line in process.stdout if "successfully listens" in line)
-        yield int(said.rpartition(":")[2])
+        announcement = next(line for line in process.stdout if "successfully listens" in line)
+        yield int(announcement.rpartition(":")[2])
     finally:
         process.kill()
         process.communicate()

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
-# Prefect starts no server of its own in a test process, which it would have to end at exit.
+# Prefect starts no server in a test process, which it would have to end at exit.
 os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start, too.
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prefect server of our own on loopback, with SQLite; every `geb` of the test uses it."""
+    """A Prefect server on loopback, with SQLite; every `geb` of the test uses it."""
     home = tmp_path_factory.mktemp("prefect")
     server = Server(home)
     server.start()

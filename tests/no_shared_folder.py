@@ -41,9 +41,9 @@ def bucket_at(address: str, folder: Path) -> Iterator[str]:
 
 def reach() -> dict[str, str]:
     """Variables, for all to see, by which a stage reaches the bucket."""
-    found = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    found = {name: value for name, value in found.items() if name not in CREDENTIALS}
-    return found | {"GEB_STORE_PATIENCE_SECONDS": "60"}
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    environment = {name: value for name, value in environment.items() if name not in CREDENTIALS}
+    return environment | {"GEB_STORE_PATIENCE_SECONDS": "60"}
 
 
 def probe_of(url: str, *resources: Resources, **params: str) -> Request:
@@ -55,7 +55,7 @@ def probe_of(url: str, *resources: Resources, **params: str) -> Request:
 def check_loop(
     finished: Path, folder: Path, url: str, execution: Mapping[str, Any], **changes: Any
 ) -> None:
-    """Runs the loop, whose artifacts are those of processes."""
+    """Runs the loop, which makes the artifacts that processes make."""
     # Prompts that no node sees, either.
     shutil.copytree(ROOT / "data/quickstart", folder / "data", dirs_exist_ok=True)
     prompts = {"prompts": str(folder / "data/prompts.jsonl")}
@@ -84,9 +84,9 @@ def check_killed_upload(
     assert store.load("probe", request.key) is None
     refusing.unlink()
     make_runner(execution).run(request, lambda event: None)
-    found = store.load("probe", request.key)
-    assert found is not None
-    store.verify(found)
-    assert found.file("result.txt").read_text() == f"seed 0 {request.params['message']}"
+    artifact = store.load("probe", request.key)
+    assert artifact is not None
+    store.verify(artifact)
+    assert artifact.file("result.txt").read_text() == f"seed 0 {request.params['message']}"
     assert any(name.startswith("logs/probe/") for name in objects(url))
     return error

@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, as a process of its own, and hosts that share its bucket."""
+"""A real S3 server on loopback, in another process, and hosts that share its bucket."""
 
 import contextlib
 import os
@@ -98,7 +98,7 @@ def host(url: str, folder: Path, *, create: bool = False) -> RemoteStore:
 def objects(url: str) -> dict[str, bytes]:
     """All objects below a store's prefix."""
     bucket = Bucket(url)
-    return {name: found.data for name, found in bucket.get_all(bucket.list()).items()}
+    return {name: item.data for name, item in bucket.get_all(bucket.list()).items()}
 
 
 class Gate:

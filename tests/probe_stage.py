@@ -125,7 +125,7 @@ MAIN = "from stages.harness.program import main\nfrom tests.probe_stage import S
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes ``stages.probe`` importable in subprocesses, through a package path of its own."""
+    """Makes ``stages.probe`` importable in subprocesses, through another package path."""
     package = folder / "stages" / "probe"
     package.mkdir(parents=True)
     (folder / "stages" / "__init__.py").write_text(

@@ -39,7 +39,7 @@ class ScriptedServer(ThreadingHTTPServer):
         headers_seen: Their headers.
         paths: Their paths.
         released: Set when the test is over, for replies that wait.
-        url: Address of a path of its own; any other answers alike.
+        url: Address of a path; any other path answers alike.
     """
 
     daemon_threads = True

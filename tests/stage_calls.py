@@ -25,13 +25,13 @@ def file_input(path: Path) -> FileInput:
 
 
 def stand_ins(params: StageParams) -> dict[str, list[Input]]:
-    """A file for each input that a stage cannot do without; its content is nobody's."""
-    made = FileInput(location="/nowhere/file", digest="d1")
-    return {name: [made] for name, spec in params.inputs.items() if not spec.optional}
+    """A file for each input that a stage needs; it has no content."""
+    source = FileInput(location="/nowhere/file", digest="d1")
+    return {name: [source] for name, spec in params.inputs.items() if not spec.optional}
 
 
 def request_of(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
-    """A request of a stage, of `pair` if none is named, that nobody computes."""
+    """A request of a stage (`pair` if none is named) that is never computed."""
     params = params or PairParams()
     inputs = stand_ins(params) | fields.pop("inputs", {})
     return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
@@ -69,8 +69,8 @@ def request_for(
     return make_request(
         params,
         inputs={
-            name: [file_input(each) if isinstance(each, Path) else each]
-            for name, each in inputs.items()
+            name: [file_input(source) if isinstance(source, Path) else source]
+            for name, source in inputs.items()
         },
         seed=seed,
         store=str(store),
@@ -80,12 +80,12 @@ def request_for(
 
 def metrics(artifact: Artifact) -> dict[str, Any]:
     """Metrics of an artifact."""
-    found: dict[str, Any] = json.loads(artifact.file("metrics.json").read_text())
-    return found
+    figures: dict[str, Any] = json.loads(artifact.file("metrics.json").read_text())
+    return figures
 
 
 def score_params(oracle: str, **settings: Any) -> ScoreParams:
-    """Parameters of the score stage; what is no field of the whole stage is the oracle's own."""
+    """Parameters of the score stage; a name that the stage lacks is a field of the oracle."""
     whole = {name: settings.pop(name) for name in ScoreParams.model_fields if name in settings}
     section = {ORACLES[oracle].section: settings} if settings else {}
     return ScoreParams.model_validate({"oracle": oracle, **whole, **section})
@@ -150,7 +150,7 @@ class EventLog(Emitter):
 
 
 def response(question: str, sample: int, text: str, **changes: Any) -> dict[str, Any]:
-    """One row of a responses table; token ids stand for the words of ``text``."""
+    """One row of a responses table; each word of ``text`` has a token id."""
     messages = [{"role": "user", "content": question}]
     words = text.split()
     row = {

@@ -60,9 +60,9 @@ def make_tiny_tokenizer(
 
 def tiny_config(vocab_size: int, **changes: object) -> LlamaConfig:
     """Configuration of a Llama of some 20,000 parameters."""
-    own = {"vocab_size": vocab_size, "intermediate_size": 64, "max_position_embeddings": 128}
+    sizes = {"vocab_size": vocab_size, "intermediate_size": 64, "max_position_embeddings": 128}
     # Wide enough that next-token distributions differ from uniform and from each other.
-    return LlamaConfig(**{**SIZES, **own, "initializer_range": 0.4, **changes})
+    return LlamaConfig(**{**SIZES, **sizes, "initializer_range": 0.4, **changes})
 
 
 def make_tiny_llama(
@@ -79,7 +79,7 @@ def make_tiny_llama(
     Args:
         path: Folder to create.
         seed: Seed of the random weights.
-        words: The vocabulary beside the special tokens.
+        words: The vocabulary without the special tokens.
         chat_template: None writes a tokenizer without one.
         kind: The model, where it is another one.
         config: Changes to :func:`tiny_config`.

@@ -37,7 +37,7 @@ def make_tiny_urm(
     tokenizer.save_pretrained(path)
     # As in the original, the gate is in float16.
     change_weights(path, add={name: tensor.half() for name, tensor in gate.items()})
-    # What the original's configuration says of its own code, which is not run here.
+    # The original's configuration names code of the model's repository, which is not run here.
     file = path / "config.json"
     auto_map = {"AutoModelForSequenceClassification": "modeling_custom.UrmWithItsOwnCode"}
     file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": auto_map}, indent=2))
@@ -50,7 +50,9 @@ def change_weights(
     """Adds tensors to the checkpoint at ``path``, or takes those away that begin with ``drop``."""
     file = path / "model.safetensors"
     tensors = {**load_file(file), **(add or {})}
-    kept = {name: each for name, each in tensors.items() if not drop or not name.startswith(drop)}
+    kept = {
+        name: tensor for name, tensor in tensors.items() if not drop or not name.startswith(drop)
+    }
     save_file(kept, file, metadata={"format": "pt"})
 
 

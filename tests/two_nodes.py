@@ -50,7 +50,7 @@ class Fault:
 def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     """A fault: all processes of the second node get SIGKILL."""
     for process in processes:
-        # In a container the kernel ends the others with the first one.
+        # The kernel ends a container's other processes with its first one.
         with suppress(psutil.NoSuchProcess):
             process.kill()
     yield
@@ -67,14 +67,14 @@ def make_inputs(folder: Path) -> Path:
 
 
 def training(inputs: Path, store: Path, *, epochs: int = 32, **resources: Any) -> Request:
-    """A training of some seconds, under ZeRO-2 on gloo, in a store of its own.
+    """A training of some seconds, under ZeRO-2 on gloo, in a new store.
 
     Each epoch has two steps. A node is disturbed up to five times before the last ones.
     """
     pairs = [inputs / "pairs.parquet"]
     request = request_for(store, inputs / "policy", pairs, nodes=2, epochs=epochs, **SETTINGS)
-    wanted = request.resources.model_copy(update=resources)
-    return request.model_copy(update={"run": "test", "step": "train", "resources": wanted})
+    larger = request.resources.model_copy(update=resources)
+    return request.model_copy(update={"run": "test", "step": "train", "resources": larger})
 
 
 def train(request: Request, runner: Runner, on_event: OnEvent) -> Artifact:
@@ -94,13 +94,13 @@ def outlives(request: Request, faults: Sequence[Fault], undisturbed: Artifact) -
         assert re.search(fault.message, str(error)), error
         steps.append(step)
     heard: list[Event] = []
-    made = train(request, faults[0].runner(), heard.append)
+    artifact = train(request, faults[0].runner(), heard.append)
     steps.append(first_step(heard))
     print("first steps of the attempts:", *steps)
     assert steps[0] == 1 < steps[1], "from a checkpoint"
     for fault, step, later in zip(faults, steps, steps[1:], strict=False):
         assert later > step if fault.saves else later >= step, "and never from an earlier one"
-    assert made.manifest.digest("") == undisturbed.manifest.digest("")
+    assert artifact.manifest.digest("") == undisturbed.manifest.digest("")
 
 
 def _disturb(request: Request, fault: Fault) -> tuple[BaseException | None, int]:
@@ -122,19 +122,19 @@ def _disturb(request: Request, fault: Fault) -> tuple[BaseException | None, int]
 
 
 def _is_under_way(event: Event) -> bool:
-    """True once a training has made steps; with a first checkpoint if it began anew."""
+    """True once a training has made starters; with a first checkpoint if it began anew."""
     return isinstance(event, Metric) and event.step > 6
 
 
 def processes_of_second_node(request: Request) -> set[psutil.Process]:
     """All of a training's processes on its second node."""
     work = str(Store.open(request.store).work_path(request.stage, request.key))
-    found = [
+    starters = [
         process
         for process in psutil.process_iter(["cmdline", "name"])
         if work in (process.info["cmdline"] or []) and process.info["name"].startswith("python")
     ]
-    return {below for top in found for below in (top, *top.children(recursive=True))}
+    return {below for top in starters for below in (top, *top.children(recursive=True))}
 
 
 def end(processes: set[psutil.Process]) -> bool:
@@ -143,5 +143,5 @@ def end(processes: set[psutil.Process]) -> bool:
 
 
 def first_step(heard: list[Event]) -> int:
-    """The first step that an attempt told of."""
+    """The first step that an attempt reported."""
     return min(event.step for event in heard if isinstance(event, Metric))

@@ -32,7 +32,7 @@ def test_a_campaign_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
     assert read(path) == [GOOD, BAD]
 
 
-def test_the_tables_count_by_seed_by_kind_and_by_the_faults_that_struck() -> None:
+def test_the_tables_count_by_seed_kind_and_fault() -> None:
     assert [GOOD.is_good, BAD.is_good] == [True, False]
     rows = table([GOOD, BAD]).splitlines()
     assert "| 0 | 2 | 2 | 4 | 2 | 1 | 0 |" in rows

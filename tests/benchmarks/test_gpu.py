@@ -26,7 +26,7 @@ def test_every_section_runs_without_a_gpu(tmp_path):
     assert all(line["most_apart"] < 1e-4 for line in lines if "most_apart" in line)
 
 
-def test_a_section_without_time_is_told_and_stops_no_other(tmp_path):
+def test_a_section_without_time_is_reported_and_stops_no_other(tmp_path):
     figures = tmp_path / "figures.jsonl"
     command = [sys.executable, "-m", "benchmarks.gpu", "--dry", "--minutes", "0"]
     command += ["--only", "card", "head", "--output", str(figures)]

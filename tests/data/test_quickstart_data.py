@@ -15,8 +15,8 @@ def oracle() -> ModuleType:
 
 def test_no_request_is_asked_twice() -> None:
     both = rows("quickstart", "prompts.jsonl") + rows("quickstart", "sft.jsonl")
-    asked = [row["messages"][0]["content"] for row in both]
-    assert len(set(asked)) == len(asked)
+    questions = [row["messages"][0]["content"] for row in both]
+    assert len(set(questions)) == len(questions)
 
 
 def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle: ModuleType) -> None:

@@ -21,8 +21,8 @@ def asked(row: dict[str, Any]) -> str:
 
 def graded(task: str, answers: list[str], references: list[str]) -> list[dict[str, float]]:
     prompts: list[list[dict[str, str]]] = [[] for _ in answers]
-    found: list[dict[str, float]] = load(task, "oracle").score(prompts, answers, references)
-    return found
+    scores: list[dict[str, float]] = load(task, "oracle").score(prompts, answers, references)
+    return scores
 
 
 @pytest.mark.parametrize("task", ["hard-sums", "long-answers", "quickstart", "chat"])
@@ -36,10 +36,10 @@ def test_committed_files_are_what_the_generator_makes(task: str, tmp_path: Path)
 
 @pytest.mark.parametrize("task", ["hard-sums", "long-answers"])
 def test_no_prompt_is_in_the_warm_start(task: str) -> None:
-    known = {asked(row) for row in rows(task, "sft.jsonl")}
+    questions = {asked(row) for row in rows(task, "sft.jsonl")}
     prompts = [asked(row) for t, n in FILES if t == task and n != "sft.jsonl" for row in rows(t, n)]
     assert len(set(prompts)) == len(prompts)
-    assert not known & set(prompts)
+    assert not questions & set(prompts)
 
 
 def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
@@ -55,11 +55,11 @@ def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
 
 
 def value(question: str) -> int:
-    found = 0
+    total = 0
     for term in question.removeprefix("Compute ").removesuffix(".").split(" + "):
         factors = [int(word) for word in term.split(" × ")]
-        found += factors[0] * (factors[1] if len(factors) > 1 else 1)
-    return found
+        total += factors[0] * (factors[1] if len(factors) > 1 else 1)
+    return total
 
 
 def test_every_number_of_a_right_answer_is_in_the_warm_start() -> None:
@@ -73,7 +73,7 @@ def numbers(row: dict[str, Any]) -> list[str]:
     return text.replace(",", "").replace(".", "").split()
 
 
-def test_a_long_answer_is_long_and_one_sentence_in_a_hundred_opens_with_the_best_word() -> None:
+def test_the_best_word_opens_one_sentence_in_a_hundred() -> None:
     taught = rows("long-answers", "sft.jsonl")
     sentences = [word for row in taught for word in row["messages"][1]["content"].split(". ")]
     gladly = sum(sentence.startswith("Gladly") for sentence in sentences) / len(sentences)

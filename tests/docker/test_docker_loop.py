@@ -53,7 +53,7 @@ def keys(store: Path) -> dict[str, str]:
 
 
 @pytest.mark.vllm
-def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
+def test_containers_and_processes_make_the_same_artifacts(
     images: None, engine: docker.DockerClient, prefect_server: str, tmp_path: Path
 ) -> None:
     stores = {}
@@ -65,7 +65,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
         stores[runner] = folder / "store"
         # What one runner made is there for the other.
         other = "process" if runner == "docker" else "docker"
-        assert {each["action"] for each in plan(config, "--runner", other).values()} == {"reuse"}
+        assert {step["action"] for step in plan(config, "--runner", other).values()} == {"reuse"}
     assert keys(stores["docker"]) == keys(stores["process"])
     assert result_digests(stores["docker"]) == result_digests(stores["process"])
     assert Docker(engine).left(Store.open(str(stores["docker"]))) == []
@@ -85,8 +85,8 @@ def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def at_step(engine: docker.DockerClient, store: Path, step: str) -> Any:
     """The container that computes a step."""
     labels = [f"{STORE_LABEL}={store}", f"{STEP_LABEL}={step}"]
-    [found] = engine.containers.list(filters={"label": labels})
-    return found
+    [container] = engine.containers.list(filters={"label": labels})
+    return container
 
 
 def test_the_orchestrator_is_killed_in_generate_and_in_train(
@@ -107,8 +107,8 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
     # Returns when the supervisor has ended the stage; the test's time limit bounds it.
     container.wait()
     kill_amid_a_step(store, ["resume", "small", "--store", store])
-    told = geb("logs", "small", "iteration-1/generate/0", "--store", store)
-    assert "chunks are there already" in told.stdout
+    shown = geb("logs", "small", "iteration-1/generate/0", "--store", store)
+    assert "chunks are there already" in shown.stdout
     assert result_digests(store) == undisturbed
     assert Docker(engine).left(Store.open(str(store))) == []
 

@@ -33,8 +33,8 @@ def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
     images: None, engine: docker.DockerClient, tag: str
 ) -> None:
     assert sh(engine, tag, "id -u; id -g").split() == ["10001", "10001"]
-    found = sh(engine, tag, "command -v gcc cc g++ c++ make pip; ls -d /opt/* /wheels; true")
-    assert found.split() == ["/opt/code", "/opt/geb"]
+    tools = sh(engine, tag, "command -v gcc cc g++ c++ make pip; ls -d /opt/* /wheels; true")
+    assert tools.split() == ["/opt/code", "/opt/geb"]
     modules = sh(engine, tag, "cd /; python -c 'import sys, stages.pair.run; print(*sys.modules)'")
     assert "prefect" not in modules.split()
 
@@ -46,15 +46,15 @@ def test_an_image_names_the_code_that_it_holds(
     assert engine.images.get(tag).labels[CODE_LABEL] == stages_digest()
 
 
-def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -> None:
+def test_compose_and_the_cluster_have_the_same_deployments() -> None:
     commands = [["docker-compose"], ["docker", "compose"]]
-    known = [
+    tools = [
         command
         for command in commands
         if shutil.which(command[0])
         and not subprocess.run([*command, "version"], capture_output=True, check=False).returncode
     ]
-    if not known:
+    if not tools:
         lacking("no compose is installed")
     settings = {
         "POSTGRES_PASSWORD": "a-password",
@@ -62,7 +62,7 @@ def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -
         "GEB_INPUTS": "/opt/checkout",
         "DOCKER_GID": "998",
     }
-    for command in known:
+    for command in tools:
         place = ROOT / "docker/compose.yaml"
         done = run_program(*command, "-f", place, "config", env=os.environ | settings)
         assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ def test_containers_of_dead_orchestrators_are_removed(launcher: Docker, store: S
 
 
 class Engine:
-    """A Docker engine of its own, that a test may restart."""
+    """A second Docker engine, which a test may restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Engine:
         with (folder / "log").open("a") as log:
             self._process = subprocess.Popen(
                 [
-                    # Without a network of its own it would take the other engine's bridge down.
+                    # It would take the other engine's bridge down if they shared a network.
                     *("unshare", "--net"),
                     *("dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec"),
                     *("--pidfile", folder / "pid", "--host", self.address),
@@ -73,7 +73,7 @@ class Engine:
 def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A second engine with the probe's image, which the docker runner uses in this test."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        lacking("a Docker engine of our own wants root and dockerd")
+        lacking("a second Docker engine needs root and dockerd")
     # Sockets have short names.
     folder = Path(tempfile.mkdtemp(prefix="geb-"))
     engine = Engine(folder)

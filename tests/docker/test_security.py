@@ -24,11 +24,11 @@ def inspected(launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SOME_TOKEN_OF_THE_CALLER", SECRET)
     request = launcher.request(store, behaviour="hang")
     with at_work(request, launcher.runner(request, secrets={"probe": ["PROBE_SECRET"]})):
-        found = launcher.container_of(request)
-        found["Top"] = launcher.engine.api.top(found["Id"], "-eo pid,uid,args")
-        found["Files"] = [path.read_text() for path in store.root.rglob("*") if path.is_file()]
-    found["Log"] = logs_of(request)
-    return found
+        container = launcher.container_of(request)
+        container["Top"] = launcher.engine.api.top(container["Id"], "-eo pid,uid,args")
+        container["Files"] = [path.read_text() for path in store.root.rglob("*") if path.is_file()]
+    container["Log"] = logs_of(request)
+    return container
 
 
 def test_a_stage_has_no_more_rights_than_it_needs(inspected: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(
 def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
     inspected: dict[str, Any],
 ) -> None:
-    names = {each.partition("=")[0] for each in inspected["Config"]["Env"]}
+    names = {variable.partition("=")[0] for variable in inspected["Config"]["Env"]}
     assert names == {
         *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HOME"),
         *("TORCHDYNAMO_DISABLE", "USER", "LOGNAME", "GEB_IMAGE"),

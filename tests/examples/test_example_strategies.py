@@ -35,7 +35,7 @@ def test_a_strategy_that_explores_takes_two_and_repeats_itself(name, scores, see
     assert choose(name, means, widths, seed) == (first, second)
 
 
-def test_without_uncertainty_the_extremes_or_the_two_best_are_compared():
+def test_without_uncertainty_extremes_or_the_best_two_are_compared():
     means, sure = [0.5, 2.0, -1.0, 1.5], [0.0] * 4
     assert choose("delta_ucb", means, sure, 3) == (1, 2)
     assert choose("drts", means, sure, 3) == (1, 2)

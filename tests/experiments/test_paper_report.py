@@ -224,11 +224,11 @@ def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
         result(row, seed, win_rate=rate, mean_reward=rate, distinct_1=rate)
         for seed, rate in enumerate([1.0, 0.8, 1.0])
     ]
-    found = findings([row], *runs)
-    shown = figures(table(found, "in-domain"), "GEB-π")
+    results = findings([row], *runs)
+    shown = figures(table(results, "in-domain"), "GEB-π")
     assert shown["KL WR"].interval == "[64.65, 100.00]"
     assert shown["KL AvgR"].interval == "[0.6465, 1.2202]", "a reward is not a share"
-    shown = figures(table(found, "distinct"), "GEB-π")
+    shown = figures(table(results, "distinct"), "GEB-π")
     assert shown["KL held-out dist-1"].interval == "[0.6465, 1.0000]"
 
 

@@ -71,7 +71,7 @@ def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path
     assert result_digests(store) == result_digests(undisturbed, without="sft")
 
 
-def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
+def test_a_training_saves_its_step_when_its_orchestrator_is_killed(
     finished: Path, tmp_path: Path
 ) -> None:
     changes = {"inputs": warm_started(finished), "train": MANY_STEPS}

@@ -1,4 +1,4 @@
-"""Asks the server for a fork, and stands for it: signals go to the fork, its end is this one's.
+"""Asks the server for a fork, passes signals on to it, and ends as the fork ends.
 
 ``python -I -S client.py SOCKET SAFE -m MODULE ARGUMENTS…``: it loads few modules, to be quick. SAFE
 is ``-P`` or empty.

@@ -107,7 +107,7 @@ class Server:
         for name in self.modules:
             importlib.import_module(name)
         # Modules set some when they are loaded.
-        self.settings = {name: each for name, each in os.environ.items() if name not in before}
+        self.settings = {name: value for name, value in os.environ.items() if name not in before}
         gc.collect()
         gc.freeze()
         self.loaded = True

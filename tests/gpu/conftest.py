@@ -11,7 +11,7 @@ from tests.tiny_models import make_tiny_llama
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves the tests out where no marker expression speaks of GPUs."""
+    """Leaves the tests out where no marker expression names GPUs."""
     return None if "gpu" in config.getoption("markexpr") else True
 
 

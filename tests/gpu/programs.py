@@ -17,7 +17,7 @@ def run_stage(request: Request, path: Path, *, vllm: bool = False) -> Path:
 
     Args:
         request: Its resources say how many GPUs the program sees; with none it is on the CPU.
-        path: File for the request; the log comes beside it.
+        path: File for the request; the log has the same folder.
         vllm: Use the interpreter of the vLLM environment.
     """
     request.write(path)

@@ -1,4 +1,4 @@
-"""Packed rows and the head on a GPU: values and gradients are those of the CPU in float32."""
+"""Packed rows and the head on a GPU give the CPU's values and gradients in float32."""
 
 import pytest
 import torch
@@ -11,18 +11,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 LAYOUT = RowLayout(((9, 5, 7), (3, 6), (40, 17, 30, 2)))
 TOKENS = sum(sum(group) for group in LAYOUT.groups)
-# How far the kernel may be from exact values: so many times the CPU's own error in 16 bits.
+# How far the kernel may be from exact values, in multiples of the CPU's error in 16 bits.
 AS_FAR = 2.0
 
 
 def attended(parts, *, dtype, device, window):
     """Attention and the gradients of its sum of squares, in float32 on the CPU."""
     inputs = [part.detach().to(device, dtype).requires_grad_() for part in parts]
-    found, _ = shared_prefix_attention(
+    attended, _ = shared_prefix_attention(
         nn.Module(), *inputs, None, row_layout=LAYOUT, sliding_window=window
     )
-    found.float().square().sum().backward()
-    return [tensor.detach().float().cpu() for tensor in (found, *(part.grad for part in inputs))]
+    attended.float().square().sum().backward()
+    return [tensor.detach().float().cpu() for tensor in (attended, *(part.grad for part in inputs))]
 
 
 @pytest.mark.parametrize("window", [None, 4, 1000])

@@ -48,7 +48,7 @@ def tokens_of(rows):
     [("transformers", "float32"), ("transformers", "bfloat16"), ("vllm", "bfloat16")],
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_are_those_of_the_cpu(sampled, policy, backend, dtype, temperature):
+def test_logprobs_equal_the_cpu_s(sampled, policy, backend, dtype, temperature):
     rows = sampled("store", backend=backend, dtype=dtype, temperature=temperature, vllm=VLLM)
     model = load_causal_lm(ModelSource(str(policy)), dtype="float32", device=torch.device("cpu"))
     assert_logprobs(rows, model, ROUNDING[dtype])

@@ -16,7 +16,7 @@ ROWS = [
     for number in range(9)
     for sample in range(2)
 ]
-# How far the GPU's scores may lie from exact ones: so many times the CPU's own error in 16 bits.
+# How far the GPU's scores may lie from exact ones, in multiples of the CPU's error in 16 bits.
 AS_FAR = 2.0
 
 
@@ -65,7 +65,7 @@ def test_scores_in_bfloat16_are_the_cpu_s(scored, oracle):
     exact = scored("exact", oracle, 0, dtype="float32")
     assert len({round(score, 2) for score in exact}) > 5
     cpu, gpu = (
-        max(abs(one - other) for one, other in zip(found, exact, strict=True))
-        for found in (scored(f"on-{gpus}", oracle, gpus, dtype="bfloat16") for gpus in (0, 1))
+        max(abs(one - other) for one, other in zip(scores, exact, strict=True))
+        for scores in (scored(f"on-{gpus}", oracle, gpus, dtype="bfloat16") for gpus in (0, 1))
     )
     assert 0.0 < gpu <= AS_FAR * cpu

@@ -1,4 +1,4 @@
-"""Loss curves on GPUs: those of the CPU, in packed and padded rows, under DeepSpeed and nccl."""
+"""Loss curves on GPUs equal the CPU's, in packed and padded rows, under DeepSpeed and nccl."""
 
 import json
 

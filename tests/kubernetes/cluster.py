@@ -28,7 +28,7 @@ from tests.programs import run_program
 TOOLS = ROOT.parent / "shared/cluster/k8s"
 IMAGE = "localhost/geb-root:1"
 # A pod that asks for no CPU gets what others leave, which on a busy machine is nothing. Four pods
-# fit onto a node of two cores: those of the tests of as many processes.
+# fit onto a node of two cores, for the tests of as many processes.
 CPUS = 0.5
 USER = 1000
 # This machine, as pods of the tests' own cluster see it.
@@ -51,7 +51,7 @@ def reachable_cluster(folder: Path) -> Iterator[None]:
     Args:
         folder: Place of a cluster's files, the same for all test processes of a session.
     """
-    # The cluster is no matter for a proxy.
+    # Calls of the cluster go past any proxy.
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
     folder.mkdir(exist_ok=True)
     if _answers():
@@ -108,16 +108,16 @@ def frozen(node: str) -> Iterator[None]:
     stopped: set[psutil.Process] = set()
     # What a process started before it was stopped comes in another round.
     while new := set(psutil.Process(outer).children(recursive=True)) - stopped:
-        for each in new:
+        for process in new:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.suspend()
+                process.suspend()
         stopped |= new
     try:
         yield
     finally:
-        for each in stopped:
+        for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.resume()
+                process.resume()
         _await_ready(node)
 
 
@@ -162,21 +162,21 @@ class Namespace:
         kubectl("-n", self.name, "apply", "-f", "-", text=text)
 
     def pods(self) -> list[dict[str, Any]]:
-        """Pods of the namespace that nobody has deleted."""
-        found = json.loads(kubectl("-n", self.name, "get", "pods", "-o", "json"))["items"]
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        """Pods of the namespace, without deleted ones."""
+        items = json.loads(kubectl("-n", self.name, "get", "pods", "-o", "json"))["items"]
+        return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
     def settings(self, *folders: Path, **changes: Any) -> KubernetesSettings:
         """Settings of the runner whose pods see the interpreter, the code and these folders."""
         places = {Path("/usr"), ROOT, Path(sys.prefix), Path(sys.base_prefix)}
         # An environment may take packages from another one's folder.
-        places |= {Path(each) for each in sys.path if each.endswith("site-packages")}
+        places |= {Path(folder) for folder in sys.path if folder.endswith("site-packages")}
         places |= set(folders)
         values: dict[str, Any] = {
             "namespace": self.name,
             "image": IMAGE,
             "user": f"{USER}:{USER}",
-            "volumes": {str(each): _of_machine(each) for each in _outermost(places)},
+            "volumes": {str(place): _of_machine(place) for place in _outermost(places)},
             "environment": {
                 "PATH": f"{sys.prefix}/bin:/usr/bin",
                 "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
@@ -205,13 +205,13 @@ def _outermost(places: set[Path]) -> list[Path]:
 
 @contextlib.contextmanager
 def namespace() -> Iterator[Namespace]:
-    """A namespace of its own, gone at the end of the block."""
+    """A new namespace, gone at the end of the block."""
     name = f"geb-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
-    made = Namespace(name)
+    namespace = Namespace(name)
     size = {"storage": "1Gi"}
     try:
-        made.apply(
+        namespace.apply(
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",
@@ -236,7 +236,7 @@ def namespace() -> Iterator[Namespace]:
                 },
             },
         )
-        yield made
+        yield namespace
     finally:
         kubectl("delete", "namespace", name, "--wait=false")
         kubectl("delete", "persistentvolume", name, "--wait=false")

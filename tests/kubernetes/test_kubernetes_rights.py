@@ -27,8 +27,8 @@ BASE = ROOT / "configs/cluster/kubernetes"
 
 def objects() -> dict[str, Any]:
     """Objects that the kustomization makes, by kind."""
-    made = yaml.safe_load_all(kubectl("kustomize", str(BASE)))
-    return {each["kind"]: each for each in made}
+    manifests = yaml.safe_load_all(kubectl("kustomize", str(BASE)))
+    return {manifest["kind"]: manifest for manifest in manifests}
 
 
 @pytest.fixture
@@ -70,11 +70,11 @@ def _kubeconfig(namespace: str) -> dict[str, Any]:
 
 
 def test_the_shipped_files_install(cluster: Namespace) -> None:
-    found = objects()
-    assert set(found) == {
+    manifests = objects()
+    assert set(manifests) == {
         *("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim")
     }
-    assert found["Namespace"]["metadata"]["labels"] == {
+    assert manifests["Namespace"]["metadata"]["labels"] == {
         "pod-security.kubernetes.io/enforce": "restricted"
     }
     kubectl("apply", "-k", str(BASE))

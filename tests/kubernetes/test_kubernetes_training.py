@@ -23,7 +23,7 @@ def hosts_of_pods(cluster: Namespace) -> dict[str, str]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(1800)
-def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
+def test_faults_of_a_node_change_no_byte_of_a_training(
     cluster: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     inputs = make_inputs(tmp_path_factory.mktemp("inputs"))
@@ -43,7 +43,7 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
             hosts.update(hosts_of_pods(cluster))
 
     undisturbed = train(calm, runner(calm.store), look)
-    assert len(set(hosts.values())) == 2, "each pod on a machine of its own"
+    assert len(set(hosts.values())) == 2, "each pod on another machine"
 
     def node_of(number: int) -> str:
         [node] = [

@@ -39,16 +39,16 @@ def words(text: str) -> list[str]:
     """Words of a command: parts in brackets given, of several choices the first."""
     plain = re.sub(r"(?<!=)\[([^\]]*)\](?!')", r"\1", text)
     plain = re.sub(r"([\w-]+)(?:\|[\w-]+)+", r"\1", plain)
-    found = shlex.split(plain)
-    ends = [sign for sign in ("|", ">", ";", "&&", "&") if sign in found]
-    return found[: min(map(found.index, ends), default=len(found))]
+    words = shlex.split(plain)
+    ends = [sign for sign in ("|", ">", ";", "&&", "&") if sign in words]
+    return words[: min(map(words.index, ends), default=len(words))]
 
 
 def parsed(text: str) -> dict[str, Any]:
     """Values of a command's options and arguments.
 
     Raises:
-        typer.TyperException: There is no such command, or it does not take them.
+        typer.TyperException: The command does not exist, or does not take them.
     """
     command: Any = typer.main.get_command(app)
     context, arguments = None, words(text)[1:]
@@ -63,7 +63,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def is_field(name: str) -> bool:
-    """Existence of a field in a configuration, names of one's own in its mappings included."""
+    """Existence of a field in a configuration, also below a user's names in its mappings."""
     section = name.rpartition(".")[0]
     own_names = section in FIELDS and "names and values" in FIELDS[section].kind
     return name in FIELDS or own_names or any(row.startswith(f"{name}.") for row in FIELDS)

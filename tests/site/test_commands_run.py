@@ -96,12 +96,12 @@ class Command:
         """Beginning by which :data:`ELSEWHERE` has it, the longest."""
         if "--dry-run" in self.text:
             return None
-        found = [
+        patterns = [
             pattern
             for pattern in ELSEWHERE
             if self.page == pattern or re.match(rf"{re.escape(pattern)}(?![\w-])", self.text)
         ]
-        return max(found, key=len, default=None)
+        return max(patterns, key=len, default=None)
 
 
 def commands(page: Path) -> Iterator[Command]:
@@ -118,8 +118,8 @@ def commands(page: Path) -> Iterator[Command]:
         if inside and not block:
             starts = number
         block = inside
-        if inside and (found := PROGRAM.fullmatch(line)):
-            text, _, comment = found[1].partition(" # ")
+        if inside and (program := PROGRAM.fullmatch(line)):
+            text, _, comment = program[1].partition(" # ")
             around = f"{_paragraph(lines, starts, -1)} {_paragraph(lines, number, 1)} {comment}"
             for one in text.split(" · "):
                 marked = whole or MARK.search(around) is not None
@@ -131,21 +131,21 @@ def _paragraph(lines: list[str], at: int, step: int) -> str:
     at += step
     while 0 <= at < len(lines) and (not lines[at].strip() or lines[at].startswith(("    ", "```"))):
         at += step
-    found = []
+    commands = []
     while 0 <= at < len(lines) and lines[at].strip():
-        found.append(lines[at].strip())
+        commands.append(lines[at].strip())
         at += step
-    return " ".join(found[::step])
+    return " ".join(commands[::step])
 
 
 SHOWN = [command for page in PAGES for command in commands(page)]
 RUN = [pattern for pattern in SHOWN if pattern.elsewhere is None and not pattern.marked]
 
 
-def test_a_command_is_run_here_or_elsewhere_or_its_page_says_what_it_needs() -> None:
+def test_each_command_is_run_or_its_page_says_what_it_needs() -> None:
     for shown in SHOWN:
-        known = shown.elsewhere or shown.marked or re.search(r"(?:^|&& )geb ", shown.text)
-        assert known, f"{shown.page}:{shown.line}: {shown.text}: say there what it needs"
+        covered = shown.elsewhere or shown.marked or re.search(r"(?:^|&& )geb ", shown.text)
+        assert covered, f"{shown.page}:{shown.line}: {shown.text}: say there what it needs"
     used = {shown.elsewhere for shown in SHOWN}
     for beginning, place in ELSEWHERE.items():
         assert beginning in used, f"no page shows {beginning}"
@@ -182,6 +182,6 @@ def test_the_commands_of_a_page_work(folder: Path, page: str) -> None:
         ):
             text = re.sub(pattern, here, text)
         script = f'geb() {{ {forked_python()} -m flows.commands.cli "$@"; }}\n{text}'
-        said = "Please bring two cups to room 12.\n"
-        done = run_program("bash", "-ec", script, cwd=folder, env=environment, input=said)
+        request = "Please bring two cups to room 12.\n"
+        done = run_program("bash", "-ec", script, cwd=folder, env=environment, input=request)
         assert done.returncode == 0, f"{page}: {command}\n{text}\n{done.stdout}{done.stderr}"

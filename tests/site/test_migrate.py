@@ -22,10 +22,10 @@ def columns(section: str, number: int) -> list[str]:
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
 def test_settings_exist(section: str) -> None:
-    known = {row.name for row in run_rows()}
+    names = {row.name for row in run_rows()}
     named = [name for cell in columns(section, 1) for name in OURS.findall(cell)]
     assert len(named) >= 2
-    assert not set(named) - known
+    assert not set(named) - names
 
 
 def test_options_of_trl_s_trainer_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +33,8 @@ def test_options_of_trl_s_trainer_exist(monkeypatch: pytest.MonkeyPatch) -> None
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
     [section] = [section for section in SECTIONS if section.startswith("TRL: OnlineDPOTrainer")]
-    known = {field.name for field in dataclasses.fields(OnlineDPOConfig)}
-    known |= set(inspect.signature(OnlineDPOTrainer.__init__).parameters)
+    names = {field.name for field in dataclasses.fields(OnlineDPOConfig)}
+    names |= set(inspect.signature(OnlineDPOTrainer.__init__).parameters)
     named = [name for cell in columns(section, 0) for name in re.findall(r"`(\w+)`", cell)]
     assert len(named) > 10
-    assert not set(named) - known
+    assert not set(named) - names

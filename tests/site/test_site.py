@@ -54,7 +54,7 @@ def test_every_page_is_shown_without_a_network(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 20
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)")
-    assert {found for page in pages for found in loaded.findall(page.read_text())} == set()
+    assert {address for page in pages for address in loaded.findall(page.read_text())} == set()
 
 
 def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
     assert "new.md" not in built.stderr
 
 
-def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+def test_the_troubleshooting_page_has_the_code_s_messages() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text()
     code = "\n".join(
         path.read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_each_wiring_names_a_text_that_stands_once_and_tests_that_there_are():
+def test_each_wiring_names_one_place_and_existing_tests():
     listed = tomllib.loads((ROOT / "tests/wirings.toml").read_text(encoding="utf-8"))["wiring"]
     wrong = []
     for entry in listed:

@@ -77,7 +77,7 @@ def _own_cluster() -> Iterator[None]:
         lacking(f"no SLURM_CONF in the environment, and no test cluster in {SCRIPTS}")
     # A socket's path may not be long.
     top = Path(tempfile.mkdtemp(prefix="geb-slurm-"))
-    # Each node in a network of its own, which a test may cut.
+    # Each node has a network, which a test may cut.
     environment = os.environ | {"SLURM_TOP": str(top), "NETNS": "1"}
     started = run_program(SCRIPTS / "up", env=environment)
     try:

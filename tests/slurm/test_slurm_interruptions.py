@@ -18,7 +18,7 @@ from tests.tiny_models import make_tiny_llama
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_a_stage_is_told_of_its_time_limit_ahead_of_it(launcher: Slurm, store: Store) -> None:
+def test_a_stage_hears_of_its_time_limit_ahead_of_it(launcher: Slurm, store: Store) -> None:
     request = launcher.request(store, behaviour="hang")
     with pytest.raises(PreemptedError, match=r"was sent SIGTERM: by Slurm, near its time limit"):
         launcher.run(request, time_limit="1")
@@ -35,7 +35,7 @@ def is_training(process: psutil.Process, store: Store) -> bool:
     return in_store and "stages.train" in words and "stages.harness.supervisor" not in words
 
 
-def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
+def test_a_training_saves_its_step_when_its_orchestrator_is_killed(
     launcher: Slurm, store: Store, tmp_path: Path
 ) -> None:
     make_tiny_llama(tmp_path / "policy")

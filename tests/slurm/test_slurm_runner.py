@@ -20,7 +20,7 @@ from tests.slurm.jobs import Slurm, is_over, job_of
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
+def test_a_stage_gets_its_gpus_and_not_the_caller_s_environment(
     launcher: Slurm, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEB_WORKER", "secret")
@@ -55,7 +55,7 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_option(
     assert "sinfo" in caught.value.remedy
 
 
-def test_a_job_that_would_be_pending_for_ever_is_refused_and_cancelled(
+def test_a_job_that_could_never_start_is_refused_and_cancelled(
     launcher: Slurm, store: Store
 ) -> None:
     with pytest.raises(UserError, match=r"PartitionTimeLimit.*--time=30-0"):

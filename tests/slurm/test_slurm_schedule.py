@@ -66,9 +66,9 @@ def jobs(up: Up, run: UUID) -> set[str]:
     """Names of a flow run's steps of which its log says that a Slurm job runs them."""
     with up.client() as client:
         names = {task_run.id: task_run.name for task_run in client.read_task_runs()}
-        found = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+        records = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
     return {
-        names[each.task_run_id]
-        for each in found
-        if each.task_run_id and re.match(r"job \d+: geb-nightly-", each.message)
+        names[record.task_run_id]
+        for record in records
+        if record.task_run_id and re.match(r"job \d+: geb-nightly-", record.message)
     }

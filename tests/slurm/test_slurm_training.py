@@ -68,13 +68,13 @@ def out_of_time(work: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     yield
 
 
-def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_bytes(
+def test_faults_of_a_node_change_no_byte_of_a_two_node_training(
     launcher: Slurm, tmp_path: Path, store: Store
 ) -> None:
     inputs = make_inputs(tmp_path)
     calm, request = (training(inputs, root) for root in (tmp_path / "calm", store.root))
     runner = partial(launcher.runner, request)
-    # A job is told of its time limit 30 seconds and the grace period ahead.
+    # Slurm announces a job's time limit 30 seconds and the grace period ahead.
     patient = partial(launcher.runner, request, grace_seconds=120)
     faults = [
         Fault(killed, runner, message="ended by SIGKILL"),

@@ -20,14 +20,14 @@ PARAMS = {param.stage: param for param in all_params()}
 
 
 def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
-    """Names and descriptions of all fields, those of nested groups included."""
-    found: list[tuple[str, str | None]] = []
+    """Names and descriptions of all fields, also in nested groups."""
+    rows: list[tuple[str, str | None]] = []
     for name, field in model.model_fields.items():
         kind = field.annotation
-        found.append((name, field.description))
+        rows.append((name, field.description))
         if isinstance(kind, type) and issubclass(kind, Settings):
-            found += fields_of(kind)
-    return found
+            rows += fields_of(kind)
+    return rows
 
 
 def groups_of(model: type[BaseModel]) -> list[type]:
@@ -38,7 +38,7 @@ def groups_of(model: type[BaseModel]) -> list[type]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_is_named_after_its_folder_and_has_a_version_and_outputs(name: str) -> None:
+def test_a_stage_has_its_folder_s_name_a_version_and_outputs(name: str) -> None:
     params = PARAMS[name]
     assert params.stage == name
     assert params.version

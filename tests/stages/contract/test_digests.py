@@ -28,7 +28,7 @@ def test_hidden_files_and_folders_do_not_count_at_any_depth(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in files_of(tmp_path)] == list(seen)
 
 
-def test_a_pipe_is_no_empty_folder(tmp_path):
+def test_a_pipe_and_an_empty_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="pipe is neither a file nor a folder"):
         digest_of(tmp_path / "pipe")
@@ -36,7 +36,7 @@ def test_a_pipe_is_no_empty_folder(tmp_path):
         digest_of(tmp_path)
 
 
-def test_a_link_to_no_file_is_no_part_that_may_be_missing(tmp_path):
+def test_a_link_to_no_file_is_refused_unless_it_is_hidden(tmp_path):
     write(tmp_path, "config.json")
     (tmp_path / ".#config.json").symlink_to("an editor's lock")
     assert digest_of(tmp_path)

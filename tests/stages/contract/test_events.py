@@ -55,7 +55,7 @@ def test_an_endless_message_is_cut():
     assert message.startswith("begin")
 
 
-def test_half_a_surrogate_pair_can_be_told():
+def test_half_a_surrogate_pair_is_escaped():
     stream = io.StringIO()
     Emitter(stream).info("file \udce9.txt")
     assert parse_event(stream.getvalue()) == Log(message="file \\udce9.txt")

@@ -25,11 +25,11 @@ from tests.stage_calls import stand_ins
 
 def all_params() -> list[type[StageParams]]:
     """The parameters of every stage folder."""
-    found = []
+    classes = []
     for path in sorted(Path(stages.__file__).parent.glob("*/params.py")):
         if path.parent.name != "contract":
             module = importlib.import_module(f"stages.{path.parent.name}.params")
-            found += [
+            classes += [
                 var
                 for var in vars(module).values()
                 if isinstance(var, type)
@@ -38,7 +38,7 @@ def all_params() -> list[type[StageParams]]:
                 # Else it is what several stages have in common.
                 and "stage" in vars(var)
             ]
-    return found
+    return classes
 
 
 class Reader(StageParams):

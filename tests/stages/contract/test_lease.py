@@ -13,7 +13,7 @@ from stages.contract.errors import LeaseLostError
 from stages.store import locks as lease_module
 from stages.store.locks import FileLease, exclusive_lock
 
-# Takes the lease given as an argument, says so, and holds it until its stdin ends.
+# Takes the lease given as an argument, prints a line, and holds it until its stdin ends.
 _HOLDER = """
 import sys
 from pathlib import Path

@@ -23,7 +23,7 @@ LEFT: list[tuple[Kind, str, str, str, str]] = [
     ("aside", "", "", "quarantine/pair-0123-now/pairs.parquet", "quarantine/pair-0123-now"),
 ]
 
-# Records and logs are no garbage.
+# Records and logs are kept.
 KEPT = (
     "runs/nightly/config.json",
     "models/tiny/1.json",
@@ -53,11 +53,11 @@ def test_each_thing_that_takes_room_is_listed_once(store: Store) -> None:
         assert [held for held in entries if held.place == place] == [
             Held(kind, stage, key, place, 7)
         ]
-    [made] = [held for held in entries if held.kind == "artifact"]
+    [entry] = [held for held in entries if held.kind == "artifact"]
     folder = f"artifacts/writer/{artifact.key}"
-    assert (made.stage, made.key, made.place) == ("writer", artifact.key, folder)
+    assert (entry.stage, entry.key, entry.place) == ("writer", artifact.key, folder)
     files = [path for path in (store.root / folder).rglob("*") if path.is_file()]
-    assert made.bytes == sum(file.stat().st_size for file in files)
+    assert entry.bytes == sum(file.stat().st_size for file in files)
     assert len(entries) == len(LEFT) + 1
 
 

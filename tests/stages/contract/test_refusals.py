@@ -1,4 +1,4 @@
-"""Refusals: full disks, places that are no store, wrong requests, edited inputs."""
+"""Refusals: full disks, places without a store, wrong requests, edited inputs."""
 
 import errno
 import io
@@ -22,7 +22,7 @@ from tests.stage_calls import file_input
 from tests.writer_stage import WRITER, WriterParams, compute, request
 
 
-def test_what_is_no_store_is_refused(tmp_path):
+def test_a_folder_without_a_store_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     newer = Store.open(str(tmp_path / "newer"), create=True)
@@ -49,7 +49,7 @@ def fills_disk_with_a_table(ctx) -> None:
 
 
 def fills_disk_with_weights(ctx) -> None:
-    # As safetensors says it: an error of its own, which is no OSError.
+    # The message of safetensors, whose error is not an OSError.
     raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
@@ -111,29 +111,31 @@ def test_an_input_edited_after_the_request_was_made_is_refused(store, tmp_path, 
     (tmp_path / "model").mkdir()
     (tmp_path / edited).write_text("one\n")
     place = tmp_path / edited.partition("/")[0]
-    asked = make_request(
+    request_ = make_request(
         ReaderParams(), inputs={"code": [file_input(place)]}, seed=0, store=str(store.root)
     )
     (tmp_path / edited).write_text("two\n")
     stage = Stage(ReaderParams, lambda ctx: None)
     with pytest.raises(UserError, match=re.escape(f"'code': {place} has changed since")):
-        execute(stage, asked, Emitter(io.StringIO()))
+        execute(stage, request_, Emitter(io.StringIO()))
     (tmp_path / edited).write_text("one\n")
-    execute(stage, asked, Emitter(io.StringIO()))
+    execute(stage, request_, Emitter(io.StringIO()))
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_large_input_is_hashed_where_its_size_or_time_has_changed(
     store, tmp_path, monkeypatch, is_known
 ):
-    """A request that does not tell them is of an input that nobody looks at again."""
+    """An input without size and time in its request is not hashed again."""
     monkeypatch.setattr(program, "_HASHED_BYTES", 2)
     weights = tmp_path / "weights"
     weights.write_text("one\n")
     source = file_input(weights)
     if is_known:
         source = source.model_copy(update={"state": state_of(weights)})
-    asked = make_request(ReaderParams(), inputs={"code": [source]}, seed=0, store=str(store.root))
+    request_ = make_request(
+        ReaderParams(), inputs={"code": [source]}, seed=0, store=str(store.root)
+    )
     hashed = []
     monkeypatch.setattr(program, "digest_of", lambda path: hashed.append(path) or digest_of(path))
     stage = Stage(ReaderParams, lambda ctx: None)
@@ -141,8 +143,8 @@ def test_a_large_input_is_hashed_where_its_size_or_time_has_changed(
     os.utime(weights, (1, 1))
     if is_known:
         with pytest.raises(UserError, match="has changed since"):
-            execute(stage, asked, Emitter(io.StringIO()))
+            execute(stage, request_, Emitter(io.StringIO()))
         weights.write_text("one\n")
         os.utime(weights, (2, 2))
-    execute(stage, asked, Emitter(io.StringIO()))
+    execute(stage, request_, Emitter(io.StringIO()))
     assert hashed == ([weights, weights] if is_known else [])

@@ -133,8 +133,8 @@ def test_all_of_an_artifact_is_on_disk_before_it_has_its_name(store, monkeypatch
 
     def checked(source: Path, target: Path) -> None:
         if Path(source).name.startswith(".scratch-"):
-            each = [source, *source.rglob("*")]
-            assert [path for path in each if path.stat().st_ino not in synced] == []
+            paths = [source, *source.rglob("*")]
+            assert [path for path in paths if path.stat().st_ino not in synced] == []
             published.append(target)
             synced.clear()
         rename(source, target)

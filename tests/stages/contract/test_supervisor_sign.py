@@ -77,7 +77,7 @@ def test_a_stage_that_ends_at_once_was_started_all_the_same() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_secrets_are_the_first_line_of_stdin_and_its_end_ends_the_stage() -> None:
+def test_stdin_brings_the_secrets_and_its_end_ends_the_stage() -> None:
     # It has its handler before it says anything.
     tells = "import os; print(os.environ['PROBE_SECRET'], flush=True)"
     program = WORKS.replace("signal.pause()", f"exec({tells!r}); signal.pause()")

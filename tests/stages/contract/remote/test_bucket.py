@@ -26,7 +26,7 @@ def place(request) -> str:
 
 def test_objects_are_written_on_condition_listed_and_deleted(place):
     bucket, name = Bucket(place), "folder/a~b c%.json"
-    # A write whose answer was lost is made again, and is no conflict with itself.
+    # A write whose answer was lost is made again, and does not conflict with itself.
     for _ in range(2):
         bucket.put(name, b"1", absent=True)
     first = bucket.get(name)
@@ -44,8 +44,8 @@ def test_objects_are_written_on_condition_listed_and_deleted(place):
     assert objects(place) == {}
 
 
-def test_every_request_is_made_again_when_its_answer_is_cut_or_garbled(url, monkeypatch):
-    bucket, asked = Bucket(url), []
+def test_a_request_is_made_again_when_its_answer_is_garbled(url, monkeypatch):
+    bucket, calls = Bucket(url), []
     client = bucket._client
 
     class Garbled:
@@ -53,8 +53,8 @@ def test_every_request_is_made_again_when_its_answer_is_cut_or_garbled(url, monk
 
         def __getattr__(self, name):
             def request(*arguments, **more):
-                asked.append(name)
-                if len(asked) % 2:
+                calls.append(name)
+                if len(calls) % 2:
                     raise GenericError("error decoding the body")
                 return getattr(client, name)(*arguments, **more)
 
@@ -65,7 +65,7 @@ def test_every_request_is_made_again_when_its_answer_is_cut_or_garbled(url, monk
     assert (list(bucket.list()), bucket.get("a").data) == (["a"], b"1")
     assert bucket.head("a").size == len(next(bucket.stream("a", 1)))
     bucket.delete(["a"])
-    assert len(asked) == 12
+    assert len(calls) == 12
 
 
 def test_listings_go_on_after_the_first_page(url):
@@ -100,7 +100,7 @@ def test_a_store_that_is_not_there_is_a_failure(url):
         open_store(url)
 
 
-def test_a_prefix_with_something_else_is_no_store(url):
+def test_a_prefix_with_other_objects_is_refused(url):
     Bucket(url).put("thesis.tex", b"text")
     with pytest.raises(UserError, match=r"not empty and holds no store\.json"):
         open_store(url, create=True)

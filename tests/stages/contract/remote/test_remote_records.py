@@ -24,14 +24,14 @@ def test_models_registered_on_one_host_are_seen_on_the_other(here, there):
     registry = ModelRegistry(there)
     registry.register("tiny", checkpoint("two"), metrics={})
     registry.set_alias("tiny", "production", 2)
-    found = ModelRegistry(here)
-    assert [version.version for version in found.versions("tiny")] == [1, 2]
-    assert found.find("tiny@production").checkpoint == checkpoint("two")
-    assert found.set_alias("tiny", "production", 1).version == 1
+    again = ModelRegistry(here)
+    assert [version.version for version in again.versions("tiny")] == [1, 2]
+    assert again.find("tiny@production").checkpoint == checkpoint("two")
+    assert again.set_alias("tiny", "production", 1).version == 1
     assert ModelRegistry(there).alias("tiny", "production").version == 1
 
 
-def test_a_record_that_another_host_changed_meanwhile_is_not_overwritten(here, there):
+def test_a_record_that_another_host_changed_is_not_overwritten(here, there):
     ModelRegistry(here).register("tiny", checkpoint("one"), metrics={})
     alias = "models/tiny/aliases/production.json"
 
