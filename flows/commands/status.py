@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from flows.commands.common import AsJson, RunName, StorePath, answer, console
 from flows.commands.terminal import neutral
-from flows.execution.run_record import RunRecord, runs
+from flows.execution.run_record import AT_WORK, RunRecord, runs
 from flows.planning.show import duration
 from flows.report.status import (
     RunStatus,
@@ -26,8 +26,6 @@ from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.opening import open_store
 
-# States of a step that goes on, at once or after a while.
-_AT_WORK = ("running", "preempted")
 _FOLLOW_SECONDS = 0.3
 
 
@@ -75,7 +73,7 @@ def logs(
         for logged in chosen:
             printer.print(logged, several=len(chosen) > 1)
         at_work = run.state == "running" and (
-            step is None or any(reached.state in _AT_WORK for reached in chosen)
+            step is None or any(reached.state in AT_WORK for reached in chosen)
         )
         if not (follow and at_work):
             break
@@ -108,7 +106,7 @@ class _LogPrinter:
                 f"[bold]{step.record.step}[/] {step.state}, attempt {len(paths)}, {place}"
             )
         new = path.read_bytes()[self.offsets[path] :]
-        if step.state in _AT_WORK:
+        if step.state in AT_WORK:
             # A line that is still being written comes with the next look.
             new = new[: new.rfind(b"\n") + 1]
         self.offsets[path] += len(new)
@@ -126,7 +124,7 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
             names = ", ".join(reached.record.step for reached in found.steps) or "none"
             raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {names}")
         return named
-    for states in (_AT_WORK, ("failed", "crashed", "cancelled", "stopped"), ("done",), ("reused",)):
+    for states in (AT_WORK, ("failed", "crashed", "cancelled", "stopped"), ("done",), ("reused",)):
         if of_these := [reached for reached in found.steps if reached.state in states]:
             return of_these[-1:] if states[0] in ("done", "reused") else of_these
     return []
@@ -178,6 +176,6 @@ def _one(store: Store, found: RunStatus) -> list[RenderableType]:
     messages = [
         f"{reached.record.step}: {reached.record.message.splitlines()[0]}"
         for reached in found.steps
-        if reached.state in (*_AT_WORK, "failed", "crashed") and reached.record.message
+        if reached.state in (*AT_WORK, "failed", "crashed") and reached.record.message
     ]
     return [head, FittedTable("", header, rows, kept=len(header), left=2), *messages]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from flows.execution.run_record import RunRecord, State, StepRecord
+from flows.execution.run_record import AT_WORK, RunRecord, State, StepRecord
 from flows.pipeline.step import Step
 from flows.runners.place import PlaceNotice
 from stages.contract.events import Event
@@ -67,12 +67,13 @@ class StepStatus:
         self._request = request
         self._started = time.time()
         self._observers = observers
+        self._waits = False
 
     def wanted(self) -> None:
         """The artifact is about to be looked for: `geb gc` leaves alone what a record names."""
         recorded = self._record.step(self._step.name)
         if recorded is None or recorded.key != self._request.key:
-            self._save("running")
+            self._save("waiting")
 
     def started(self) -> None:
         """The stage starts, or starts again."""
@@ -90,10 +91,14 @@ class StepStatus:
 
     def event(self, event: Event) -> None:
         """The stage reports something."""
+        if isinstance(event, PlaceNotice):
+            self._waits = event.waits
+            self._save("waiting" if event.waits else "running", event.message)
+        elif self._waits:
+            self._waits = False
+            self._save("running")
         for observer in self._observers:
             observer.stage_event(self._request, event)
-        if isinstance(event, PlaceNotice):
-            self._save("running", event.message)
 
     def ended(self, state: State, message: str = "") -> None:
         """The step has ended; the message says why if that is needed."""
@@ -111,7 +116,7 @@ class StepStatus:
                 key_fields=key_fields(self._step.params, self._step.seed, self._request.inputs),
                 state=state,
                 started=self._started,
-                ended=None if state in ("running", "preempted") else time.time(),
+                ended=None if state in AT_WORK else time.time(),
                 message=message,
             )
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.execution.run_record import RunRecord
+from flows.execution.run_record import AT_WORK, RunRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.step import Step
@@ -85,7 +85,7 @@ class _Planner:
         if before.state == "failed":
             reason, *_ = before.message.splitlines() or ["no message"]
             return f"it failed: {reason}"
-        if before.state in ("running", "preempted", "cancelled", "stopped"):
+        if before.state in (*AT_WORK, "cancelled", "stopped"):
             return "it was interrupted"
         return "its artifact is gone"
 

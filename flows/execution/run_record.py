@@ -36,10 +36,23 @@ from stages.store.locks import AliveLock, exclusive_lock, is_held
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
 State = Literal[
-    "running", "preempted", "done", "reused", "failed", "cancelled", "stopped", "outdated"
+    "waiting",
+    "running",
+    "preempted",
+    "done",
+    "reused",
+    "failed",
+    "cancelled",
+    "stopped",
+    "outdated",
 ]
-"""State of a step; `outdated`: the run has other settings now, by which the step has another key,
-or none."""
+"""State of a step.
+
+`waiting`: for one of `execution.parallel` slots, for another run that computes the key, or for a
+place. `outdated`: the run has other settings now, by which the step has another key, or none.
+"""
+AT_WORK = ("waiting", "running", "preempted")
+"""States of a step that goes on, at once or after a while."""
 
 _ATTEMPTS = "attempts"
 

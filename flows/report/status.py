@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows.execution.run_record import Attempt, RunRecord, StepRecord, attempts
+from flows.execution.run_record import AT_WORK, Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
 from flows.runners.attempt_log import started
@@ -17,7 +17,6 @@ from stages.contract.errors import DamagedArtifactError, UserError
 from stages.store.base import Store
 
 _DONE = ("done", "reused")
-_AT_WORK = ("running", "preempted")
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class StepStatus:
     """State of one step; its time and its attempts are read when they are asked for.
 
     Attributes:
-        state: `running`, `preempted`, `done`, `reused`, `failed`, `stopped` or `crashed`.
+        state: A state of :data:`flows.execution.run_record.State`, or `crashed`.
     """
 
     store: Store
@@ -46,7 +45,7 @@ class StepStatus:
             return None
         if self.record.ended is not None:
             return self.record.ended - self.record.started
-        return time.time() - self.record.started if self.state in _AT_WORK else None
+        return time.time() - self.record.started if self.state in AT_WORK else None
 
     @property
     def attempts(self) -> int:
@@ -146,7 +145,7 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
         # Steps of earlier attempts may be of another configuration.
         is_earlier = last is not None and (step.ended or step.started) < last.started
         if step.state != "outdated" and not is_earlier:
-            state = "crashed" if ended and step.state in _AT_WORK else step.state
+            state = "crashed" if ended and step.state in AT_WORK else step.state
             steps[step.step] = StepStatus(record.store, step, state)
     waiting = [name for name in names if name not in steps]
     return RunStatus(record.name, tried, list(steps.values()), waiting)

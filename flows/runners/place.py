@@ -42,6 +42,9 @@ class PlaceAwayError(StageFailedError):
 class PlaceNotice(Log):
     """A line on a stage's place; `geb status` shows the last one while the stage is at work."""
 
+    waits: bool = False
+    """True if the stage waits for its place."""
+
 
 @dataclass(frozen=True)
 class StageJob:
@@ -63,9 +66,16 @@ class StageJob:
 
     def notice(self, message: str) -> None:
         """Shows a line on the stage's place, once."""
-        if message not in self._noticed:
-            self._noticed.add(message)
-            self.on_event(PlaceNotice(message=message))
+        self._tell(PlaceNotice(message=message))
+
+    def waits(self, message: str) -> None:
+        """Shows what the stage waits for, once."""
+        self._tell(PlaceNotice(message=message, waits=True))
+
+    def _tell(self, notice: PlaceNotice) -> None:
+        if notice.message not in self._noticed:
+            self._noticed.add(notice.message)
+            self.on_event(notice)
 
     def handle_line(self, line: str) -> None:
         """Handles a line of the stage's output, an event or a line for the log."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog, OnEvent, new_log
 from flows.runners.ending import Ending, raise_for
-from flows.runners.place import Place, PlaceAwayError, StageJob, orchestrator_lease
+from flows.runners.place import Place, PlaceAwayError, PlaceNotice, StageJob, orchestrator_lease
 from stages.contract.errors import LeaseLostError, RefusedError, StoreError, UserError
 from stages.contract.events import Log
 from stages.contract.request import FileInput, Input, Request
@@ -59,7 +59,10 @@ class Runner:
             lease = orchestrator_lease(str(store.root), request.stage, request.key)
             lease.acquire(
                 waiting=lambda holder: on_event(
-                    Log(message=f"another run on {holder['host']} looks after it; waiting for it")
+                    PlaceNotice(
+                        message=f"another run on {holder['host']} looks after it; waiting for it",
+                        waits=True,
+                    )
                 ),
                 stopping=self._stopping,
             )

@@ -1,13 +1,16 @@
 """Observers of a step's execution, and steps to compute again."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from flows.execution.observer import Observer
-from flows.execution.step_executor import StepExecutor
+from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.step import Step, StepFilter, no_step
+from flows.runners.place import orchestrator_lease
 from stages.contract.errors import UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
@@ -58,6 +61,27 @@ def test_observers_of_a_run_and_of_a_step_hear_of_it(config: ProbeConfig) -> Non
     assert of_step.heard[-1] == "probe done"
     assert len(of_step.heard) > 2, "the stage's own words"
     assert of_run.heard == [*of_step.heard, "probe reused"]
+
+
+def test_a_step_waits_while_another_run_looks_after_its_key(config: ProbeConfig) -> None:
+    executor = StepExecutor(config)
+    step = Step("probe", ProbeParams(behaviour="tell_place"), {})
+    request = build_request(config, executor.store, step, {})
+    with contextlib.ExitStack() as other:
+        other.enter_context(orchestrator_lease(config.store, step.stage, request.key)).acquire()
+
+        class States(Observer):
+            heard: ClassVar = []
+
+            def stage_event(self, request: Request, event: Event) -> None:
+                recorded = executor.record.step("probe")
+                assert recorded is not None
+                self.heard.append((recorded.state, recorded.message[:11]))
+                other.close()
+
+        executor.execute(step, {}, States())
+    assert States.heard[0] == ("waiting", "another run")
+    assert set(States.heard[1:]) == {("running", "")}
 
 
 def test_a_failure_is_heard_with_its_reason(config: ProbeConfig) -> None:

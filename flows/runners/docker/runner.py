@@ -71,7 +71,7 @@ class DockerPlace:
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(contextlib.closing(connect()))
             gpus = stack.enter_context(
-                hold_gpus(request.resources.gpus, waiting=job.notice, stopping=job.stopping)
+                hold_gpus(request.resources.gpus, waiting=job.waits, stopping=job.stopping)
             )
             _wait_for_gpus(client, job, gpus.devices)
             try:
@@ -127,7 +127,7 @@ class DockerPlace:
 def _wait_for_gpus(client: docker.DockerClient, job: StageJob, devices: tuple[str, ...]) -> None:
     """Waits for the end of containers whose orchestrator was killed, and with it their locks."""
     while not set(devices).isdisjoint(_gpus_in_use(client)):
-        job.notice("waiting for a GPU that a container still uses")
+        job.waits("waiting for a GPU that a container still uses")
         if job.stopping.wait(1.0):
             raise StoppedError(f"{job.request.title}: stopped while waiting for a GPU")
 

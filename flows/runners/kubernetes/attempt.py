@@ -270,7 +270,7 @@ class PodAttempt:
         node.looked_at = now
         reason = last_warnings(self._events_of(node.name))
         if reason:
-            self._job.notice(f"waiting: {reason}")
+            self._job.waits(f"waiting: {reason}")
         if is_late:
             request = self._job.request
             raise UserError(

@@ -128,7 +128,7 @@ class KubernetesPlace:
             except QuotaError as error:
                 if time.monotonic() > deadline:
                     raise
-                job.notice(f"waiting: {error.message}")
+                job.waits(f"waiting: {error.message}")
             if job.stopping.wait(_QUOTA_POLL_SECONDS):
                 raise StoppedError(f"{request.title}: stopped while waiting for the quota")
 

@@ -100,7 +100,7 @@ class ProcessPlace:
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with contextlib.ExitStack() as stack:
             gpus = stack.enter_context(
-                hold_gpus(request.resources.gpus, waiting=job.notice, stopping=job.stopping)
+                hold_gpus(request.resources.gpus, waiting=job.waits, stopping=job.stopping)
             )
             environment = _environment(request, gpus)
             # The stage itself writes into the log.

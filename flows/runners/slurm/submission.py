@@ -106,6 +106,6 @@ def submit(job: StageJob, execution: Execution, name: str, program: str) -> str:
         except SlurmUnavailableError as error:
             complaint = str(error)
         is_lost = True
-        job.notice(f"Slurm takes no job now, trying again: {complaint.strip()}")
+        job.waits(f"Slurm takes no job now, trying again: {complaint.strip()}")
         job.stopping.wait(POLL_SECONDS)
     raise StoppedError(f"{request.title}: stopped while waiting for Slurm")

@@ -210,7 +210,7 @@ class SlurmJob:
             self._running_since = self._running_since or time.monotonic()
             self._job.notice(f"job {self._number} runs on {queued.nodes}")
         elif queued.state == "PENDING" and queued.reason != "None":
-            self._job.notice(f"job {self._number} is pending: {queued.reason}")
+            self._job.waits(f"job {self._number} is pending: {queued.reason}")
             if any(words in queued.reason for words in _HOPELESS):
                 execution = self._execution
                 request = self._job.request
