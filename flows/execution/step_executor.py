@@ -4,12 +4,11 @@ import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from flows.execution.observer import Observer, StepStatus
 from flows.execution.run_record import RunRecord, State
+from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
-from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step, StepFilter, no_step
 from flows.runners.attempt_log import OnEvent
 from flows.runners.choose import check_place, make_runner
@@ -21,7 +20,6 @@ from stages.contract.errors import (
     StoppedError,
 )
 from stages.contract.events import Log
-from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -42,28 +40,8 @@ class StepResult:
     reused: bool
 
 
-class Configured(Protocol):
-    """Fields of a flow's configuration that execution reads."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-
-    @property
-    def store(self) -> str:
-        """Location of the store: a folder or a URL."""
-
-    @property
-    def execution(self) -> Execution:
-        """Settings by which stages are started: runner, retries, limits."""
-
-    @property
-    def resources(self) -> Settings:
-        """`Resources` of each stage, by its name."""
-
-
 def build_request(
-    config: Configured, store: Store, step: Step, made: Mapping[str, Artifact]
+    config: RunConfig, store: Store, step: Step, made: Mapping[str, Artifact]
 ) -> Request:
     """The request for a step whose upstream artifacts are known."""
 
@@ -89,7 +67,7 @@ class StepExecutor:
 
     def __init__(
         self,
-        config: Configured,
+        config: RunConfig,
         observers: Sequence[Observer] = (),
         recompute: StepFilter = no_step,
     ) -> None:

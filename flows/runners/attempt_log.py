@@ -27,10 +27,8 @@ OnEvent = Callable[[Event], None]
 
 def new_log(request: Request) -> Path:
     """Path for the log of a new attempt at a request, named by its start; its folder is made."""
-    folder = Store.open(request.store).log_path(request.stage, request.key)
-    folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime(_STARTED, time.gmtime())
-    return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
+    return _folder(request) / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
 
 
 def started(log: Path) -> float | None:
@@ -51,14 +49,19 @@ def left_log(store: Path, stage: str, key: str, name: str) -> Path:
 
 def write_request(request: Request) -> str:
     """Writes the request where the stage's folder of logs keeps it and returns its path."""
-    folder = Store.open(request.store).log_path(request.stage, request.key)
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=folder)
+    descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=_folder(request))
     os.close(descriptor)
     request.write(Path(name))
     # A request holds no secrets, and its stage may run as another user in a container.
     Path(name).chmod(0o644)
     return name
+
+
+def _folder(request: Request) -> Path:
+    """The folder of a stage's logs, which is made."""
+    folder = Store.open(request.store).log_path(request.stage, request.key)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 class AttemptLog:

@@ -68,7 +68,14 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         case "taken":
             raise PreemptedError(f"{where}: {ending.message}; log: {log.path}", last)
         case "out_of_memory":
-            message = _out_of_memory(request)
+            limit = request.resources.memory_gib
+            memory = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
+            more = 2 * limit if limit else "GIB"
+            message = (
+                f"the stage used up {memory} and the kernel killed it; give it more, `geb run "
+                f"CONFIG --set resources.{request.stage}.memory_gib={more}`, "
+                "or less to do at a time"
+            )
         case "overdue":
             limit = request.resources.timeout_seconds
             message = f"took longer than timeout_seconds={limit:g}"
@@ -77,15 +84,6 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         case "exited":
             message = _exited(ending, log)
     raise StageFailedError(f"{where}: {message}; log: {log.path}", last)
-
-
-def _out_of_memory(request: Request) -> str:
-    limit = request.resources.memory_gib
-    memory = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
-    return (
-        f"the stage used up {memory} and the kernel killed it; raise "
-        f"resources.{request.stage}.memory_gib, or give the stage less to do at a time"
-    )
 
 
 def _exited(ending: Ending, log: AttemptLog) -> str:

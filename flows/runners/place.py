@@ -64,18 +64,15 @@ class StageJob:
     check_owner: Callable[[], None] = lambda: None
     _noticed: set[str] = field(default_factory=set)
 
-    def notice(self, message: str) -> None:
+    def notice(self, message: str, *, waits: bool = False) -> None:
         """Shows a line on the stage's place, once."""
-        self._tell(PlaceNotice(message=message))
+        if message not in self._noticed:
+            self._noticed.add(message)
+            self.on_event(PlaceNotice(message=message, waits=waits))
 
     def waits(self, message: str) -> None:
         """Shows what the stage waits for, once."""
-        self._tell(PlaceNotice(message=message, waits=True))
-
-    def _tell(self, notice: PlaceNotice) -> None:
-        if notice.message not in self._noticed:
-            self._noticed.add(notice.message)
-            self.on_event(notice)
+        self.notice(message, waits=True)
 
     def handle_line(self, line: str) -> None:
         """Handles a line of the stage's output, an event or a line for the log."""

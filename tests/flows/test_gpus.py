@@ -100,7 +100,8 @@ def test_a_wait_can_be_ended() -> None:
 
 
 def test_more_than_there_are_is_refused_with_the_numbers() -> None:
-    with pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught, hold_gpus(3):
+    holder = hold_gpus(3, waiting=pytest.fail, stopping=threading.Event())
+    with pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught, holder:
         pass
     assert "resources" in caught.value.remedy
 

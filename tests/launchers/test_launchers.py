@@ -90,7 +90,7 @@ def test_a_stage_out_of_memory_names_the_limit_and_the_setting(
     request = launcher.request(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB") as caught:
         launcher.run(request)
-    assert "raise resources.probe.memory_gib" in str(caught.value)
+    assert "`geb run CONFIG --set resources.probe.memory_gib=0.5`" in str(caught.value)
 
 
 def test_a_stage_that_takes_too_long_is_ended(launcher: Launcher, store: Store) -> None:

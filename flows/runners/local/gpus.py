@@ -76,8 +76,8 @@ def require_gpus(number: int, devices: Sequence[str]) -> None:
 def hold_gpus(
     number: int,
     *,
-    waiting: Callable[[str], None] = lambda message: None,
-    stopping: threading.Event | None = None,
+    waiting: Callable[[str], None],
+    stopping: threading.Event,
 ) -> Iterator[HeldGpus]:
     """Holds GPUs of this host for the time of the block; waits until there are enough.
 
@@ -89,12 +89,11 @@ def hold_gpus(
     """
     devices = gpus_of_this_host() if number else []
     require_gpus(number, devices)
-    stopped = stopping or threading.Event()
     while len(locks := _lock_gpus(devices, number)) < number:
         # All are free again: two that want several must not wait for each other for ever.
         _unlock(locks)
         waiting(f"waiting for {number} of this host's GPUs")
-        if stopped.wait(_POLL_SECONDS):
+        if stopping.wait(_POLL_SECONDS):
             raise StoppedError("stopped while waiting for a GPU")
     try:
         yield HeldGpus(tuple(locks), tuple(locks.values()))
