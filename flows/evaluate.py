@@ -42,8 +42,8 @@ from flows.report.table import (
     BASE,
     POLICY,
     Cell,
+    FigureRow,
     FittedTable,
-    Row,
     column_of,
     figure_names,
     figure_of,
@@ -74,7 +74,7 @@ class ModelComparison:
 
     models: Models
     artifact: str
-    figures: list[Row]
+    figures: list[FigureRow]
     differences: list[Difference]
     page: str = ""
 

@@ -24,10 +24,10 @@ from flows.pipeline.step import Step, no_step
 from flows.report import html
 from flows.report.prefect_artifacts import (
     failed,
-    label,
     publish,
     publish_configuration,
-    publish_table,
+    publish_iterations,
+    tag_flow_run,
 )
 from flows.report.summary import Summary, kappa_label, summarise
 from flows.report.verdict import verdict
@@ -112,7 +112,7 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     # Before its configuration is on record a run cannot be resumed.
     resume: str | None = None
     try:
-        label(config)
+        tag_flow_run(config)
         try_own_code(config)
         ready = StepExecutor(config, session.observers, run.recompute)
         with recorded_attempt(ready.record, lambda: _put_on_record(run, ready.record)):
@@ -159,7 +159,7 @@ def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResul
                     # `--from` has just set aside what it was about to read, of a later iteration,
                     # whose own end shows the table.
                     return
-                publish_table(summary, step.iteration)
+                publish_iterations(summary, step.iteration)
                 track(summary)
 
         with step_tasks(executor, session, show_iteration) as tasks:

@@ -17,7 +17,7 @@ from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
-from flows.planning.estimate import Estimate, StepEstimate, estimate, measured_rates
+from flows.planning.estimate import RunEstimate, StepEstimate, estimate, measured_rates
 from flows.planning.show import cost_lines
 from stages.store.opening import open_store
 
@@ -33,7 +33,7 @@ class Budget:
 
     runs: Sequence[str]
     steps: int
-    cost: Estimate
+    cost: RunEstimate
     hub_asked: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -98,5 +98,5 @@ def budget(
         different |= zip(identities(steps), costs, strict=True)
         num_steps += len(steps)
     seconds = sum(step.seconds or 0.0 for step in different.values() if not step.cached)
-    cost = Estimate(list(different.values()), seconds / parallel_runs)
+    cost = RunEstimate(list(different.values()), seconds / parallel_runs)
     return Budget(list(configs), num_steps, cost, hub_asked)

@@ -56,7 +56,7 @@ class Session:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-class StepStatus:
+class StepReporter:
     """Tells observers and the run's record how a step goes."""
 
     def __init__(

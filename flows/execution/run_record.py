@@ -191,7 +191,7 @@ def runs(store: Store) -> list[str]:
 
 
 def recorded(store: Store) -> list[str]:
-    """Names of everything that has steps on record: runs, evaluations, bandit experiments."""
+    """Names of everything that has steps on record: runs and evaluations."""
     store.refresh("runs")
     return sorted({path.parents[1].name for path in (store.root / "runs").glob("*/steps/*.json")})
 

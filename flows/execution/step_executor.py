@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.execution.observer import Observer, StepStatus
+from flows.execution.observer import Observer, StepReporter
 from flows.execution.run_record import RunRecord, State
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
@@ -106,7 +106,7 @@ class StepExecutor:
         The step's own ``observers`` hear of it after the run's.
         """
         request = build_request(self.config, self.store, step, upstream)
-        status = StepStatus(self.record, step, request, (*self._observers, *observers))
+        status = StepReporter(self.record, step, request, (*self._observers, *observers))
         try:
             with explain_disk_errors(self.store.root):
                 status.wanted()
@@ -127,7 +127,7 @@ class StepExecutor:
         status.ended("reused" if existing else "done")
         return StepResult(artifact, reused=existing is not None)
 
-    def _compute(self, request: Request, status: StepStatus) -> None:
+    def _compute(self, request: Request, status: StepReporter) -> None:
         """Runs the stage; again after preemptions, unless too many saved nothing."""
         seen = {self.store.work_files(request.stage, request.key)}
         in_a_row = 0

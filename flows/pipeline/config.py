@@ -60,7 +60,7 @@ class Inputs(Settings):
     warm_start: str | None = None
     """Prompt/response data for a supervised warm start before the first iteration."""
     oracle_model: str | None = None
-    """Reward model, for the oracles that are one; or a judge that the run serves itself."""
+    """Reward model, for the oracles that load one."""
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
     objective_code: str | None = None

@@ -19,8 +19,8 @@ from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import read_prompt
 from stages.score.params import ORACLES
 
-# Where transformers keeps a chat template that is not in the tokenizer's configuration.
 _CHECKED_ROWS = 1000
+# Where transformers keeps a chat template that is not in the tokenizer's configuration.
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 

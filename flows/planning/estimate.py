@@ -15,7 +15,7 @@ from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Step
 from flows.planning.cost import GB, GPUS, MEMORY_SHARE, UTILISATION, Device, this_cpu
-from flows.planning.work import Work, work_of_steps
+from flows.planning.work import StepWork, work_of_steps
 from stages.contract.errors import GebError
 from stages.contract.request import Resources
 from stages.store.base import Store
@@ -55,7 +55,7 @@ class StepEstimate:
     cached: bool
     gpus: int
     device: Device
-    work: Work
+    work: StepWork
     seconds: float | None
     measured: bool
     warnings: tuple[str, ...]
@@ -79,7 +79,7 @@ class StepEstimate:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunEstimate:
     """Cost of a run: its steps, and the wall time of the steps that the store lacks."""
 
     steps: Sequence[StepEstimate]
@@ -101,7 +101,7 @@ def estimate(
     steps: Sequence[Step],
     planned: Sequence[PlannedStep],
     rates: Rates | None = None,
-) -> Estimate:
+) -> RunEstimate:
     """Estimates a run without starting anything.
 
     Args:
@@ -120,7 +120,7 @@ def estimate(
     ]
     seconds = {step.step: step.seconds or 0.0 for step in estimates if not step.cached}
     upstream = {step.name: step.upstream() for step in steps}
-    return Estimate(estimates, wall_seconds(seconds, upstream, config.execution.parallel))
+    return RunEstimate(estimates, wall_seconds(seconds, upstream, config.execution.parallel))
 
 
 def wall_seconds(
@@ -147,7 +147,7 @@ def measured_rates(store: Store) -> Rates:
             config = record.config()
             works = work_of_steps(config, store, unread_steps(config))
             for step in reversed(list(record.steps())):
-                work = works.get(step.step, Work())
+                work = works.get(step.step, StepWork())
                 resources: Resources = getattr(config.resources, step.stage)
                 kind = (step.stage, work.params, resources.gpus > 0)
                 if kind in rates or not work.operations or step.state not in ("done", "reused"):
@@ -159,7 +159,7 @@ def measured_rates(store: Store) -> Rates:
 
 
 def _estimate(
-    config: RunConfig, step: Step, work: Work, rates: Rates, *, cached: bool
+    config: RunConfig, step: Step, work: StepWork, rates: Rates, *, cached: bool
 ) -> StepEstimate:
     resources: Resources = getattr(config.resources, step.stage)
     device = GPUS[config.estimation.hardware] if resources.gpus else this_cpu(resources.cpus)
@@ -190,7 +190,7 @@ def _devices(resources: Resources) -> int:
     return (resources.gpus or 1) * resources.nodes
 
 
-def _too_large(stage: str, work: Work, resources: Resources, device: Device) -> str:
+def _too_large(stage: str, work: StepWork, resources: Resources, device: Device) -> str:
     """A warning if a device's memory does not hold the parameters; empty if it does."""
     # Processes on the CPU share the machine's memory.
     memory = work.memory * (1 if resources.gpus else resources.processes)

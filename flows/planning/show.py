@@ -1,13 +1,13 @@
 """The cost of a run in words."""
 
 from flows.planning.cost import GB
-from flows.planning.estimate import Estimate
+from flows.planning.estimate import RunEstimate
 
 # Steps of unknown time that an estimate names.
 _MOST_NAMES = 5
 
 
-def cost_lines(estimate: Estimate) -> list[str]:
+def cost_lines(estimate: RunEstimate) -> list[str]:
     """Tokens, time and GPU-hours of what the store lacks, and the memory of its models on GPUs."""
     lacking = estimate.lacking
     uncounted = [step.step for step in lacking if step.seconds is None]

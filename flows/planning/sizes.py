@@ -88,14 +88,14 @@ def _config_file(source: External, store: Store) -> Path:
     )
 
 
-class Rows(NamedTuple):
+class DataSize(NamedTuple):
     """Number of rows of data files outside the store, and their mean length in tokens."""
 
     number: int
     tokens: float
 
 
-def rows_of(sources: Sequence[Source]) -> Rows | None:
+def rows_of(sources: Sequence[Source]) -> DataSize | None:
     """Rows of local data files and folders; None if one of them is elsewhere or no table."""
     files: list[Path] = []
     for source in sources:
@@ -108,7 +108,7 @@ def rows_of(sources: Sequence[Source]) -> Rows | None:
         return None
     number = sum(rows for rows, _ in counts)
     size = sum(size for _, size in counts)
-    return Rows(number, size / max(number, 1) / _BYTES_PER_TOKEN)
+    return DataSize(number, size / max(number, 1) / _BYTES_PER_TOKEN)
 
 
 def _count(path: Path) -> tuple[int, int] | None:
@@ -124,7 +124,7 @@ def _count(path: Path) -> tuple[int, int] | None:
     return metadata.num_rows, sum(metadata.row_group(group).total_byte_size for group in groups)
 
 
-def train_prompts(config: RunConfig, data: Rows | None) -> float | None:
+def train_prompts(config: RunConfig, data: DataSize | None) -> float | None:
     """Prompts of one iteration; None if nothing tells their number."""
     part = config.prepare.prompts_per_iteration
     if data is None:
@@ -134,13 +134,13 @@ def train_prompts(config: RunConfig, data: Rows | None) -> float | None:
     return min(here, part) if part else here
 
 
-def prompt_tokens(config: RunConfig, data: Rows | None) -> float:
+def prompt_tokens(config: RunConfig, data: DataSize | None) -> float:
     """Mean length of a prompt."""
     longest = config.generate.max_length_tokens
     mean = data.tokens if data else _PROMPT_TOKENS
     return min(mean, longest) if longest else mean
 
 
-def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
+def held_out_prompts(config: RunConfig, data: DataSize | None) -> float:
     """Held-out prompts: the rows of a file of tests, else as many as `prepare` holds out."""
     return config.prepare.test_prompts if data is None else data.number

@@ -35,7 +35,7 @@ _UNKNOWN_PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """Amount of work of a step.
 
     Attributes:
@@ -53,7 +53,7 @@ class Work:
     unknown: str = ""
 
 
-def work_of_steps(config: RunConfig, store: Store, steps: Sequence[Step]) -> dict[str, Work]:
+def work_of_steps(config: RunConfig, store: Store, steps: Sequence[Step]) -> dict[str, StepWork]:
     """Work of each step of a run."""
     counter = _Counter(config, store, steps)
     works = {}
@@ -61,7 +61,7 @@ def work_of_steps(config: RunConfig, store: Store, steps: Sequence[Step]) -> dic
         try:
             works[step.name] = counter.work(step)
         except UnknownSizeError as error:
-            works[step.name] = Work(unknown=str(error))
+            works[step.name] = StepWork(unknown=str(error))
     return works
 
 
@@ -73,7 +73,7 @@ class _Counter:
         self._data = rows_of(self._steps["prepare"].inputs["train"])
         self._prompt_tokens = prompt_tokens(config, self._data)
 
-    def work(self, step: Step) -> Work:
+    def work(self, step: Step) -> StepWork:
         """Work of a step; UnknownSizeError if its model or its rows cannot be counted."""
         match step.params:
             case SftParams() as params:
@@ -116,15 +116,15 @@ class _Counter:
                     tokens += self._tokens_read(step, "base_responses")
                 memory = self._policy * DTYPE_BYTES[params.dtype]
                 return self._work(forward=tokens, memory=memory)
-        return Work()
+        return StepWork()
 
     def _work(
         self, model: int | None = None, *, trained: float = 0, forward: float = 0, memory: float
-    ) -> Work:
+    ) -> StepWork:
         """Work of a model, or else of the policy, on tokens to train on and tokens to pass."""
         params = self._policy if model is None else model
         operations = params * (6 * trained + 2 * forward)
-        return Work(trained + forward, params, operations, memory)
+        return StepWork(trained + forward, params, operations, memory)
 
     def _training_bytes(self, step: Step, params: SftParams | TrainParams) -> float:
         resources: Resources = getattr(self._config.resources, step.stage)

@@ -24,12 +24,12 @@ from flows.report.differences import (
 from flows.report.plots import draw
 from flows.report.rows import (
     HELD_OUT,
-    MethodRow,
-    Row,
+    MethodFigure,
+    RunFigure,
     by_figure,
+    method_figures,
     method_labels,
-    method_rows,
-    run_rows,
+    run_figures,
 )
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import Cell, FittedTable, column_of, ordered
@@ -66,8 +66,8 @@ class Comparison:
 
     runs: Sequence[Summary]
     methods: Mapping[str, str]
-    rows: list[Row]
-    over_seeds: list[MethodRow]
+    rows: list[RunFigure]
+    over_seeds: list[MethodFigure]
     differences: list[Difference]
     settings: Mapping[str, list[str]]
     name: str = ""
@@ -160,7 +160,7 @@ class Comparison:
 
 
 def _tables(
-    title: str, header: tuple[str, str], rows: Sequence[Row | MethodRow], note: str
+    title: str, header: tuple[str, str], rows: Sequence[RunFigure | MethodFigure], note: str
 ) -> list[FittedTable]:
     """A table of each evaluation, with a row for each run or method and a column for each figure.
 
@@ -205,9 +205,9 @@ def compare_summaries(
                 f"run {run.run} has no evaluation", f"`geb resume {run.run}`, or leave it out"
             )
     methods = labels or method_labels(runs)
-    rows = [row for run in runs for row in run_rows(run, methods[run.run])]
+    rows = [row for run in runs for row in run_figures(run, methods[run.run])]
     groups = by_figure(rows)
-    over_seeds = list(method_rows(groups))
+    over_seeds = list(method_figures(groups))
     if all(len(row.values) < 2 for row in over_seeds):
         over_seeds = []
     # If methods are tested over seeds, what one run has over another says nothing of methods.

@@ -10,7 +10,7 @@ from flows.pipeline.steps import suite_prefix
 from flows.report.rows import HELD_OUT, Groups
 from flows.report.statistics import difference_of_methods, holm, paired_difference
 from flows.report.summary import Summary
-from flows.report.table import BASE, POLICY, Cell, Model, column_of
+from flows.report.table import BASE, POLICY, Cell, ModelRole, column_of
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact
 
@@ -89,7 +89,7 @@ def _by_prompt(
         yield Difference(evaluation, name, against, figure, estimate, f"{len(prompts)} prompts")
 
 
-def prompt_means(evaluated: Artifact | None, model: Model) -> PromptMeans:
+def prompt_means(evaluated: Artifact | None, model: ModelRole) -> PromptMeans:
     """Means of each prompt by figure; none without the evaluation's artifact."""
     means: PromptMeans = {}
     if evaluated is None:

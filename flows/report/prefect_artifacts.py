@@ -33,7 +33,7 @@ _WIDTH = 64
 
 
 @survives_outage
-def label(config: RunConfig) -> None:
+def tag_flow_run(config: RunConfig) -> None:
     """Adds tags to the flow run by which it is found; to be called inside one."""
     tags = [f"run:{config.name}", config.train.method, str(config.train.divergence)]
     with get_client(sync_client=True) as client:
@@ -52,7 +52,7 @@ def publish_configuration(config: RunConfig) -> None:
 
 
 @survives_outage
-def publish_table(summary: Summary, iteration: int) -> None:
+def publish_iterations(summary: Summary, iteration: int) -> None:
     """Creates the table of the iterations so far; to be called inside a flow run."""
     table = summary.tables()[0].first_columns(_MOST_COLUMNS)
     create_table_artifact(

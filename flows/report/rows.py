@@ -29,7 +29,7 @@ _NOT_OF_THE_METHOD = (
 
 
 @dataclass(frozen=True)
-class Row:
+class RunFigure:
     """One figure of one run after its last iteration.
 
     Attributes:
@@ -59,11 +59,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class MethodRow:
+class MethodFigure:
     """One figure of a method over its seeds.
 
     Attributes:
-        evaluation: As in :class:`Row`.
+        evaluation: As in :class:`RunFigure`.
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
     """
@@ -90,14 +90,14 @@ class MethodRow:
         return Cell(f"{mean} ± {stdev(self.values):.2g}", interval)
 
 
-def run_rows(run: Summary, method: str) -> Iterator[Row]:
+def run_figures(run: Summary, method: str) -> Iterator[RunFigure]:
     """Figures of a run's evaluations after its last iteration, suites last."""
     evaluations = {HELD_OUT: run.rows[last_iteration(run) or -1]}
     evaluations |= {suite: rows[-1] for suite, rows in run.suites.items()}
     for evaluation, figures in evaluations.items():
         for name in figure_names([figures]):
             low, high = figures.get("intervals", {}).get(name, (None, None))
-            yield Row(
+            yield RunFigure(
                 evaluation=evaluation,
                 run=run.run,
                 method=method,
@@ -135,11 +135,11 @@ def method_of(config: RunConfig) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-Groups = dict[tuple[str, str], dict[str, list[Row]]]
+Groups = dict[tuple[str, str], dict[str, list[RunFigure]]]
 """Rows by evaluation and figure, and there by method."""
 
 
-def by_figure(rows: Sequence[Row]) -> Groups:
+def by_figure(rows: Sequence[RunFigure]) -> Groups:
     """Groups the rows of runs."""
     groups: Groups = {}
     for row in rows:
@@ -148,10 +148,10 @@ def by_figure(rows: Sequence[Row]) -> Groups:
     return groups
 
 
-def method_rows(groups: Groups) -> Iterator[MethodRow]:
+def method_figures(groups: Groups) -> Iterator[MethodFigure]:
     """Every figure of every method over its seeds."""
     for (evaluation, figure), methods in groups.items():
         for method, rows in methods.items():
             values = [row.value for row in rows]
             mean = over_seeds(values, column_of(figure).whole)
-            yield MethodRow(evaluation, method, figure, values, mean)
+            yield MethodFigure(evaluation, method, figure, values, mean)

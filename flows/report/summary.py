@@ -10,7 +10,7 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_prefix
 from flows.report.status import RunStatus, run_status
-from flows.report.table import BASE, POLICY, FittedTable, Model, Row, figures_table
+from flows.report.table import BASE, POLICY, FigureRow, FittedTable, ModelRole, figures_table
 from stages.contract.errors import DamagedArtifactError
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
@@ -38,10 +38,10 @@ class Summary:
     config: RunConfig
     store: str
     artifacts: dict[str, Artifact] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FigureRow] = field(default_factory=list)
     checkpoint: str | None = None
     registered: list[str] = field(default_factory=list)
-    suites: dict[str, list[Row]] = field(default_factory=dict)
+    suites: dict[str, list[FigureRow]] = field(default_factory=dict)
     status: RunStatus | None = None
     damaged: list[str] = field(default_factory=list)
 
@@ -151,7 +151,7 @@ def _registered(store: Store, model: str) -> list[str]:
     ]
 
 
-def iteration_row(found: Summary, iteration: int) -> Row:
+def iteration_row(found: Summary, iteration: int) -> FigureRow:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures next to the policy's.
     evaluated = found.artifacts.get(f"iteration-{iteration or 1}/evaluate")
@@ -165,7 +165,7 @@ def iteration_row(found: Summary, iteration: int) -> Row:
     return row | {"kappa": trained.get("kappa")}
 
 
-def suite_rows(found: Summary, name: str) -> list[Row]:
+def suite_rows(found: Summary, name: str) -> list[FigureRow]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
     evaluations = found.made(suite_prefix("evaluate", name))
     rows = [evaluated_row(evaluated, 0, BASE) for _, evaluated in evaluations[:1]]
@@ -173,11 +173,11 @@ def suite_rows(found: Summary, name: str) -> list[Row]:
     return rows
 
 
-def evaluated_row(evaluated: Artifact | None, iteration: int, model: Model) -> Row:
+def evaluated_row(evaluated: Artifact | None, iteration: int, model: ModelRole) -> FigureRow:
     """Figures of one model in an evaluation; none without its artifact."""
     if evaluated is None:
         return {"iteration": iteration}
-    row: Row = {"iteration": iteration}
+    row: FigureRow = {"iteration": iteration}
     intervals: dict[str, tuple[float, float]] = {}
     for figure in pq.read_table(evaluated.file("figures.parquet")).to_pylist():
         if figure["model"] == model:

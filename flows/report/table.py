@@ -13,13 +13,13 @@ from rich.text import Text
 
 from stages.evaluate.statistics import Estimate
 
-Model = Literal["policy", "base"]
-POLICY: Model = "policy"
-BASE: Model = "base"
+ModelRole = Literal["policy", "base"]
+POLICY: ModelRole = "policy"
+BASE: ModelRole = "base"
 
 
 @dataclass(frozen=True)
-class Column:
+class FigureColumn:
     """A figure of each iteration.
 
     ``whole`` is the largest share; None if the figure has no upper bound.
@@ -33,25 +33,25 @@ class Column:
 
 # A narrow terminal does without those on the right.
 COLUMNS = (
-    Column("mean reward", "mean_reward"),
-    Column("win rate", "win_rate", whole=1.0),
-    Column("LC win rate", "length_controlled_win_rate", whole=1.0),
-    Column("accuracy", "accuracy", whole=1.0),
-    Column("tied", "tied_prompts", ".0f"),
-    Column("log π_ref", "mean_log_pi_ref", ".2f"),
-    Column("KL", "kl_to_base", ".2f"),
-    Column("pairs", "pairs", ".0f"),
-    Column("ties", "ties", ".0f"),
-    Column("loss", "loss"),
-    Column("bonus ratio", "bonus_ratio", ".3g"),
-    Column("distinct-1", "distinct_1", whole=1.0),
-    Column("tokens", "mean_response_tokens", ".1f"),
-    Column("cut off", "truncated_share", whole=1.0),
-    Column("repetition", "repetition", whole=1.0),
-    Column("refusals", "refusal_share", whole=1.0),
-    Column("distinct-2", "distinct_2", whole=1.0),
-    Column("distinct-3", "distinct_3", whole=1.0),
-    Column("distinct-4", "distinct_4", whole=1.0),
+    FigureColumn("mean reward", "mean_reward"),
+    FigureColumn("win rate", "win_rate", whole=1.0),
+    FigureColumn("LC win rate", "length_controlled_win_rate", whole=1.0),
+    FigureColumn("accuracy", "accuracy", whole=1.0),
+    FigureColumn("tied", "tied_prompts", ".0f"),
+    FigureColumn("log π_ref", "mean_log_pi_ref", ".2f"),
+    FigureColumn("KL", "kl_to_base", ".2f"),
+    FigureColumn("pairs", "pairs", ".0f"),
+    FigureColumn("ties", "ties", ".0f"),
+    FigureColumn("loss", "loss"),
+    FigureColumn("bonus ratio", "bonus_ratio", ".3g"),
+    FigureColumn("distinct-1", "distinct_1", whole=1.0),
+    FigureColumn("tokens", "mean_response_tokens", ".1f"),
+    FigureColumn("cut off", "truncated_share", whole=1.0),
+    FigureColumn("repetition", "repetition", whole=1.0),
+    FigureColumn("refusals", "refusal_share", whole=1.0),
+    FigureColumn("distinct-2", "distinct_2", whole=1.0),
+    FigureColumn("distinct-3", "distinct_3", whole=1.0),
+    FigureColumn("distinct-4", "distinct_4", whole=1.0),
 )
 _FIRST = 4
 """Number of columns that come before the oracle's components and pass@k."""
@@ -76,19 +76,19 @@ class Cell:
         return f"{self.text} {self.interval}".rstrip()
 
 
-Row = dict[str, Any]
+FigureRow = dict[str, Any]
 """Figures of one iteration: `iteration`, values by figure, and `intervals` by figure."""
 _NO_FIGURES = {"iteration", "intervals", "kappa"}
 
 
-def column_of(name: str) -> Column:
+def column_of(name: str) -> FigureColumn:
     """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
     title = name.removeprefix("components.")
     whole = 1.0 if name.startswith("pass@") else None
-    return _COLUMNS.get(name) or Column(title, name, whole=whole)
+    return _COLUMNS.get(name) or FigureColumn(title, name, whole=whole)
 
 
-def figures_table(rows: Sequence[Row], title: str = "") -> FittedTable:
+def figures_table(rows: Sequence[FigureRow], title: str = "") -> FittedTable:
     """A row for the base and one for each iteration, with intervals, of all known figures."""
     columns = [column_of(name) for name in figure_names(rows)]
     cells: list[list[str | Cell]] = [

@@ -14,8 +14,8 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.estimate import (
-    Estimate,
     Rates,
+    RunEstimate,
     StepEstimate,
     estimate,
     measured_rates,
@@ -84,7 +84,7 @@ def configured(folder: Path, size: str, *settings: str) -> RunConfig:
     )
 
 
-def estimated(config: RunConfig, rates: Rates | None = None) -> Estimate:
+def estimated(config: RunConfig, rates: Rates | None = None) -> RunEstimate:
     run = resolve_run(config)
     return estimate(config, run.steps, plan(run), rates)
 
