@@ -2,22 +2,21 @@
 
     python -m benchmarks.rehearsal --store rehearsal        # --only NAME, --json
 
-A hub and a judge answer on this machine.
+A hub answers on this machine.
 """
 
 import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal_server import CHAT_PATH, serve
-from experiments.paper.options import Judge
+from benchmarks.rehearsal_server import serve
 from experiments.paper.tables import paper_rows
 from experiments.study import Row
 from flows.commands.common import answer, prefect_session, quiet_prefect
@@ -27,13 +26,13 @@ from stages.contract.errors import GebError
 
 NAME = "rehearsal"
 """Name of the rehearsal's report, with which the names of its runs begin."""
-NOT_SHOWN = (
-    "This is a rehearsal on tiny models and made-up rows: its figures mean nothing. It cannot show "
+TITLE = (
+    "A rehearsal on tiny models and made-up rows: its figures mean nothing. It cannot show "
     "that the hub's repositories still have these names and columns, that models of billions of "
     "weights fit and how fast they are, vLLM, DeepSpeed on several GPUs, answers of thousands of "
-    "tokens, what URM and a paid judge say, and any gain."
+    "tokens, what URM says, and any gain."
 )
-"""Caution at the head of its report."""
+"""Title of its report."""
 _MAKE = Path(__file__).parents[1] / "data/rehearsal/make.py"
 _SEEDS = _VALUES = 2
 _TOKENS = 16
@@ -54,12 +53,8 @@ _SECTIONS: Mapping[str, Any] = {
 
 
 @contextmanager
-def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
-    """Serves the hub and the judge to this process and its stages, from files in a folder.
-
-    Yields:
-        What makes the cells of some names, all if there are none.
-    """
+def rehearsal(folder: Path) -> Iterator[list[Row]]:
+    """Serves the hub to this process and its stages, from files in a folder; yields the cells."""
     hub = folder / "hub"
     before = dict(os.environ)
     process = subprocess.run(
@@ -76,25 +71,25 @@ def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
         for name in _OFFLINE:
             os.environ.pop(name, None)
         try:
-            yield partial(_cells, hub, Judge(model=NAME, url=f"{address}{CHAT_PATH}"))
+            yield _cells()
         finally:
             os.environ.clear()
             os.environ |= before
 
 
-def _cells(hub: Path, judge: Judge, only: Sequence[str]) -> list[Row]:
-    """The cells of some names. Those that Figure 3 is of choose κ; others have their presets'."""
+def _cells() -> list[Row]:
+    """The full table's cells. Those that Figure 3 is of choose κ; others have their presets'."""
     drawn = {row.names()[1:] for row in paper_rows("full") if row.experiment == "kappa"}
     rows = []
-    for row in paper_rows("full", only, judge):
+    for row in paper_rows("full"):
         if row.names()[1:] not in drawn or row.experiment == "responses":
             fields = {name: row.fields[name] for name in row.fields if name != "train.target_ratio"}
             row = replace(row, fields=fields, grid={}, tuning_seeds=())
-        rows.append(_small(row, hub))
+        rows.append(_small(row))
     return rows
 
 
-def _small(row: Row, hub: Path) -> Row:
+def _small(row: Row) -> Row:
     config = configured(row.configuration, row.sections)
     overrides: dict[str, Any] = {
         "suites": {
@@ -107,10 +102,6 @@ def _small(row: Row, hub: Path) -> Row:
             for name in config.suites
         }
     }
-    if "alpaca_eval" in overrides["suites"]:
-        overrides["suites"]["alpaca_eval"] |= {
-            "length_control": str(hub / "datasets/tatsu-lab/alpaca_eval"),
-        }
     if row.experiment == "hard":
         # The end of a turn has another number than in the paper's model.
         overrides["prepare"] = {"test_prompts": 4}
@@ -135,21 +126,14 @@ def main() -> None:
     quiet_prefect()
     # Here: Prefect reads its settings when it is imported.
     from experiments.paper.flow import compute
-    from experiments.paper.report import WrittenReport
     from flows.report.prefect_artifacts import as_flow
 
     with (
         prefect_session(place, NAME, options.json) as session,
-        rehearsal(Path(place) / NAME) as cells,
+        rehearsal(Path(place) / NAME) as rows,
     ):
-
-        def rehearse() -> WrittenReport:
-            changed = {"store": place}
-            return compute(
-                NAME, "full", cells, session, options.only, config=changed, caution=NOT_SHOWN
-            )
-
-        document = as_flow(NAME, NAME, NAME, rehearse).document
+        rehearse = partial(compute, NAME, TITLE, rows, options.only, session, 1, {"store": place})
+        document = as_flow(NAME, NAME, NAME, rehearse)
     answer(options.json, document, document["coverage"], f"report  {document['page']}")
 
 

@@ -1,8 +1,7 @@
-"""A hub and a judge on the loopback interface.
+"""A hub on the loopback interface.
 
-The hub answers the calls that `huggingface_hub` and `datasets` make of the real one: a repository's
-record, its tree, and its files. The judge answers chat completions; what it says depends on the
-question alone.
+It answers the calls that `huggingface_hub` and `datasets` make of the real one: a repository's
+record, its tree, and its files.
 """
 
 import hashlib
@@ -11,23 +10,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import log, log1p
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-CHAT_PATH = "/v1/chat/completions"
-# Answers to a question that asks for one of that form.
-_ANSWERS = {
-    "Score: <number>": [f"Score: {mark}" for mark in range(4)],
-    "Verdict: A": ["Verdict: A", "Verdict: B", "Verdict: tie"],
-    "m or M": ["m", "M"],
-}
-
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serves the judge, and ``models/OWNER/NAME`` and ``datasets/OWNER/NAME`` of a folder.
+    """Serves ``models/OWNER/NAME`` and ``datasets/OWNER/NAME`` of a folder.
 
     Each repository has any revision. Yields the server's address.
     """
@@ -45,14 +35,14 @@ def serve(folder: Path) -> Iterator[str]:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """Requests to the hub and to the judge."""
+    """Requests to the hub."""
 
     folder: Path
     commit: str
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answers a call of the hub."""
+        """Answers a call."""
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
         match parts:
             case ["api", kind, owner, name, *call]:
@@ -65,24 +55,6 @@ class HubHandler(BaseHTTPRequestHandler):
                 self._missing("RepoNotFound")
 
     do_HEAD = do_GET
-
-    def do_POST(self) -> None:
-        """Answers a question to the judge."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        question = body["messages"][-1]["content"]
-        answers = next((answer for form, answer in _ANSWERS.items() if form in question), ["?"])
-        number = hashlib.sha256(question.encode()).digest()[0]
-        message = {"role": "assistant", "content": answers[number % len(answers)]}
-        usage = {"prompt_tokens": len(question.split()), "completion_tokens": 2, "total_tokens": 0}
-        choice: dict[str, Any] = {"index": 0, "message": message}
-        if body.get("logprobs"):
-            share = (number + 1) / 257
-            logprobs = [
-                {"token": "m", "logprob": log(share)},
-                {"token": "M", "logprob": log1p(-share)},
-            ]
-            choice["logprobs"] = {"content": [{"top_logprobs": logprobs}]}
-        self._json({"choices": [choice], "usage": usage})
 
     def _describe(self, repo: str, place: Path, call: list[str]) -> None:
         files = [path for path in sorted(place.rglob("*")) if path.is_file()]

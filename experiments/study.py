@@ -6,45 +6,22 @@ the steps of a custom study.
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.external import External
+from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
-from flows.pipeline.step import Output, Source, Step
 from flows.report.summary import Summary, last_iteration, summarise
-from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput, key_fields
-from stages.evaluate.summary import LONGEST_NGRAM, DistinctCounter
 from stages.store.opening import open_store
-from stages.tables.schemas import RESPONSES, read_batches
-
-
-def training_log_pi_ref(run: Summary) -> list[float]:
-    """Log π_ref of the responses that the last iteration trained on, chosen and rejected.
-
-    π_ref is what that training measured against (``train.reference``).
-    """
-    trained = run.last("train")
-    if trained is None:
-        return []
-    table = pq.read_table(trained.file("reference_logprobs.parquet"))
-    chosen = table["chosen_logprobs"].to_pylist()
-    rejected = table["rejected_logprobs"].to_pylist()
-    return [sum(logprobs) for logprobs in (*chosen, *rejected)]
-
 
 KINDS = ("experiment", "setting", "method", "divergence")
 
@@ -114,37 +91,31 @@ class StudyRun:
         rows = self.summary.suites.get(suite)
         return rows[-1] if rows else {}
 
-    @cached_property
-    def training_figures(self) -> Mapping[str, float | None]:
-        """Distinct-n of the responses that the last iteration sampled for training."""
-        counter = DistinctCounter(LONGEST_NGRAM)
-        place = f"iteration-{self.cell.config.iterations}/generate/"
-        artifacts = self.summary.artifacts if self.summary else {}
-        for step, artifact in artifacts.items():
-            if step.startswith(place):
-                for batch in read_batches(
-                    artifact.file("responses.parquet"), RESPONSES, columns=["response"]
-                ):
-                    counter.add(batch["response"].to_pylist())
-        return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 
-
-def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:
+def read_rows(table: Path, prefix: str = "study") -> list[Row]:
     """The cells of a table.
 
     Args:
         table: A CSV file with a column for each field of :class:`Row` but the prefix.
-        only: Experiments, settings, methods and divergences to keep; all if empty. Of several
-            names of one kind each is kept, of different kinds what has both.
         prefix: Name of the study, with which the names of its runs begin.
 
     Raises:
-        UserError: No cell has the names of ``only``, or a row cannot be read.
+        UserError: A row cannot be read.
     """
     with table.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    rows = [_row(values, prefix, f"{table}:{line}") for line, values in enumerate(lines, 2)]
-    kept = rows
+    return [_row(values, prefix, f"{table}:{line}") for line, values in enumerate(lines, 2)]
+
+
+def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
+    """The cells with the given experiments, settings, methods and divergences; all if none is.
+
+    Names of one kind are alternatives, names of different kinds are conditions.
+
+    Raises:
+        UserError: No cell has the names.
+    """
+    kept = list(rows)
     missing = set(only)
     for kind in KINDS:
         names = {getattr(row, kind) for row in rows}.intersection(only)
@@ -188,15 +159,12 @@ def listed(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
-def tuning_runs(
-    rows: Iterable[Row], overrides: Mapping[str, Any], most_seeds: int | None = None
-) -> list[StudyRun]:
+def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[StudyRun]:
     """Runs by which coefficients are chosen: every value of a grid under every tuning seed.
 
     Args:
         rows: The cells.
         overrides: Sections and fields laid over every configuration, such as the store.
-        most_seeds: Number of seeds of each cell to keep, the first ones; all if None.
 
     Raises:
         UserError: A configuration is wrong.
@@ -204,9 +172,8 @@ def tuning_runs(
     runs: list[StudyRun] = []
     for row in rows:
         if row.grid:
-            seeds = row.tuning_seeds[:most_seeds]
             for coefficient in row.coefficients():
-                runs += _runs(row, coefficient, seeds, overrides, tunes=True)
+                runs += _runs(row, coefficient, row.tuning_seeds, overrides, tunes=True)
     return runs
 
 
@@ -214,7 +181,6 @@ def reported_runs(
     rows: Iterable[Row],
     overrides: Mapping[str, Any],
     chosen: Mapping[Row, Mapping[str, Any]],
-    most_seeds: int | None = None,
 ) -> list[StudyRun]:
     """Runs that are reported; see :func:`tuning_runs`.
 
@@ -224,9 +190,15 @@ def reported_runs(
     runs: list[StudyRun] = []
     for row in rows:
         if row.seeds and (not row.grid or row in chosen):
-            seeds = row.seeds[:most_seeds]
-            runs += _runs(row, chosen.get(row, {}), seeds, overrides, tunes=False)
+            runs += _runs(row, chosen.get(row, {}), row.seeds, overrides, tunes=False)
     return runs
+
+
+def planned_runs(rows: Sequence[Row], overrides: Mapping[str, Any]) -> list[str]:
+    """Names of all runs, where each cell has the first coefficient of its grid."""
+    first = {row: row.coefficients()[0] for row in rows if row.grid}
+    runs = [*tuning_runs(rows, overrides), *reported_runs(rows, overrides, first)]
+    return list(dict.fromkeys(run.name for run in runs))
 
 
 def _runs(
@@ -250,15 +222,18 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
     that stands first in the row. A row none of whose runs was measured has no coefficient; a value
     whose runs were measured in part has the mean of that part.
     """
-    groups: dict[Row, dict[str, list[StudyRun]]] = {}
+    groups: dict[tuple[Row, str], list[StudyRun]] = {}
     for run in runs:
         if run.name in measured:
-            groups.setdefault(run.row, {}).setdefault(str(run.coefficient), []).append(run)
-
-    def rank(group: Sequence[StudyRun]) -> tuple[float, bool]:
-        return fmean(measured[run.name] for run in group), _is_preset(group[0])
-
-    return {row: max(values.values(), key=rank)[0].coefficient for row, values in groups.items()}
+            groups.setdefault((run.row, str(run.coefficient)), []).append(run)
+    chosen: dict[Row, Mapping[str, Any]] = {}
+    best: dict[Row, tuple[float, bool]] = {}
+    for (row, _), group in groups.items():
+        rank = fmean(measured[run.name] for run in group), _is_preset(group[0])
+        if row not in best or rank > best[row]:
+            best[row] = rank
+            chosen[row] = group[0].coefficient
+    return chosen
 
 
 def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
@@ -280,25 +255,14 @@ def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
     summaries: dict[str, Summary] = {}
     for name, config in {run.name: run.cell.config for run in runs}.items():
         record = RunRecord(open_store(config.store, create=True), name)
-        if (record.path / "config.json").exists():
-            done = (step for step in record.steps() if step.state in ("done", "reused"))
-            keys = {step.step: step.key for step in done}
-            lines = plan(resolve_run(config))
-            if all(line.action == "reuse" and keys.get(line.step) == line.key for line in lines):
-                summaries[name] = summarise(record, config)
+        if _is_finished(record, config):
+            summaries[name] = summarise(record, config)
     return [replace(run, summary=summaries[run.name]) for run in runs if run.name in summaries]
 
 
-def identities(steps: Sequence[Step]) -> Iterator[str]:
-    """An identity for each step: what its key would be, were its inputs there."""
-    by_step: dict[str, str] = {}
-
-    def identified(source: Source) -> External:
-        if not isinstance(source, Output):
-            return source
-        return FileInput(location="", digest=f"{by_step[source.step]}/{source.path}")
-
-    for step in steps:
-        inputs = {name: list(map(identified, group)) for name, group in step.inputs.items()}
-        by_step[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
-        yield by_step[step.name]
+def _is_finished(record: RunRecord, config: RunConfig) -> bool:
+    if not (record.path / "config.json").exists():
+        return False
+    keys = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
+    lines = plan(resolve_run(config))
+    return all(line.action == "reuse" and keys.get(line.step) == line.key for line in lines)

@@ -8,8 +8,6 @@ four, or a few words.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import random
 import sys
@@ -126,30 +124,7 @@ def make_repositories() -> dict[str, Files]:
             [{"question": problem, "final_answer": [answer]} for problem, answer in sums]
         ),
     }
-    found["datasets/tatsu-lab/alpaca_eval"] = _alpaca()
     return found
-
-
-def _alpaca() -> Files:
-    """AlpacaEval's instructions with a baseline's answers, and its regression's table."""
-    draw = random.Random(1)
-    baseline = [
-        {"instruction": _chat(500 + each)[0]["content"], "output": _answer(draw)}
-        for each in range(_PROMPTS)
-    ]
-    table = io.StringIO()
-    writer = csv.writer(table)
-    names = ["model", "index", "preference", "std_delta_len", "instruction_difficulty"]
-    writer.writerow([*names, "not_gamed_baseline"])
-    for model in ("concise", "verbose"):
-        for place in range(_PROMPTS):
-            writer.writerow(
-                [model, place, draw.random(), draw.gauss(0, 1), draw.gauss(0, 1), False]
-            )
-    return {
-        "alpaca_eval_gpt4_baseline.json": json.dumps(baseline).encode(),
-        "df_gamed.csv": table.getvalue().encode(),
-    }
 
 
 def _chat(number: int) -> list[dict[str, str]]:

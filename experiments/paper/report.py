@@ -1,68 +1,48 @@
-"""The paper's report: one page with every table and figure, and its Markdown and JSON."""
+"""The paper's report: tables and the figures of κ, in Markdown, and the values in JSON."""
 
-import base64
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_name, paper_tables
-from experiments.study import training_log_pi_ref
-from flows.report.files import json_text, render, write_file
-from flows.report.plots import course_figure, histogram_figure, png
+from experiments.paper.tables import Findings, coverage, paper_tables
+from flows.report.files import json_text, write_file
+from flows.report.plots import course_figure, png
 from flows.report.statistics import over_seeds
 from stages.store.base import Store
 
-_GEB = "GEB"
+_LEGEND = """\
+WR: share of prompts, in percent, on which the policy's mean reward is above the base's; ties lose.
+AvgR: mean reward. Math: accuracy on MATH-500. pass@16: chance in percent that one of 16 samples is
+right, on held-out prompts or on a suite. Differences are from f-DPO under the same divergence, with
+p of Welch's t test and p by Holm over the table. Intervals have 95 %: of several seeds by Student,
+of one seed by a bootstrap over prompts. A dash is not computed."""
 
 
-@dataclass(frozen=True)
-class WrittenReport:
-    """The report, and the places of its files."""
+def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str, Any], str]:
+    """Writes the report into the folder ``name`` of the store's runs, over an earlier one.
 
-    document: dict[str, Any]
-    """Values for a JSON document; ``page`` is the page, an address in a bucket."""
-    markdown: Path
-    figures: Sequence[Path]
-    """The figures that the Markdown shows, as PNG files in its folder."""
-
-    def copy_to(self, folder: Path) -> None:
-        """Copies the Markdown and its figures into a folder, which is made if it lacks."""
-        for file in (self.markdown, *self.figures):
-            write_file(folder / file.name, file.read_bytes())
-
-
-def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
-    """Writes the report into the folder ``name`` of the store's runs, over an earlier one."""
+    Returns:
+        Values for a JSON document, of which ``page`` is the report's address, and the Markdown.
+    """
     folder = store.run_path(name)
-    drawn = _log_pi_ref(found) | kappa_figures(found)
-    images = {f"{file}.png": png(figure) for file, figure in drawn.items()}
-    encoded = {file: base64.b64encode(image).decode() for file, image in images.items()}
-    tables = paper_tables(found)
-    sections: list[dict[str, Any]] = []
-    for part in PARTS:
-        prefix = f"{part.name}-"
-        section = {
-            "title": part.title,
-            "note": part.note,
-            "tables": [table for table in tables if table.name.startswith(prefix)],
-            "images": {file: encoded[file] for file in encoded if file.startswith(prefix)},
-        }
-        sections.append(section)
-    headline, covered = coverage(found)
+    headline, covered = coverage(findings)
+    tables = paper_tables(findings)
+    sections = [f"# {findings.title}", headline, _LEGEND]
+    for table in tables:
+        sections += [f"## {table.title}", table.markdown()]
+    for title, figure in kappa_figures(findings).items():
+        file = f"kappa-{title.replace(', ', '-').replace(' ', '-')}.png".lower()
+        write_file(folder / file, png(figure))
+        sections.append(f"![κ and mean reward: {title}]({file})")
+    sections += ["## Cells", covered.markdown()]
+    sections += [f"{run} failed: {error}" for run, error in findings.failed.items()]
+    text = "\n\n".join(sections) + "\n"
     document: dict[str, Any] = {
-        "scale": found.scale,
-        "caution": found.caution,
+        "title": findings.title,
         "coverage": headline,
-        "failed": dict(found.failed),
-        "tables": [
-            {"name": table.name, "setting": table.setting, "rows": table.records()}
-            for table in tables
-        ],
+        "failed": dict(findings.failed),
+        "tables": [{"title": table.title, "rows": table.records()} for table in tables],
         "runs": [
             {
                 "run": run.name,
@@ -72,63 +52,34 @@ def write_report(store: Store, name: str, found: Findings) -> WrittenReport:
                 "tunes": run.tunes,
                 "figures": dict(run.figures()),
             }
-            for run in (*found.tuning, *found.reported)
+            for run in (*findings.tuning, *findings.reported)
         ],
     }
-    values = {"sections": sections, "covered": covered, **document}
-    figures = [write_file(folder / file, image) for file, image in images.items()]
-    page = write_file(folder / "report.html", render("paper.html.jinja", **values))
-    markdown = write_file(folder / "report.md", render("paper.md.jinja", **values))
+    page = write_file(folder / "report.md", text)
     write_file(folder / "report.json", json_text(document))
     store.share(folder)
     document["page"] = store.share(page)
-    return WrittenReport(document, markdown, figures)
+    return document, text
 
 
-def _log_pi_ref(found: Findings) -> dict[str, Figure]:
-    """Training responses of the last iteration under KL: each design of GEB, and f-DPO."""
-
-    @cache
-    def samples(experiment: str, setting: str, method: str) -> list[float]:
-        values: list[float] = []
-        for run in found.results((experiment, setting, method, "KL")):
-            if run.summary is not None:
-                values += training_log_pi_ref(run.summary)
-        return values
-
-    drawn: dict[str, Figure] = {}
-    for row in found.rows:
-        is_shown = row.experiment in ("main", "hard") and row.divergence == "KL"
-        if is_shown and row.method.startswith(_GEB):
-            lines = {
-                method: samples(row.experiment, row.setting, method)
-                for method in (BASELINE, row.method)
-            }
-            if all(lines.values()):
-                name = file_name("log-pi-ref", row.setting, row.method)
-                drawn[name] = histogram_figure(f"{row.setting}, KL", lines, "log π_ref")
-    return drawn
-
-
-def kappa_figures(found: Findings) -> dict[str, Figure]:
-    """Mean reward over κ, for each setting and divergence a figure, for each design a line."""
-    rewards: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
-    for run in found.tuning:
-        experiment, setting, method, divergence = run.row.names()
+def kappa_figures(findings: Findings) -> dict[str, Figure]:
+    """Mean reward over κ for each setting and divergence, a line for each design (Figure 3)."""
+    rewards: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for run in findings.tuning:
         kappa = float(run.coefficient.get("train.kappa", 0.0))
         reward = run.figures().get("mean_reward")
-        # The designs of GEB on rejected responses, as in the paper; ten lines hide each other.
-        in_paper = method.startswith(_GEB) and experiment != "responses"
+        # Designs of GEB on rejected responses, as in the paper; ten lines hide each other.
+        in_paper = run.row.method.startswith("GEB") and run.row.experiment != "responses"
         if in_paper and kappa > 0 and reward is not None:
-            line = rewards.setdefault((setting, divergence), {}).setdefault(method, {})
+            lines = rewards.setdefault(f"{run.row.setting}, {run.row.divergence}", {})
+            line = lines.setdefault(run.row.method, {})
             line.setdefault(math.log10(kappa), []).append(reward)
-    drawn: dict[str, Figure] = {}
-    for (setting, divergence), by_method in rewards.items():
-        lines = {
-            method: {kappa: over_seeds(by_kappa[kappa]) for kappa in sorted(by_kappa)}
-            for method, by_kappa in by_method.items()
+    figures: dict[str, Figure] = {}
+    for title, by_method in rewards.items():
+        estimates = {
+            method: {place: over_seeds(values) for place, values in sorted(line.items())}
+            for method, line in by_method.items()
         }
-        if any(len(line) > 1 for line in lines.values()):
-            figure = course_figure(f"{setting}, {divergence}", lines, "log₁₀ κ", "mean reward")
-            drawn[file_name("kappa", setting, divergence)] = figure
-    return drawn
+        if any(len(line) > 1 for line in estimates.values()):
+            figures[title] = course_figure(title, estimates, "log₁₀ κ", "mean reward")
+    return figures

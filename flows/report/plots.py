@@ -25,8 +25,6 @@ _PALETTE = (
     "#c23b78",
 )
 _DOTS_PER_INCH = 200
-# A histogram gains nothing from more samples of one kind.
-_MAX_PLOTTED = 20_000
 _NAME_INCHES = 0.17
 _STYLE = {
     "font.size": 9,
@@ -81,27 +79,6 @@ def course_figure(
         axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
     if len(lines) > 1:
         _legend(figure, axes)
-    return figure
-
-
-def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> Figure:
-    """Distributions of several samples over common bins, as shares; large samples are thinned."""
-    figure, axes = _new(title, xlabel)
-    thinned = {label: group[:: len(group) // _MAX_PLOTTED + 1] for label, group in samples.items()}
-    values = np.concatenate([*thinned.values()])
-    width = (values.max() - values.min()) / 40
-    bins = values.min() + (width or 1.0) * np.arange(42)
-    for (label, group), colour in zip(thinned.items(), cycle(_PALETTE)):
-        axes.hist(
-            group,
-            bins=bins,
-            weights=[1 / len(group)] * len(group),
-            color=colour,
-            alpha=0.55,
-            label=label,
-        )
-    axes.set_ylabel("share of samples")
-    _legend(figure, axes)
     return figure
 
 

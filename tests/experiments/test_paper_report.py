@@ -1,7 +1,6 @@
-"""The paper's report: every table in its order, and our figures next to the paper's."""
+"""The paper's report: our figures over seeds next to the paper's."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ import pytest
 from scipy import stats
 
 from experiments.paper.report import kappa_figures, write_report
-from experiments.paper.tables import Findings, PaperFigure, PaperTable, paper_rows, paper_tables
+from experiments.paper.tables import Findings, paper_rows, paper_tables
 from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
+from flows.report.table import Cell as Shown
 from stages.store.base import Store
-from stages.tables.schemas import RESPONSES, write_table
-from tests.flows.evaluations import artifact_in
-from tests.stage_calls import response
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
@@ -44,7 +41,7 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
 
 def findings(rows: list[Row], *reported: StudyRun, tuning: tuple[StudyRun, ...] = ()) -> Findings:
     chosen = {row: row.coefficients()[0] for row in rows if row.grid}
-    return Findings("full", rows, reported, tuning, chosen, {})
+    return Findings("The paper's tables", rows, reported, tuning, chosen, {})
 
 
 def main(method: str, divergence: str = "KL", setting: str = MISTRAL, **fields: Any) -> Row:
@@ -63,63 +60,41 @@ def two() -> Findings:
     return findings(rows, *runs)
 
 
-def table(found: Findings, name: str, setting: str = MISTRAL) -> PaperTable:
-    [paper] = [
-        paper_table
-        for paper_table in paper_tables(found)
-        if paper_table.name.startswith(f"{name}-") and paper_table.setting == setting
-    ]
-    return paper
-
-
-def figures(found: PaperTable, method: str) -> dict[str, PaperFigure]:
-    return dict(zip(found.header[1:], found.figures()[method], strict=True))
-
-
-def test_alpaca_s_column_is_the_length_controlled_win_rate() -> None:
-    row = main("GEB-π")
-    run = result(row, 0, suite="alpaca_eval", win_rate=0.5, length_controlled_win_rate=0.31)
-    shown = figures(table(findings([row], run), "out-of-domain"), "GEB-π")
-    assert shown["KL Alpaca"].text == "31.00"
+def shown(results: Findings, method: str, divergence: str = "KL") -> dict[str, Shown]:
+    """The cells of the only table's row."""
+    [table] = paper_tables(results)
+    [row] = [row for row in table.rows if list(row[:2]) == [method, divergence]]
+    return {
+        title: cell
+        for title, cell in zip(table.header, row, strict=True)
+        if isinstance(cell, Shown)
+    }
 
 
 def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
-    shown = figures(table(two, "in-domain"), "GEB-π")
-    assert shown["KL WR"].text == "61.00", "percent, as in the paper"
-    assert shown["KL WR"].paper == "81.00"
+    cells = shown(two, "GEB-π")
+    assert cells["WR"].text == "61.00", "percent, as in the paper"
     half = stats.t.ppf(0.975, 2) * 1.0 / 3**0.5
-    assert shown["KL WR"].interval == f"[{61 - half:.2f}, {61 + half:.2f}]"
-    assert shown["KL AvgR"].text == "0.6100"
+    assert cells["WR"].interval == f"[{61 - half:.2f}, {61 + half:.2f}] (paper: 81.00)"
+    assert cells["AvgR"].text == "0.6100"
 
 
 def test_a_missing_cell_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
-    shown = table(two, "in-domain")
-    hellinger = figures(shown, "GEB-π")["Hellinger WR"]
-    assert (hellinger.text, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
-    assert str(hellinger) == "– (paper: 75.48)"
-    assert figures(shown, "GEB-π")["average WR"].text == "–", "of three divergences one is there"
-    assert figures(shown, "XPO")["KL AvgR"].paper == "0.7492", "a method without any run"
-    assert not table(two, "in-domain", "LLaMA-3-8B-SFT").computed
+    results = findings([*two.rows, main("XPO")], *two.reported)
+    assert str(shown(results, "XPO")["AvgR"]) == "– (paper: 0.7492)"
+    assert "pass@16" not in shown(results, "XPO"), "neither has it"
+    assert paper_tables(findings(paper_rows("full"))) == []
 
 
-def test_tables_are_in_the_paper_s_order(two: Findings) -> None:
-    titles = dict.fromkeys(paper_table.title.split(" · ")[0] for paper_table in paper_tables(two))
-    assert list(titles) == [f"Table {number}" for number in range(3, 11)]
+def test_bonus_on_all_responses_has_a_table_of_its_own(two: Findings) -> None:
+    row = replace(main("GEB-π"), experiment="responses")
+    tables = paper_tables(findings([*two.rows, row], *two.reported, result(row, 0, win_rate=0.7)))
+    titles = [table.title for table in tables]
+    assert titles == [f"{MISTRAL}: main", f"{MISTRAL}: responses"]
+    assert str(tables[1].rows[0][2]) == "70.00 (paper: 79.78)"
 
 
-def test_repeats_have_deviations_and_p_values_are_welch_s(two: Findings) -> None:
-    repeats = figures(table(two, "repeats"), "f-DPO")
-    assert repeats["KL AvgR"].text == "0.5100 ± 0.0100 (n = 3)"
-    assert repeats["KL AvgR"].paper == "0.7426 ± 0.0201"
-    tested = table(two, "p-values")
-    assert "f-DPO" not in tested.figures()
-    p_value = stats.ttest_ind(GEB, FDPO, equal_var=False).pvalue
-    assert p_value < 0.001
-    assert figures(tested, "GEB-π")["KL AvgR"].text == "+0.1000"
-    assert figures(tested, "GEB-π")["KL WR"].paper == "0.003"
-
-
-def test_p_values_are_adjusted_over_the_methods_of_a_setting() -> None:
+def test_differences_have_p_values_of_welch_by_holm() -> None:
     rows = [main("f-DPO"), main("GEB-π"), main("XPO"), main("VPO")]
     rewards = [FDPO, [0.58, 0.56, 0.60], [0.49, 0.50, 0.48], [0.52]]
     runs = [
@@ -127,47 +102,26 @@ def test_p_values_are_adjusted_over_the_methods_of_a_setting() -> None:
         for row, values in zip(rows, rewards, strict=True)
         for seed, reward in enumerate(values)
     ]
-    tested = table(findings(rows, *runs), "p-values")
+    title = "AvgR − f-DPO's"
+    results = findings(rows, *runs)
     # Two tests: one seed is none. The larger p-value stays as it is.
     p_value = stats.ttest_ind(rewards[2], FDPO, equal_var=False).pvalue
-    shown = figures(tested, "XPO")["KL AvgR"]
-    assert shown.interval.endswith(f"], p = {p_value:.3f}, by Holm p = {p_value:.3f}")
+    cell = shown(results, "XPO")[title]
+    assert cell.text == "-0.0200"
+    assert cell.interval.endswith(f"], p = {p_value:.3f}, by Holm p = {p_value:.3f}")
     p_value = 2 * stats.ttest_ind(rewards[1], FDPO, equal_var=False).pvalue
-    assert figures(tested, "GEB-π")["KL AvgR"].interval.endswith(f"by Holm p = {p_value:.3f}")
-    assert figures(tested, "VPO")["KL AvgR"].text == "–"
+    cell = shown(results, "GEB-π")[title]
+    assert cell.text == "+0.0700"
+    assert cell.interval.endswith(f"by Holm p = {p_value:.3f}")
+    assert shown(results, "VPO")[title].text == shown(results, "f-DPO")[title].text == "–"
 
 
-def test_hard_prompts_show_the_suites_of_the_runs() -> None:
-    row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
+def test_hard_prompts_show_pass_at_16_of_suites() -> None:
+    row = replace(main("f-DPO", setting="Qwen2.5-7B"), experiment="hard", seeds=(0,))
     run = result(row, 0, suite="math500", **{"pass@16": 0.5})
-    config = run.cell.config.model_copy(update={"suites": {"math500": None}})
-    run = replace(run, cell=Cell({}, config))
-    shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
-    assert str(shown["math500"]) == "50.00 (paper: 89.80)"
-    assert str(shown["aime2025"]) == "– (paper: 23.23)"
-    assert str(shown["average"]) == "– (paper: 56.94)", "one of its three is not computed"
-
-
-def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
-    row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
-    run = result(row, 0, suite="math500", **{"pass@16": 0.5})
-    assert run.summary is not None
-    for name, solved in (("aime2025", 0.2), ("olympiadbench", 0.3)):
-        other = result(row, 0, suite=name, **{"pass@16": solved})
-        assert other.summary is not None
-        run.summary.suites |= other.summary.suites
-    shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
-    assert str(shown["average"]) == "33.33 (paper: 56.94)"
-    tested = [paper_table.name for paper_table in paper_tables(findings([row], run))]
-    assert "p-values-qwen2-5-7b" not in tested, "one seed allows no test"
-
-
-def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
-    rows = [main("GEB-π"), Row("responses", MISTRAL, "GEB-π", "KL", "quickstart", seeds=(0,))]
-    runs = [result(row, 0, win_rate=rate) for row, rate in zip(rows, (0.8, 0.7), strict=True)]
-    shown = figures(table(findings(rows, *runs), "responses"), "GEB-π")
-    assert str(shown["KL WR, all"]) == "70.00 (paper: 79.78)"
-    assert str(shown["KL WR, rejected only"]) == "80.00 (paper: 81.00)"
+    cells = shown(findings([row], run), "f-DPO")
+    assert str(cells["math500 pass@16"]) == "50.00 (paper: 89.80)"
+    assert str(cells["aime2025 pass@16"]) == "– (paper: 23.23)"
 
 
 def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
@@ -179,8 +133,8 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
         result(high, 7, tunes=True, mean_reward=0.9),
         result(everywhere, 7, tunes=True, mean_reward=0.1),
     )
-    [(name, figure)] = kappa_figures(findings([low], tuning=tuning)).items()
-    assert name == f"kappa-{MISTRAL.lower().replace('.', '-')}-kl"
+    [(title, figure)] = kappa_figures(findings([low], tuning=tuning)).items()
+    assert title == f"{MISTRAL}, KL"
     [line] = figure.axes[0].lines
     assert figure.axes[0].get_legend_handles_labels()[1] == ["GEB-π"]
     assert list(line.get_xdata()) == [-1, 0]
@@ -189,65 +143,30 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
 
 
 def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_path: Path) -> None:
-    write_report(store, "paper-full", two)
+    document, text = write_report(store, "paper-full", two)
     folder = tmp_path / "store/runs/paper-full"
-    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
-    assert "2 of 2 cells are computed whole, 0 in part; 6 runs are finished" in page
-    assert "geb paper --scale full" in text
-    # Its own tables alone: what is not computed here is not copied from the paper.
-    assert "### Mistral-7B-Instruct-v0.3" in text
-    assert "LLaMA" not in text
-    assert "paper 71.61" in page, "the page has the paper's tables whole"
-    document = json.loads((folder / "report.json").read_text())
-    assert len(document["runs"]) == 6
+    assert document["page"] == str(folder / "report.md")
+    assert (folder / "report.md").read_text() == text
+    assert "2 of 2 cells are computed whole; 6 runs are finished" in text
+    assert f"## {MISTRAL}: main" in text
+    assert len(json.loads((folder / "report.json").read_text())["runs"]) == 6
 
 
-def test_a_copy_of_the_report_has_the_figures_that_it_shows(store: Store, tmp_path: Path) -> None:
+def test_the_report_shows_the_figures_in_its_folder(store: Store, tmp_path: Path) -> None:
     low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
-    written = write_report(store, "paper-full", findings([low], tuning=tuning))
-    written.copy_to(tmp_path / "docs" / "results")
-    text = (tmp_path / "docs/results/report.md").read_text()
-    [shown] = re.findall(r"!\[Figure 3 · .*\]\((.+)\)", text)
-    assert (tmp_path / "docs/results" / shown).read_bytes().startswith(b"\x89PNG")
-
-
-def test_nothing_computed_is_said(store: Store, tmp_path: Path) -> None:
-    write_report(store, "paper-small", findings(paper_rows("small")))
-    page = (tmp_path / "store/runs/paper-small/report.html").read_text()
-    assert "0 of " in page
+    _, text = write_report(store, "paper-full", findings([low], tuning=tuning))
+    file = "kappa-mistral-7b-instruct-v0.3-kl.png"
+    assert f"({file})" in text
+    assert (tmp_path / "store/runs/paper-full" / file).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
     row = main("GEB-π")
     runs = [
-        result(row, seed, win_rate=rate, mean_reward=rate, distinct_1=rate)
+        result(row, seed, win_rate=rate, mean_reward=rate)
         for seed, rate in enumerate([1.0, 0.8, 1.0])
     ]
-    results = findings([row], *runs)
-    shown = figures(table(results, "in-domain"), "GEB-π")
-    assert shown["KL WR"].interval == "[64.65, 100.00]"
-    assert shown["KL AvgR"].interval == "[0.6465, 1.2202]", "a reward is not a share"
-    shown = figures(table(results, "distinct"), "GEB-π")
-    assert shown["KL held-out dist-1"].interval == "[0.6465, 1.0000]"
-
-
-def test_distinct_n_counts_the_last_iteration_s_training_responses(tmp_path: Path) -> None:
-    row = main("GEB-π")
-    run = result(row, 0, distinct_1=0.9)
-    assert run.summary is not None
-    sampled = {
-        "iteration-1/generate/0": "a a a a",
-        "iteration-3/generate/0": "a b",
-        "iteration-3/generate/1": "a c",
-        "iteration-3/evaluate/generate/0": "d d d d",
-    }
-    for step, text in sampled.items():
-        folder = tmp_path / step
-        folder.mkdir(parents=True)
-        write_table(folder / "responses.parquet", RESPONSES, [response("q", 0, text)])
-        run.summary.artifacts[step] = artifact_in(folder)
-    shown = figures(table(findings([row], run), "distinct"), "GEB-π")
-    # Words a, b and c of four; "a b" and "a c" of two.
-    assert [shown[f"KL dist-{n}"].text for n in (1, 2, 3)] == ["0.7500", "1.0000", "–"]
-    assert shown["KL held-out dist-1"].text == "0.9000"
+    cells = shown(findings([row], *runs), "GEB-π")
+    assert cells["WR"].interval.startswith("[64.65, 100.00]")
+    assert cells["AvgR"].interval.startswith("[0.6465, 1.2202]"), "a reward is not a share"

@@ -1,23 +1,19 @@
 """The rehearsal of the paper's table: the presets, with models and data of a hub on loopback."""
 
 import json
-import math
 import sys
 from pathlib import Path
 from subprocess import run
 
-import httpx
 import pytest
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-from benchmarks.rehearsal import NOT_SHOWN
-from benchmarks.rehearsal_server import CHAT_PATH, serve
+from benchmarks.rehearsal import TITLE
+from benchmarks.rehearsal_server import serve
 from tests.flows.loop import ROOT
 
 
-def test_the_hub_serves_repositories_and_the_judge_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_serves_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name in ("models/owner/one/config.json", "datasets/owner/two/data/rows.jsonl"):
         place = tmp_path / "hub" / name
@@ -32,16 +28,6 @@ def test_the_hub_serves_repositories_and_the_judge_answers(
         assert (Path(snapshot) / "config.json").read_text() == "models/owner/one/config.json"
         rows = hf_hub_download("owner/two", "data/rows.jsonl", repo_type="dataset", **cache)
         assert Path(rows).read_text() == "datasets/owner/two/data/rows.jsonl"
-        answers = {}
-        for form in ("Score: <number>", "Verdict: A", "m or M"):
-            request = {"messages": [{"role": "user", "content": f"One line:\n{form}"}]}
-            answer = httpx.post(f"{address}{CHAT_PATH}", json=request | {"logprobs": True}).json()
-            answers[form] = answer["choices"][0]["message"]["content"]
-            tokens = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            assert sum(math.exp(token["logprob"]) for token in tokens) == pytest.approx(1)
-    assert answers["Score: <number>"] in {f"Score: {mark}" for mark in range(4)}
-    assert answers["Verdict: A"] in {"Verdict: A", "Verdict: B", "Verdict: tie"}
-    assert answers["m or M"] in {"m", "M"}
 
 
 @pytest.mark.slow
@@ -75,16 +61,10 @@ def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["failed"] == {}
-    assert document["caution"] == NOT_SHOWN
-    empty = []
-    # For a model that the paper does not name, its table has the paper's figures alone.
-    for table in (table for table in document["tables"] if table["setting"] != "not named"):
+    assert document["title"] == TITLE
+    for table in document["tables"]:
         for title in table["rows"][0]:
-            # What the paper does not print either has no run: SELM under Hellinger.
-            if all(row[title].startswith("–") for row in table["rows"]):
-                empty.append((table["name"], title))
-    assert empty == []
-    page = Path(document["page"])
-    drawn = {path.stem for path in page.parent.glob("*.png")}
+            empty = all(row[title].startswith("–") for row in table["rows"])
+            assert not empty, (table["title"], title)
+    drawn = {path.stem for path in Path(document["page"]).parent.glob("*.png")}
     assert any(name.startswith("kappa") for name in drawn)
-    assert any(name.startswith("log-pi-ref-") for name in drawn)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.report.plots import draw, histogram_figure, svg
+from flows.report.plots import draw, svg
 
 ROWS: list[dict[str, Any]] = [
     {"iteration": 0, "mean_reward": 0.5, "intervals": {"mean_reward": (0.4, 0.55)}},
@@ -39,12 +39,3 @@ def test_several_runs_have_a_line_each_and_a_legend() -> None:
     figure = draw({"first": ROWS, "second $run$": ROWS})["KL to the base, held-out prompts"]
     assert len(figure.axes[0].containers) == 2
     assert "second $run$" in svg(figure)
-
-
-def test_a_histogram_shows_the_share_of_samples_in_each_bin() -> None:
-    figure = histogram_figure("title", {"one": [0.0, 0.0, 1.0, 2.0], "two": [1.0]}, "x")
-    heights = [
-        sorted({round(bar.get_height(), 6) for bar in container})
-        for container in figure.axes[0].containers
-    ]
-    assert heights == [[0.0, 0.25, 0.5], [0.0, 1.0]]
