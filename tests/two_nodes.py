@@ -122,7 +122,7 @@ def _disturb(request: Request, fault: Fault) -> tuple[BaseException | None, int]
 
 
 def _is_under_way(event: Event) -> bool:
-    """True once a training has made starters; with a first checkpoint if it began anew."""
+    """True once a training has made steps; with a first checkpoint if it began anew."""
     return isinstance(event, Metric) and event.step > 6
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import docker
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.states import Cancelling
 
 from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
 from stages.store.base import Store
@@ -30,8 +29,6 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
-from tests.flows.standing import ended
-from tests.flows.test_cancel import running
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
@@ -117,17 +114,3 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
 def client(prefect_server: str) -> Iterator[SyncPrefectClient]:
     with SyncPrefectClient(prefect_server) as client:
         yield client
-
-
-def test_cancelling_in_prefect_ends_the_container(
-    images: None, engine: docker.DockerClient, client: SyncPrefectClient, tmp_path: Path
-) -> None:
-    config = write_config(tmp_path, name="to-cancel-docker", execution={"runner": "docker"})
-    with started("run", config) as process:
-        wait_for_line(process, "sft:", "steps")
-        run = running(client, "to-cancel-docker")
-        client.set_flow_run_state(run.id, Cancelling())
-        output, _ = process.communicate()
-    assert process.returncode == 130, output
-    assert ended(client, run.id).state_name == "Cancelled"
-    assert Docker(engine).left(Store.open(str(tmp_path / "store"))) == []

@@ -34,7 +34,7 @@ _PICTURES = "GEB_PICTURES"
 @contextmanager
 def browser_page() -> Iterator[Page]:
     """A page of a headless Chromium found on the path."""
-    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
     assert path is not None, f"this test needs one of: {', '.join(_BROWSERS)}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))

@@ -17,7 +17,7 @@ from tests.probe_requests import probe_request
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A `geb up` at work, with a server, a worker and a store of its own."""
+    """A `geb up` at work, with a server, a worker and a store."""
     with geb_up(tmp_path_factory.mktemp("up")) as (_, up):
         yield up
 
@@ -45,7 +45,7 @@ def geb_here(
         monkeypatch.setattr(sys, "argv", ["geb", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), " ".join((said.out + said.err).split())
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), " ".join((printed.out + printed.err).split())
 
     return run

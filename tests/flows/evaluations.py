@@ -46,8 +46,8 @@ def _by_prompt(rewards: Rewards, tries: Sequence[int]) -> dict[str, PromptFigure
     summary = SampleSummary(1.0 if tries else None, tries)
     for prompt, given in rewards.items():
         summary._add_scores(prompt, list(given))
-        known = [reward for reward in given if reward is not None]
-        summary._put("mean_log_pi_ref", prompt, [-10 * reward for reward in known])
+        scored = [reward for reward in given if reward is not None]
+        summary._put("mean_log_pi_ref", prompt, [-10 * reward for reward in scored])
         summary._put("mean_response_tokens", prompt, [5.0] * len(given))
     return summary.by_prompt()
 

@@ -1,4 +1,4 @@
-"""The whole loop at small size, as a person runs it: the `geb` command in processes of its own."""
+"""The whole loop at small size, as a person runs it: the `geb` command in other processes."""
 
 import json
 import os
@@ -91,11 +91,11 @@ def geb_json(*arguments: str | Path, **environment: str) -> Any:
 def geb_refused(*arguments: str | Path, **environment: str) -> str:
     """The message of ``geb`` about a person's mistake, in words with one space between them."""
     done = geb(*arguments, **environment)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 64, said
-    assert "Traceback" not in said
-    assert "remedy" in said
-    return said
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 64, message
+    assert "Traceback" not in message
+    assert "remedy" in message
+    return message
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -114,7 +114,7 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """A ``geb`` at work; it is gone afterwards, and so is whatever it started.
 
-    In the foreground it leads a process group, as a terminal's job does.
+    As a terminal's job it leads a process group if it is in the foreground.
     """
     process = subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
@@ -146,27 +146,27 @@ def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
 
 def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The stages' own processes below an orchestrator, without supervisors and fork servers."""
-    found = []
+    children = []
     for child in psutil.Process(process.pid).children(recursive=True):
         command = " ".join(child.cmdline())
         if "-m stages." in command and "-m stages.harness." not in command:
-            found.append(child)
-    return found
+            children.append(child)
+    return children
 
 
 def kill_stage(process: subprocess.Popen[str]) -> None:
     """Kills the one stage that an orchestrator has just started."""
-    while not (found := stage_processes(process)):
+    while not (stages := stage_processes(process)):
         # The supervisor is there before the stage is.
         assert process.poll() is None
-    for stage in found:
+    for stage in stages:
         stage.kill()
 
 
 def kill_amid_a_step(store: Path, command: Sequence[str | Path]) -> None:
     """Kills an orchestrator amid a step of its training; the next one goes on after that step."""
     with started(*command) as process:
-        # The loss is told once a step is done.
+        # The loss is shown once a step is done.
         wait_for_line(process, "iteration-1/train:", "loss")
     with started("resume", "small", "--store", store) as process:
         wait_for_line(process, "going on after step")
@@ -191,10 +191,10 @@ def manifests(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     """Manifest of every finished step's artifact."""
     return {
         name: json.loads(
-            (store / "artifacts" / each["stage"] / each["key"] / "manifest.json").read_text()
+            (store / "artifacts" / step["stage"] / step["key"] / "manifest.json").read_text()
         )
-        for name, each in steps(store, run).items()
-        if each["state"] in ("done", "reused")
+        for name, step in steps(store, run).items()
+        if step["state"] in ("done", "reused")
     }
 
 
@@ -213,12 +213,12 @@ def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
 def result_digests(store: Path | str, run: str = "small", without: str = "") -> dict[str, str]:
     """Digest of every finished step's artifact but one's, telemetry left out."""
     opened = open_store(str(store))
-    found = {}
+    digests_by_step = {}
     for name, step in steps(store, run).items():
         if name != without and step["state"] in ("done", "reused"):
             manifest = opened.manifest(step["stage"], step["key"])
             assert manifest is not None
             files = manifest.files.items()
-            digests = {file: each.sha256 for file, each in files if not each.telemetry}
-            found[name] = json.dumps(digests)
-    return found
+            digests = {file: record.sha256 for file, record in files if not record.telemetry}
+            digests_by_step[name] = json.dumps(digests)
+    return digests_by_step

@@ -8,7 +8,7 @@ class Server:
 
     Args:
         home: Its folder: database and log.
-        environment: Variables beside this process's.
+        environment: Variables added to this process's.
     """
 
     def __init__(self, home: Path, **environment: str) -> None:

@@ -6,7 +6,7 @@ from flows.execution.run_record import RunRecord, StepRecord
 
 
 def recorded(record: RunRecord, step: str, **changes: Any) -> StepRecord:
-    """Saves a step of a run, done but for what the changes say."""
+    """Saves a step of a run, done unless the changes say otherwise."""
     values = {"step": step, "stage": "train", "key": "0" * 64, "key_fields": {}, "state": "done"}
     times = {"started": 1.0, "ended": 2.0}
     saved = StepRecord.model_validate(values | times | changes)

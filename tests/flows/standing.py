@@ -52,8 +52,8 @@ class Up:
     def start(self, deployment: str, **parameters: Any) -> FlowRun:
         """Starts a deployment as the UI's Submit does."""
         with self.client() as client:
-            found = client.read_deployment_by_name(deployment)
-            return client.create_flow_run_from_deployment(found.id, parameters=parameters)
+            deployed = client.read_deployment_by_name(deployment)
+            return client.create_flow_run_from_deployment(deployed.id, parameters=parameters)
 
     def wait(self, run: UUID) -> FlowRun:
         """Waits until a flow run has ended."""
@@ -78,9 +78,9 @@ class Up:
 def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
     """Waits until a flow run has ended, however it ends; the test's time limit bounds it."""
     while True:
-        found = client.read_flow_run(run)
-        if found.state is not None and found.state.is_final():
-            return found
+        flow_run = client.read_flow_run(run)
+        if flow_run.state is not None and flow_run.state.is_final():
+            return flow_run
         time.sleep(_POLL_SECONDS)
 
 

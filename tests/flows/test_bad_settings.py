@@ -1,4 +1,4 @@
-"""Settings of every field as nobody should write them: refused by the field's name."""
+"""Absurd settings of every field: refused by the field's name."""
 
 import json
 import math
@@ -76,7 +76,7 @@ def test_an_absurd_value_is_refused_by_name_or_is_one_of_the_field_s(
             accepted += 1
             assert absurd != NUL
             assert list(unusable(config.model_dump())) == []
-            # What was accepted reads back as it was written.
+            # An accepted value reads back as it was written.
             assert RunConfig.model_validate_json(config.to_json()) == config
             value = value_of(config, name)
             assert not isinstance(value, float) or math.isfinite(value)
@@ -90,7 +90,7 @@ def test_a_setting_below_a_path_is_set() -> None:
         ).execution.kubernetes.volumes
         for name, given in {"/data": ["claim=a", "sub_path=b"], "here": ["claim=a"]}.items()
     }
-    assert {path: each.claim for path, each in volumes["/data"].items()} == {"/data": "a"}
+    assert {path: volume.claim for path, volume in volumes["/data"].items()} == {"/data": "a"}
     assert volumes["/data"]["/data"].sub_path == "b"
     assert list(volumes["here"]) == [str(Path("here").absolute())]
 
@@ -126,9 +126,9 @@ def test_an_iteration_that_the_run_has_not_is_refused(
 def test_a_missing_interpreter_is_found_by_the_plan(tmp_path: Path, interpreter: str) -> None:
     (tmp_path / "python").write_text("not executable")
     place = interpreter.format(file=tmp_path / "python")
-    asked = [f"store={tmp_path / 'store'}", f"execution.interpreters={{evaluate: {place}}}"]
+    overrides = [f"store={tmp_path / 'store'}", f"execution.interpreters={{evaluate: {place}}}"]
     with pytest.raises(UserError, match="no Python interpreter at") as caught:
-        plan(resolve_run(load_config(QUICKSTART, asked)))
+        plan(resolve_run(load_config(QUICKSTART, overrides)))
     assert place in caught.value.message
     assert "execution.interpreters" in caught.value.remedy
 
@@ -178,14 +178,14 @@ def test_a_setting_for_a_stage_that_there_is_not_is_refused(table: str) -> None:
 def test_an_oracle_without_what_it_needs_is_found_by_the_plan(
     tmp_path: Path, oracle: str, missing: str
 ) -> None:
-    asked = [
+    overrides = [
         f"store={tmp_path / 'store'}",
         f"score.oracle={oracle}",
         "inputs.oracle_code=null",
         "inputs.oracle_model=null",
     ]
     with pytest.raises(UserError, match=missing):
-        plan(resolve_run(load_config(QUICKSTART, asked)))
+        plan(resolve_run(load_config(QUICKSTART, overrides)))
     assert not (tmp_path / "store/artifacts").exists()
 
 
@@ -202,18 +202,17 @@ def test_an_oracle_without_what_it_needs_is_found_by_the_plan(
         ({"key_env": "GEB_NOT_SET"}, "{0}.key_env is 'GEB_NOT_SET'.* not set"),
     ],
 )
-@pytest.mark.parametrize("oracle", ["http", "judge"])
-@pytest.mark.parametrize("place", ["score", "suites.extra.score"])
+@pytest.mark.parametrize(("place", "oracle"), [("score", "http"), ("suites.extra.score", "judge")])
 def test_a_server_s_address_and_key_are_looked_at_by_the_plan(
     tmp_path: Path, place: str, oracle: str, settings: dict[str, str], said: str
 ) -> None:
-    own = {"url": "http://host", "model": "m"} | settings
+    section = {"url": "http://host", "model": "m"} | settings
     if oracle == "http":
-        own["identity"] = own.pop("model")
-    asked = [f"store={tmp_path}", f"{place}={json.dumps({'oracle': oracle, oracle: own})}"]
+        section["identity"] = section.pop("model")
+    overrides = [f"store={tmp_path}", f"{place}={json.dumps({'oracle': oracle, oracle: section})}"]
     if place != "score":
-        asked.append(f"suites.extra.prompts={ROOT / 'data/quickstart/prompts.jsonl'}")
+        overrides.append(f"suites.extra.prompts={ROOT / 'data/quickstart/prompts.jsonl'}")
     with pytest.raises(UserError, match=said.format(oracle)) as caught:
-        plan(resolve_run(load_config(QUICKSTART, asked)))
+        plan(resolve_run(load_config(QUICKSTART, overrides)))
     assert place in str(caught.value)
     assert "SECRET" not in f"{caught.value} {caught.value.remedy}"

@@ -46,7 +46,7 @@ def api() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("password", [None, "admin:wrong", "admin"])
-def test_who_does_not_know_the_password_is_told_what_to_set(
+def test_a_client_without_the_password_reads_what_to_set(
     api: str, tmp_path: Path, password: str | None
 ) -> None:
     with (

@@ -38,7 +38,7 @@ def with_oracle(folder: Path, code: str, **changes: Any) -> Path:
 
 
 def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -> list[str]:
-    """Cautions about a configuration with so many prompts."""
+    """Cautions about a configuration with a number of prompts."""
     prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(rows)])
     inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}
     values = {"inputs": inputs, "iterations": 1} | changes
@@ -46,7 +46,7 @@ def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -
     return list(cautions(ResolvedRun(config, every_input(config, unread_input), [])))
 
 
-def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numbers(
+def test_cautions_name_few_steps_small_moves_and_few_test_prompts(
     tmp_path: Path,
 ) -> None:
     [steps, move, prompts] = said_of(tmp_path, 137, prepare={"test_prompts": 16})
@@ -116,7 +116,7 @@ def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path: Path) -> None
         try_own_code(load_config(config))
 
 
-def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
+def test_a_tried_oracle_does_not_get_the_orchestrator_s_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
@@ -140,7 +140,7 @@ OWN_CODE = {
 @pytest.mark.parametrize(
     ("command", "kind"), [("run", "oracle"), *(("plan", kind) for kind in OWN_CODE)]
 )
-def test_code_of_one_s_own_is_refused_before_the_first_stage(
+def test_failing_user_code_is_refused_before_the_first_stage(
     tmp_path: Path, command: str, kind: str
 ) -> None:
     section, field, head = OWN_CODE[kind]
@@ -148,9 +148,9 @@ def test_code_of_one_s_own_is_refused_before_the_first_stage(
     code.write_text(f"{head}    return 1 / 0\n")
     inputs = {f"{kind}_code": str(code)}
     config = write_config(tmp_path, inputs=inputs, **{section: {field: "python"}})
-    said = geb_refused(command, config)
-    assert "was tried before the run" in said
-    assert "ZeroDivisionError: division by zero (line 2 of own.py)" in said
+    refusal = geb_refused(command, config)
+    assert "was tried before the run" in refusal
+    assert "ZeroDivisionError: division by zero (line 2 of own.py)" in refusal
     assert not (tmp_path / "store/artifacts").exists()
 
 
@@ -161,7 +161,7 @@ def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> No
         plan(resolve_run(load_config(write_config(tmp_path, **{section: {field: "python"}}))))
 
 
-def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: Path) -> None:
+def test_the_shipped_objective_is_tried_and_is_in_the_key(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
     try_own_code(config)
     train = next(step for step in resolve_run(config).steps if step.name == "iteration-1/train")
@@ -179,9 +179,7 @@ NEEDS_REFERENCES = f"{SCORE}    return [float(each.strip() == 'right') for each 
 
 
 @pytest.mark.parametrize("of", ["json", "folder", "structs", "columns", "hub"])
-def test_an_oracle_that_needs_references_is_not_refused_for_a_trial_without(
-    tmp_path: Path, of: str
-) -> None:
+def test_a_trial_gives_an_oracle_the_references_that_it_needs(tmp_path: Path, of: str) -> None:
     row = {"prompt": "What?", "reference_answer": "right", "found": {"answer": "right"}}
     folder = tmp_path / "data"
     folder.mkdir()
@@ -204,7 +202,7 @@ def test_an_oracle_that_needs_references_is_not_refused_for_a_trial_without(
             try_own_code(load_config(config))
 
 
-def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path: Path) -> None:
+def test_an_oracle_is_tried_on_a_made_up_prompt_if_none_is_named(tmp_path: Path) -> None:
     code = (
         f"{SCORE}    assert str(prompts[0]).count('A trial prompt.') == 1\n"
         "    return [0.0] * len(responses)\n"
@@ -229,7 +227,7 @@ def test_trial_that_takes_too_long_is_a_warning(
     assert warning == "the oracle was tried before the run, and took more than 0.1 s"
 
 
-def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:
+def test_a_hanging_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:
     sign = tmp_path / "started"
     config = with_oracle(tmp_path, HANGS.format(mark=tmp_path, sign=str(sign)))
     with started("plan", config) as plan:
@@ -242,6 +240,6 @@ def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: 
 
 def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
     oracle = f"{SCORE}    raise ValueError('x' * 5_000_000)\n"
-    said = geb_refused("plan", with_oracle(tmp_path, oracle, score={"oracle": "python"}))
-    assert len(said) < 4500
-    assert "fix the function" in said
+    refusal = geb_refused("plan", with_oracle(tmp_path, oracle, score={"oracle": "python"}))
+    assert len(refusal) < 4500
+    assert "fix the function" in refusal

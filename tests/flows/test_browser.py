@@ -32,9 +32,7 @@ from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
-def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
-    standing: Up, tmp_path: Path
-) -> None:
+def test_a_run_goes_from_the_form_over_a_retry_to_the_report(standing: Up, tmp_path: Path) -> None:
     with browser_page() as page:
         _open_form(page, standing)
         picture(page, "form")
@@ -124,10 +122,10 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
         (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "metrics.json").write_text("{}")
         artifacts[place] = artifact_in(folder)
-    made = {"key": "0" * 64, "stage": "evaluate", "seconds": 1.0, "software": {}}
-    made |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
-    manifest = cast(Manifest, SimpleNamespace(**made))
-    artifacts = {name: Artifact(each.path, manifest) for name, each in artifacts.items()}
+    fields = {"key": "0" * 64, "stage": "evaluate", "seconds": 1.0, "software": {}}
+    fields |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
+    manifest = cast(Manifest, SimpleNamespace(**fields))
+    artifacts = {name: Artifact(artifact.path, manifest) for name, artifact in artifacts.items()}
     rows = [{"iteration": number} for number in (0, 1)]
     summary = Summary("read", config, "store", rows=rows, artifacts=artifacts)
     summary.suites["extra"] = [{"iteration": 1, "mean_reward": 0.5}]

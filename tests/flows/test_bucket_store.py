@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.flows.loop import (
-    geb,
     geb_json,
     geb_ok,
     geb_refused,
@@ -29,7 +28,9 @@ pytestmark = pytest.mark.slow
 
 def snapshots(url: str) -> list[str]:
     """Objects of attempts that did not end."""
-    return [each.decode() for name, each in objects(url).items() if name.endswith("snapshot.json")]
+    return [
+        content.decode() for name, content in objects(url).items() if name.endswith("snapshot.json")
+    ]
 
 
 def use_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -38,7 +39,7 @@ def use_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def states(url: str, run: str = "small") -> dict[str, str]:
-    return {name: each["state"] for name, each in steps(url, run).items()}
+    return {name: step["state"] for name, step in steps(url, run).items()}
 
 
 def test_a_run_goes_on_and_ends_on_other_hosts(
@@ -109,20 +110,3 @@ def _check_secrets(url: str, folder: Path) -> None:
     kept = list(objects(url).values())
     kept += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in data for data in kept)
-
-
-@pytest.mark.release
-def test_two_runs_at_once_on_two_hosts_end_with_the_same_artifacts(
-    finished: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = warm_started(finished)
-    use_host(monkeypatch, tmp_path / "host-a")
-    one = write_config(tmp_path, name="one", model="shared", store=url, inputs=inputs)
-    two = write_config(tmp_path, name="two", model="shared", store=url, inputs=inputs)
-    with started("run", one) as first:
-        use_host(monkeypatch, tmp_path / "host-b")
-        with started("run", two) as second:
-            outputs = [one.communicate()[0] for one in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), "\n".join(outputs)
-    assert result_digests(url, "one") == result_digests(url, "two")
-    assert geb("verify", "--store", url).returncode == 0

@@ -24,16 +24,16 @@ def client(prefect_server: str) -> SyncPrefectClient:
 
 def running(client: SyncPrefectClient, name: str) -> FlowRun:
     """The one flow run of a name that is not over."""
-    found = [
+    runs = [
         run
         for run in client.read_flow_runs()
         if run.name.startswith(name) and run.state is not None and not run.state.is_final()
     ]
-    assert len(found) == 1, found
-    return found[0]
+    assert len(runs) == 1, runs
+    return runs[0]
 
 
-def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_so(
+def test_cancelling_a_terminal_s_run_stops_its_stages(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     config = write_config(tmp_path, name="to-cancel")
@@ -50,11 +50,11 @@ def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_s
     assert "Traceback" not in output
     assert ended(client, run.id).state_name == "Cancelled"
     assert all(gone(pid) for pid in pids)
-    found = steps(tmp_path / "store", "to-cancel")
+    records = steps(tmp_path / "store", "to-cancel")
     # The steps at work, whichever they are by then: on a slow machine none is done yet.
-    assert "cancelled" in {each["state"] for each in found.values()} <= {"cancelled", "done"}
+    assert "cancelled" in {step["state"] for step in records.values()} <= {"cancelled", "done"}
     assert " cancelled after " in output
-    assert "iteration-1/train" not in found
+    assert "iteration-1/train" not in records
 
 
 def test_stages_that_were_still_to_come_are_not_started(

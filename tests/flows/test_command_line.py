@@ -24,34 +24,19 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout.split() == ["promote"], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "remedy"),
-    [
-        (("plan", "x.yaml", "--set", "train.kappa", "1"), "--set NAME=VALUE"),
-        (("train", "x.yaml"), "geb run"),
-        (("report", "x.yaml"), "runs there: "),
-        (("models", "--store", "/dev/null"), "correct --store"),
-    ],
-)
-def test_a_slip_is_told_with_its_remedy(
-    command: tuple[str, ...], remedy: str, finished: Path
-) -> None:
-    assert remedy in geb_refused(*command, GEB_STORE=str(finished.parent / "store"))
-
-
 def test_fields_of_a_section_have_default_and_meaning() -> None:
-    found = geb_json("fields", "train.kappa")
-    assert all(name.startswith("train.kappa") for name in found)
-    assert found["train.kappa"]["default"] is None
+    fields = geb_json("fields", "train.kappa")
+    assert all(name.startswith("train.kappa") for name in fields)
+    assert fields["train.kappa"]["default"] is None
     assert "train.kappa" in geb("fields", "train.kappa").stdout
     assert "train" in geb_refused("fields", "trian")
 
 
 def test_a_field_without_a_default_is_required() -> None:
-    found = geb_json("fields", "execution.kubernetes")
-    claim = found["execution.kubernetes.volumes.NAME.claim"]
+    fields = geb_json("fields", "execution.kubernetes")
+    claim = fields["execution.kubernetes.volumes.NAME.claim"]
     assert claim == claim | {"required": True, "default": None}
-    assert not found["execution.kubernetes.namespace"]["required"]
+    assert not fields["execution.kubernetes.namespace"]["required"]
 
 
 @pytest.mark.parametrize("command", [("fields",), ("fields", "train", "--json")])
@@ -65,16 +50,16 @@ def test_output_for_which_the_disk_has_no_room_is_a_message(command: tuple[str, 
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(tmp_path: Path) -> None:
+def test_a_file_in_a_folder_s_place_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     store = ("--store", tmp_path / "store")
     for command in (("paper", "--dry-run", *store), ("bandit",)):
-        said = geb_refused(*command, "--out", tmp_path / "out")
-        assert "is a file" in said
+        refusal = geb_refused(*command, "--out", tmp_path / "out")
+        assert "is a file" in refusal
     assert not (tmp_path / "store").exists()
 
 
 def test_a_run_has_few_settings() -> None:
     """Each counts once: resources for all stages together, tables by name with their section."""
-    own = [row.name for row in run_rows() if ".NAME." not in row.name]
-    assert len(own) <= 300, f"{len(own)} settings: {' '.join(own)}"
+    names = [row.name for row in run_rows() if ".NAME." not in row.name]
+    assert len(names) <= 300, f"{len(names)} settings: {' '.join(names)}"

@@ -10,7 +10,7 @@ from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-# Parts and suites are no whole configurations, and `cluster` holds deployments.
+# Parts and suites are not whole configurations, and `cluster` holds deployments.
 _OTHERS = ("parts", "suites", "cluster")
 SHIPPED = sorted(
     path

@@ -1,4 +1,4 @@
-"""Lines that a run prints where there is no terminal."""
+"""Lines that a run prints without a terminal."""
 
 import io
 import re
@@ -54,9 +54,9 @@ def as_table(text: str) -> Table:
 def test_what_a_model_says_reaches_the_terminal_as_signs(form: Any) -> None:
     out = io.StringIO()
     TerminalConsole(file=out, force_terminal=True, width=80).print(form(HOSTILE))
-    said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said)
-    assert "52;c;aGk=" in said
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
+    assert "52;c;aGk=" in printed
 
 
 def test_colours_of_a_log_are_left_out() -> None:

@@ -1,24 +1,14 @@
 """Damaged artifacts are noticed before use, and a run repairs itself."""
 
-import os
 from pathlib import Path
 
+from tests.damage import alter, truncate
 from tests.flows.loop import geb, geb_json, geb_ok, result_digests, steps
 
 
 def artifact_of(store: Path, step: str) -> Path:
     record = steps(store)[step]
     return store / "artifacts" / record["stage"] / record["key"]
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def alter(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_every_kind_of_damage_is_repaired_in_one_run(copied: Path, finished: Path) -> None:
@@ -28,8 +18,8 @@ def test_every_kind_of_damage_is_repaired_in_one_run(copied: Path, finished: Pat
     (artifact_of(store, "iteration-1/score/0") / "scores.parquet").unlink()
     (artifact_of(store, "iteration-1/pair") / "manifest.json").write_text("{")
     done = geb_ok("run", copied)
-    for said in ("has changed", "is missing", "bytes, not", "missing or unreadable"):
-        assert said in done.stdout.replace("\n", " ")
+    for reason in ("has changed", "is missing", "bytes, not", "missing or unreadable"):
+        assert reason in done.stdout.replace("\n", " ")
     assert len(list((store / "quarantine").iterdir())) == 4
     assert result_digests(store) == result_digests(finished.parent / "store")
 

@@ -47,8 +47,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     attempt.write_text("{}")
     registry = ModelRegistry(store)
     for name in ("one", "two"):
-        found = checkpoint_artifact(store, name)
-        version = registry.register("tiny", found.ref("checkpoint"), metrics={})
+        checkpoint = checkpoint_artifact(store, name)
+        version = registry.register("tiny", checkpoint.ref("checkpoint"), metrics={})
         registry.set_alias("tiny", "production", version.version)
     return root, artifact.manifest.key
 
@@ -70,17 +70,17 @@ def geb(store: Path, healthy: tuple[Path, str], geb_here: Callable[..., tuple[in
 
 def test_every_command_is_content_with_the_whole_store(geb: Geb) -> None:
     for command in COMMANDS:
-        code, said = geb(command)
-        assert code == 0, (command, said)
+        code, output = geb(command)
+        assert code == 0, (command, output)
 
 
 def test_a_store_that_is_not_there_is_the_persons_mistake(store: Path, geb: Geb) -> None:
     store.rename(store.with_name("elsewhere"))
     for command in COMMANDS:
-        code, said = geb(command)
-        assert code == 64, (command, said)
-        assert f"no store at {store}" in said
-        assert "remedy" in said
+        code, output = geb(command)
+        assert code == 64, (command, output)
+        assert f"no store at {store}" in output
+        assert "remedy" in output
     assert not store.exists()
 
 
@@ -109,22 +109,22 @@ def test_a_damaged_record_is_named_with_its_place_and_the_remedy(
     DAMAGES[damage](path)
     concerned, indifferent = RECORDS[record]
     for command in concerned:
-        code, said = geb(command)
-        assert len(said) < 3000
-        assert code == 64, (command, said)
-        assert "remedy" in said
-        assert str(path) in said or "of format x" in said
+        code, output = geb(command)
+        assert len(output) < 3000
+        assert code == 64, (command, output)
+        assert "remedy" in output
+        assert str(path) in output or "of format x" in output
     for command in indifferent:
-        code, said = geb(command)
-        assert code == 0, (command, said)
+        code, output = geb(command)
+        assert code == 0, (command, output)
 
 
 def test_a_copy_of_a_run_with_a_name_of_no_run_is_left_out(store: Path, geb: Geb) -> None:
     shutil.copytree(store / "runs/nightly", store / "runs/nightly (copy)")
     for command in COMMANDS:
-        code, said = geb(command)
-        assert code == 0, (command, said)
-        assert "(copy)" not in said
+        code, output = geb(command)
+        assert code == 0, (command, output)
+        assert "(copy)" not in output
     assert "runs there: nightly" in geb("status another")[1]
 
 
@@ -135,10 +135,10 @@ def test_a_damaged_manifest_is_found_and_stops_nothing_else(
     [path] = store.glob(f"artifacts/*/{healthy[1]}/manifest.json")
     DAMAGES[damage](path)
     for command in ("verify", "promote tiny:1", "status nightly", "gc"):
-        code, said = geb(command)
+        code, output = geb(command)
         if command in ("verify", "promote tiny:1"):
-            assert code == 1, (command, said)
-            assert "damaged" in said
-            assert path.parent.parent.name in said
+            assert code == 1, (command, output)
+            assert "damaged" in output
+            assert path.parent.parent.name in output
         else:
-            assert code == 0, (command, said)
+            assert code == 0, (command, output)

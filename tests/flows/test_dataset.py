@@ -38,7 +38,7 @@ def test_preferences_take_the_place_of_samples_and_name_the_prompts(
     names = step_names(config)
     assert not [name for name in names if name.startswith(("iteration-1/gen", "iteration-1/sc"))]
     paired = [step for step in resolve_run(config).steps if step.stage == "preferences"]
-    assert [each.name for each in paired] == ["iteration-1/pair", "iteration-2/pair"]
+    assert [step.name for step in paired] == ["iteration-1/pair", "iteration-2/pair"]
     # One tokenizer, the base's: another policy does not make the pairs anew.
     assert inputs(paired[1])["policy"] == inputs(paired[0])["policy"] == ["sft:checkpoint"]
     assert inputs(paired[1])["prompts"] == ["prepare:iteration-2.parquet"]

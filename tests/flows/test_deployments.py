@@ -62,18 +62,18 @@ def deploy(server: str, kind: str, folder: Path) -> dict[str, DeploymentResponse
 def test_every_deployment_is_made_and_is_what_it_says(
     prefect_server: str, kind: str, tmp_path: Path
 ) -> None:
-    found = deploy(prefect_server, kind, tmp_path)
-    for each in found.values():
-        assert (each.work_pool_name, each.work_queue_name) == ("geb", "runs")
-        environment = each.job_variables["env"]
+    deployments = deploy(prefect_server, kind, tmp_path)
+    for deployment in deployments.values():
+        assert (deployment.work_pool_name, deployment.work_queue_name) == ("geb", "runs")
+        environment = deployment.job_variables["env"]
         # A run that sends none is treated as dead.
         assert environment[HEARTBEAT_VARIABLE] == str(HEARTBEAT_SECONDS)
         assert environment["GEB_STORE"] == "/srv/geb/store"
-        assert each.job_variables["working_dir"] == str(tmp_path)
+        assert deployment.job_variables["working_dir"] == str(tmp_path)
         # A variable that was not set would have become nothing.
-        assert "" not in leaves(each.job_variables)
+        assert "" not in leaves(deployment.job_variables)
     for flow in (iterate, evaluate, sweep):
-        parameters = found[f"{flow.name}/{flow.name}"].parameters
+        parameters = deployments[f"{flow.name}/{flow.name}"].parameters
         volumes = "execution.kubernetes.volumes={/srv/geb: {claim: geb}}"
         config = configured("quickstart", parameters["config"] | {"settings": [volumes]})
         assert (config.store, config.execution.runner) == ("/srv/geb/store", kind)
@@ -106,12 +106,12 @@ def test_geb_up_deploys_the_same_file(
 
 
 def test_the_job_of_a_run_on_kubernetes(prefect_server: str, tmp_path: Path) -> None:
-    found = deploy(prefect_server, "kubernetes", tmp_path)
-    variables = found["iterate/iterate"].job_variables
+    deployments = deploy(prefect_server, "kubernetes", tmp_path)
+    variables = deployments["iterate/iterate"].job_variables
     # Prefect has read its settings when it was imported, before there was a server.
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        made = asyncio.run(KubernetesJob.from_template_and_values(JOB_TEMPLATE, variables))
-    job = made.job_manifest["spec"]["template"]["spec"]
+        configuration = asyncio.run(KubernetesJob.from_template_and_values(JOB_TEMPLATE, variables))
+    job = configuration.job_manifest["spec"]["template"]["spec"]
     [container] = job["containers"]
     assert container["image"] == "ghcr.io/me/geb-flows:0.1.0"
     assert job["serviceAccountName"] == "geb"
@@ -129,9 +129,9 @@ def test_the_automation_is_prefect_s_and_as_patient_as_runs_need() -> None:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Every value that is no mapping and no list."""
+    """Every value that is neither a mapping nor a list."""
     if isinstance(value, dict):
-        return [leaf for each in value.values() for leaf in leaves(each)]
+        return [leaf for member in value.values() for leaf in leaves(member)]
     if isinstance(value, list):
         return [leaf for item in value for leaf in leaves(item)]
     return [value]

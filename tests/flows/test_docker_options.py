@@ -66,25 +66,25 @@ def options(request: Request, settings: DockerSettings | None = None, *devices: 
 
 
 def test_gpus_are_asked_for_by_name(store: Store) -> None:
-    [wanted] = options(request_of(store), None, "0", "3")["device_requests"]
-    assert wanted["DeviceIDs"] == ["0", "3"]
-    assert wanted["Capabilities"] == [["gpu"]]
+    [device] = options(request_of(store), None, "0", "3")["device_requests"]
+    assert device["DeviceIDs"] == ["0", "3"]
+    assert device["Capabilities"] == [["gpu"]]
     assert options(request_of(store))["device_requests"] is None
 
 
-def test_a_container_has_no_more_than_it_needs_and_is_found_by_its_labels(store: Store) -> None:
-    wanted = Resources(memory_gib=2, cpus=1.5)
-    request = request_of(store, resources=wanted, run="small", step="iteration-1/pair")
-    found = options(request, DockerSettings(shm_gib=0.125))
-    assert (found["cap_drop"], found["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
-    assert (found["read_only"], found["ipc_mode"]) == (True, "private")
-    assert found["mem_limit"] == found["memswap_limit"] == 2 << 30, "nothing is swapped out"
-    assert (found["nano_cpus"], found["pids_limit"]) == (1_500_000_000, 4096)
-    assert found["shm_size"] == 2**27
-    assert found["stdin_open"] is True, "stdin ends with the orchestrator"
-    assert found["environment"]["GEB_IMAGE"] == "geb-core:0.1.0@sha256:1"
+def test_a_container_has_few_rights_and_is_found_by_its_labels(store: Store) -> None:
+    resources = Resources(memory_gib=2, cpus=1.5)
+    request = request_of(store, resources=resources, run="small", step="iteration-1/pair")
+    chosen = options(request, DockerSettings(shm_gib=0.125))
+    assert (chosen["cap_drop"], chosen["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert (chosen["read_only"], chosen["ipc_mode"]) == (True, "private")
+    assert chosen["mem_limit"] == chosen["memswap_limit"] == 2 << 30, "nothing is swapped out"
+    assert (chosen["nano_cpus"], chosen["pids_limit"]) == (1_500_000_000, 4096)
+    assert chosen["shm_size"] == 2**27
+    assert chosen["stdin_open"] is True, "stdin ends with the orchestrator"
+    assert chosen["environment"]["GEB_IMAGE"] == "geb-core:0.1.0@sha256:1"
     assert modes(request, DockerSettings())[str(store.root)] == "ro"
-    assert found["labels"] == {
+    assert chosen["labels"] == {
         "geb.run": "small",
         "geb.step": "iteration-1/pair",
         "geb.stage": "pair",
@@ -113,7 +113,8 @@ def test_something_of_the_hub_needs_a_network_or_a_cache(store: Store) -> None:
 
 def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
     return {
-        each["Target"]: "ro" if each["ReadOnly"] else "rw" for each in mounts_for(request, settings)
+        mount["Target"]: "ro" if mount["ReadOnly"] else "rw"
+        for mount in mounts_for(request, settings)
     }
 
 
@@ -123,7 +124,7 @@ def test_only_promote_writes_into_the_registry(store: Store) -> None:
     assert modes(request_of(store, PromoteParams()), DockerSettings())[models] == "rw"
 
 
-def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
+def test_inputs_are_mounted_at_their_paths_with_their_links_targets(
     store: Store, tmp_path: Path
 ) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/main"
@@ -137,11 +138,11 @@ def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
         "policy": [FileInput(location=str(snapshot), digest="1")],
         "reference": [FileInput(location=str(inside), digest="2")],
     }
-    found = modes(request_of(store, TrainParams(), inputs=inputs), DockerSettings())
-    assert found[str(snapshot)] == "ro"
-    assert found[str(blobs / "abc")] == "ro"
+    mounted = modes(request_of(store, TrainParams(), inputs=inputs), DockerSettings())
+    assert mounted[str(snapshot)] == "ro"
+    assert mounted[str(blobs / "abc")] == "ro"
     # The store is there as a whole.
-    assert str(inside) not in found
+    assert str(inside) not in mounted
 
 
 def test_the_settings_add_mounts_and_variables(store: Store) -> None:
@@ -150,8 +151,8 @@ def test_the_settings_add_mounts_and_variables(store: Store) -> None:
         environment={"pair": {"TZ": "UTC"}, "train": {"OTHER": "1"}},
     )
     request = request_of(store, resources=Resources(cpus=2.5))
-    found = modes(request, settings)
-    assert (found["/data"], found["/scratch"]) == ("ro", "rw")
+    mounted = modes(request, settings)
+    assert (mounted["/data"], mounted["/scratch"]) == ("ro", "rw")
     environment = environment_for(request, settings)
     assert environment["TZ"] == "UTC"
     assert environment["OMP_NUM_THREADS"] == "2"

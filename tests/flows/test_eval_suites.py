@@ -30,10 +30,10 @@ def test_a_judge_s_suite_through_a_run(
 ) -> None:
     need_eval_environment()
     items = ["two towels", "four pillows", "five cups", "three keys", "two maps", "four lamps"]
-    asked = [f"Please bring {item} to room {n}." for n, item in enumerate(items, 1)]
+    questions = [f"Please bring {item} to room {n}." for n, item in enumerate(items, 1)]
     compared = [
         {"prompt": text, "reference_answer": "Certainly. " * (n + 1)}
-        for n, text in enumerate(asked)
+        for n, text in enumerate(questions)
     ]
     suites = {
         "compared": {
@@ -49,7 +49,7 @@ def test_a_judge_s_suite_through_a_run(
                 },
             },
             "evaluate": {"log_pi_ref": "off", "length_controlled": True},
-            "length_control": str(write_data(tmp_path / "data", asked)),
+            "length_control": str(write_data(tmp_path / "data", questions)),
         },
     }
     config = write_config(
@@ -60,8 +60,8 @@ def test_a_judge_s_suite_through_a_run(
         suites=suites,
         execution={"interpreters": {"eval": str(PYTHON)}},
     )
-    found = geb_json("run", config)["suites"]
-    base, policy = found["compared"]
+    tables = geb_json("run", config)["suites"]
+    base, policy = tables["compared"]
     for row in (base, policy):
         assert 0 <= row["length_controlled_win_rate"] <= 1
     page = (finished.parent / "store/runs/eval-suites/report.html").read_text()

@@ -140,10 +140,10 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
         ("toy", "run"),
     ]
     session = StepExecutor(toy_run)
-    made: dict[str, Artifact] = {}
+    artifacts: dict[str, Artifact] = {}
     for step in resolve_run(toy_run).steps:
-        made[step.name] = session.execute(step, made).artifact
-    assert num_rows(made["iteration-2/toy"].file("first.parquet")) == 3
+        artifacts[step.name] = session.execute(step, artifacts).artifact
+    assert num_rows(artifacts["iteration-2/toy"].file("first.parquet")) == 3
     assert {line.action for line in plan(resolve_run(toy_run))} == {"reuse"}
     # Image, resources and --from follow from the declarations.
     request = ToyPlace.requests[-1]

@@ -88,31 +88,31 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(
             runner.run(probe_request(store), lambda event: None)
 
 
-def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
+def test_prints_of_loading_libraries_go_to_the_first_log_alone(
     store: Store, tmp_path: Path
 ) -> None:
     with (tmp_path / "code/stages/probe/run.py").open("a") as file:
         file.write("\nprint('a library greets')\n")
-    said = []
+    lines = []
     for message in ("one", "two"):
         request = probe_request(store, message=message)
         make_runner(Execution()).run(request, lambda event: None)
         [log] = store.log_path("probe", request.key).glob("*.log")
-        said.append("a library greets" in log.read_text())
-    assert said == [True, False]
+        lines.append("a library greets" in log.read_text())
+    assert lines == [True, False]
 
 
-def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
+def test_a_hanging_start_is_ended_after_the_grace_period(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "SUPERVISOR_SECONDS", 0.0)
-    asked = tmp_path / "asked"
-    os.mkfifo(asked)
-    hanging = write_program(tmp_path / "python", f"echo asked > {asked}\nexec sleep 1000")
+    sign = tmp_path / "asked"
+    os.mkfifo(sign)
+    hanging = write_program(tmp_path / "python", f"echo asked > {sign}\nexec sleep 1000")
     runner = make_runner(Execution(interpreters={"probe": str(hanging)}, grace_seconds=0.1))
     with ThreadPoolExecutor() as pool:
         run = pool.submit(runner.run, probe_request(store), lambda event: None)
-        asked.read_text()
+        sign.read_text()
         runner.stop_all()
         with pytest.raises(StoppedError):
             run.result()

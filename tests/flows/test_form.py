@@ -30,15 +30,15 @@ def form(flow: Flow[..., Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) -> None:
     config = form(flow)["properties"]["config"]
-    found = config["properties"]
-    assert {"kappa", "policy", "iterations", "runner", "settings"} <= found.keys()
-    assert len(found) < 20, "a form that one takes in at a glance"
-    for name, each in found.items():
-        assert each["title"] == name
-        assert each["description"], name
-        assert "default" not in each, name
-        assert each.get("type") != "boolean", f"{name}: the UI's switch has no empty position"
-        assert "$ref" not in str(each), name
+    fields = config["properties"]
+    assert {"kappa", "policy", "iterations", "runner", "settings"} <= fields.keys()
+    assert len(fields) < 20, "a form that one takes in at a glance"
+    for name, field in fields.items():
+        assert field["title"] == name
+        assert field["description"], name
+        assert "default" not in field, name
+        assert field.get("type") != "boolean", f"{name}: the UI's switch has no empty position"
+        assert "$ref" not in str(field), name
 
 
 @pytest.mark.parametrize("name", LONG_NAMES)
@@ -72,7 +72,7 @@ def test_presets_are_the_shipped_configurations_of_runs() -> None:
     assert paper < set(shown["enum"])
 
 
-def test_what_is_filled_in_wins_over_the_preset_and_the_preset_over_defaults() -> None:
+def test_the_form_overrides_the_preset_which_overrides_defaults() -> None:
     config = configured("quickstart", {"train": {"kappa": 0.5, "nll_weight": 0.0}})
     assert (config.train.kappa, config.train.nll_weight, config.train.beta) == (0.5, 0.0, 1.0)
     assert config.train.warmup_ratio == 0.03
@@ -81,11 +81,11 @@ def test_what_is_filled_in_wins_over_the_preset_and_the_preset_over_defaults() -
     )
 
 
-def test_lines_set_what_the_form_does_not_show_and_win_over_what_it_does() -> None:
+def test_lines_of_settings_override_the_form_s_fields() -> None:
     lines = ["train.beta=0.3", "promote.min_win_rate=null", "train.kappa=2"]
-    asked = {"kappa": 0.5, "design": "arctanh", "divergence": "0.5", "settings": lines}
-    jsonschema.validate({"config": asked}, form(iterate))
-    config = configured("quickstart", asked)
+    filled_in = {"kappa": 0.5, "design": "arctanh", "divergence": "0.5", "settings": lines}
+    jsonschema.validate({"config": filled_in}, form(iterate))
+    config = configured("quickstart", filled_in)
     train = config.train
     assert (train.kappa, train.beta, train.design) == (2.0, 0.3, "arctanh")
     assert train.divergence == 0.5
@@ -111,7 +111,7 @@ NOT_SHOWN = [
 
 
 @pytest.mark.parametrize("wrong", [*SHOWN, *NOT_SHOWN], ids=str)
-def test_a_wrong_value_is_refused_by_the_run_and_a_shown_field_s_by_the_form(
+def test_wrong_values_are_refused_by_the_run_or_by_the_form(
     wrong: dict[str, Any],
 ) -> None:
     if wrong in SHOWN:
@@ -123,7 +123,7 @@ def test_a_wrong_value_is_refused_by_the_run_and_a_shown_field_s_by_the_form(
         configured("quickstart", wrong)
 
 
-def test_the_store_is_that_of_the_environment_unless_the_form_names_one(
+def test_the_store_is_the_environment_s_or_the_form_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GEB_STORE", "/srv/store")
@@ -131,7 +131,9 @@ def test_the_store_is_that_of_the_environment_unless_the_form_names_one(
     assert configured("quickstart", {"store": "/other"}).store == "/other"
 
 
-def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_folder_replaces_the_presets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine\nseed: 7\n")
     monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
     assert preset_names() == ["mine"]

@@ -1,4 +1,4 @@
-"""Garbage collection beside runs at work: what is needed by now stays."""
+"""Garbage collection while runs are at work: all that they need stays."""
 
 import json
 from pathlib import Path

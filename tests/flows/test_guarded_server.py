@@ -60,7 +60,7 @@ def test_only_its_own_pages_and_clients_are_served(kind, answer, host, origin, i
     assert is_served or seen[0]["status"] == 403
 
 
-def test_a_transaction_that_reads_first_may_write_whatever_others_do_meanwhile(
+def test_a_transaction_that_reads_first_may_write_while_others_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "create_app", lambda final: _served)
@@ -103,12 +103,12 @@ def api(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_page_of_another_origin_makes_nothing(api: str) -> None:
-    own = api.removesuffix("/api")
+    ui = api.removesuffix("/api")
     for headers in ({"Origin": "http://127.0.0.1:1"}, {"Host": "evil.example"}):
         refused = httpx.post(f"{api}/flows/", json={"name": "evil"}, headers=headers)
         assert refused.status_code == 403
-    assert httpx.get(own, headers={"Origin": own}, follow_redirects=True).is_success
-    assert httpx.post(f"{api}/flows/count", json={}, headers={"Origin": own}).json() == 0
+    assert httpx.get(ui, headers={"Origin": ui}, follow_redirects=True).is_success
+    assert httpx.post(f"{api}/flows/count", json={}, headers={"Origin": ui}).json() == 0
 
 
 @pytest.mark.slow

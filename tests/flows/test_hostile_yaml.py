@@ -1,4 +1,4 @@
-"""Configuration files as nobody should write them: refused with one short message."""
+"""Hostile configuration files: refused with one short message."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
 )
 
-# Each level merges the one below fifteen times, with keys of its own.
+# Each level merges the one below fifteen times, and adds a key.
 _MERGED = "m0: &m0 {k: 1}\n" + "".join(
     f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 15)}], k{level}: 1}}\n"
     for level in range(1, 9)
@@ -31,7 +31,7 @@ _MERGED = "m0: &m0 {k: 1}\n" + "".join(
         ("train: {beta: .nan}\n", ["train.beta", "not NaN"]),
         (b"name: caf\xe9\n", ["is not UTF-8 text", "0xe9"]),
         ("a: " + "[" * 60 + "]" * 60, ["a: no such setting"]),
-        ("a: " + "[" * 900 + "]" * 900, ["is nested too deep"]),
+        ("a: " + "[" * 600 + "]" * 600, ["is nested too deep"]),
         ("x: &a [*a]\n", ["is not valid YAML"]),
         ("x: !!set {a, b}\n", ["is not valid YAML"]),
         (f"# {'x' * 1_000_000}\nseed: 1\n", ["more than 1000000"]),
@@ -59,10 +59,10 @@ def test_it_is_refused_by_name(tmp_path: Path, text: str | bytes, parts: list[st
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as caught:
         load_config(path)
-    said = caught.value.message
-    assert len(said) < 8000
+    message = caught.value.message
+    assert len(message) < 8000
     for part in parts:
-        assert part in said
+        assert part in message
     assert caught.value.remedy
 
 
@@ -99,18 +99,18 @@ def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
 def test_words_are_words_and_truth_values_take_them(tmp_path: Path, word: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"name: {word}\nmodel: truest\ntrain: {{gradient_checkpointing: {word}}}\n")
-    found = load_config(path)
-    assert found.name == word
-    assert found.train.gradient_checkpointing is (word in ("on", "yes"))
+    config = load_config(path)
+    assert config.name == word
+    assert config.train.gradient_checkpointing is (word in ("on", "yes"))
 
 
 def test_off_is_the_setting_of_that_name() -> None:
     settings = ["train.deepspeed.zero_stage=off", "evaluate.log_pi_ref=off"]
-    found = load_settings(None, settings, RunConfig)
-    assert found.train.deepspeed.zero_stage == "off"
-    assert found.evaluate.log_pi_ref == "off"
+    config = load_settings(None, settings, RunConfig)
+    assert config.train.deepspeed.zero_stage == "off"
+    assert config.evaluate.log_pi_ref == "off"
 
 
-def test_plain_values_are_those_of_yaml_1_2() -> None:
+def test_plain_values_are_read_as_yaml_1_2() -> None:
     values = [0.001, 10, 16, "1:30", "2026-11-26", "off"]
     assert parse_yaml("[1e-3, 010, 0x10, 1:30, 2026-11-26, off]", "here") == values

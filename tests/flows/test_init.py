@@ -37,8 +37,8 @@ def test_stages_ask_for_the_gpus_that_this_machine_has(
     monkeypatch.setenv("GEB_GPUS", gpus)
     write_task(tmp_path / "task", "a/b")
     resources = load_config(tmp_path / "task/geb.yaml").resources
-    asked = {getattr(resources, stage).gpus for stage in ("generate", "train", "evaluate")}
-    assert asked == ({1} if gpus else {0})
+    gpu_counts = {getattr(resources, stage).gpus for stage in ("generate", "train", "evaluate")}
+    assert gpu_counts == ({1} if gpus else {0})
 
 
 @pytest.mark.parametrize("name", ["2024", "1e5", "true", "null", "task-" * 30])
@@ -51,7 +51,7 @@ def test_a_folder_s_name_becomes_the_run_s(tmp_path: Path, name: str) -> None:
     assert config.inputs.policy.endswith(place)
 
 
-def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(tmp_path: Path) -> None:
+def test_the_sample_plans_without_warnings_and_its_tests_pass(tmp_path: Path) -> None:
     folder = tmp_path / "desk"
     assert geb("init", folder).returncode == 0
     planned = geb_ok("plan", folder / "geb.yaml")

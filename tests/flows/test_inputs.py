@@ -60,6 +60,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_a_wrong_name_is_told_from_a_hub_that_does_not_answer(place: str, said: str) -> None:
+def test_a_wrong_name_differs_from_a_hub_that_does_not_answer(place: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         resolve(place, "dataset")

@@ -36,14 +36,14 @@ def steps_of(*overrides: str) -> dict[str, Step]:
 @pytest.mark.parametrize("pair_data", PAIR_DATA)
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data: str) -> None:
-    made = steps_of(f"train.reference={reference}", f"pair_data={pair_data}")
+    steps = steps_of(f"train.reference={reference}", f"pair_data={pair_data}")
     for index, policy in enumerate([BASE, *TRAINED[:2]]):
         place = f"iteration-{index + 1}"
-        assert inputs(made[f"{place}/generate/0"]) == {
+        assert inputs(steps[f"{place}/generate/0"]) == {
             "policy": [policy],
             "prompts": [f"prepare:{place}.parquet"],
         }
-        assert inputs(made[f"{place}/train"]) == {
+        assert inputs(steps[f"{place}/train"]) == {
             "policy": [policy],
             "reference": [REFERENCES[reference][index]],
             "pairs": PAIR_DATA[pair_data][index],
@@ -52,38 +52,38 @@ def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data:
 
 @pytest.mark.parametrize("reference", ["previous", "initial"])
 def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference: str) -> None:
-    made = steps_of(f"train.reference={reference}", "train.lora={rank: 2, save: adapter}")
+    steps = steps_of(f"train.reference={reference}", "train.lora={rank: 2, save: adapter}")
     for index in range(3):
         place, before = f"iteration-{index + 1}", TRAINED[:index][-1:]
         policy = {"policy": [BASE]} | ({"adapter": before} if before else {})
         worn = {"reference_adapter": before} if before and reference == "previous" else {}
-        assert inputs(made[f"{place}/generate/0"]) == policy | {
+        assert inputs(steps[f"{place}/generate/0"]) == policy | {
             "prompts": [f"prepare:{place}.parquet"]
         }
-        assert inputs(made[f"{place}/train"]) == policy | worn | {
+        assert inputs(steps[f"{place}/train"]) == policy | worn | {
             "reference": [BASE],
             "pairs": [PAIRS[index]],
         }
-        assert inputs(made[f"{place}/evaluate/generate/0"]) == {
+        assert inputs(steps[f"{place}/evaluate/generate/0"]) == {
             "policy": [BASE],
             "adapter": [TRAINED[index]],
             "prompts": ["prepare:test.parquet"],
         }
-        assert inputs(made[f"{place}/promote"])["checkpoint"] == [TRAINED[index]]
+        assert inputs(steps[f"{place}/promote"])["checkpoint"] == [TRAINED[index]]
 
 
 def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path: Path) -> None:
     policy = make_tiny_llama(tmp_path / "policy")
     [given] = steps_of(f"inputs.policy={policy}")["sft"].inputs["policy"]
     assert not isinstance(given, Output)
-    made = steps_of(f"inputs.policy={policy}", "inputs.warm_start=null")
-    assert "sft" not in made
-    [given] = made["base/generate/0"].inputs["policy"]
+    steps = steps_of(f"inputs.policy={policy}", "inputs.warm_start=null")
+    assert "sft" not in steps
+    [given] = steps["base/generate/0"].inputs["policy"]
     assert not isinstance(given, Output)
-    assert made["iteration-1/generate/0"].inputs["policy"] == [given]
-    assert made["iteration-1/train"].inputs["policy"] == [given]
-    assert made["iteration-1/train"].inputs["reference"] == [given]
-    assert inputs(made["iteration-2/train"])["policy"] == TRAINED[:1]
+    assert steps["iteration-1/generate/0"].inputs["policy"] == [given]
+    assert steps["iteration-1/train"].inputs["policy"] == [given]
+    assert steps["iteration-1/train"].inputs["reference"] == [given]
+    assert inputs(steps["iteration-2/train"])["policy"] == TRAINED[:1]
 
 
 def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
@@ -94,12 +94,12 @@ def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
         assert three[name] == five[name], name
 
 
-def test_each_shard_is_told_its_place() -> None:
-    made = steps_of("generate.num_shards=2")
-    params = [made[f"iteration-1/generate/{shard}"].params.model_dump() for shard in (0, 1)]
+def test_each_shard_gets_its_place() -> None:
+    steps = steps_of("generate.num_shards=2")
+    params = [steps[f"iteration-1/generate/{shard}"].params.model_dump() for shard in (0, 1)]
     assert [(param["shard_index"], param["num_shards"]) for param in params] == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(("override", "name"), [("name=nightly", "nightly"), ("model=m", "m")])
-def test_checkpoints_are_registered_under_the_model_s_name_or_the_run_s(override, name) -> None:
+def test_checkpoints_have_the_model_s_name_or_the_run_s(override, name) -> None:
     assert steps_of(override)["iteration-2/promote"].params.model_dump()["model_name"] == name

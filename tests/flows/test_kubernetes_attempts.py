@@ -46,7 +46,7 @@ class Pods:
 
     Args:
         ended: Name and exit code of a pod that has ended.
-        later: That of another one, which ends when those that look have looked once.
+        later: Another one's, which ends when each watcher has looked once.
     """
 
     server = "here"
@@ -115,10 +115,10 @@ class Views(Pods):
 
 def deleted(name: str, code: int | None = 143, *, ready: str = "True") -> dict[str, Any]:
     """A deleted pod that has ended with an exit code, or not yet."""
-    made = pod(name, code)
-    made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    made["status"]["conditions"] = [{"type": "Ready", "status": ready}]
-    return made
+    manifest = pod(name, code)
+    manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    manifest["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+    return manifest
 
 
 def gated(name: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def follow_views(request: Request, *views: list[dict[str, Any]]) -> Ending:
         return work_of(request, Views(*views), pending_seconds=0.005).follow()
 
 
-def test_time_in_a_queue_is_not_time_in_which_pods_should_have_started(request_: Request) -> None:
+def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_: Request) -> None:
     queued = [gated("geb-x-0"), gated("geb-x-1")]
     ended = [pod("geb-x-0", 0), pod("geb-x-1", 0)]
     assert follow_views(request_, queued, queued, ended) == Ending("exited", 0)

@@ -15,7 +15,7 @@ from flows.runners.kubernetes.diagnosis import (
     refused,
     why_taken,
 )
-from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
+from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources, make_request
 from stages.train.params import TrainParams
@@ -106,11 +106,11 @@ def test_warnings_tell_why_a_pod_does_not_start() -> None:
         ),
     ],
 )
-def test_how_a_pod_ended_is_told_apart(state: dict[str, Any], kind: str, said: str) -> None:
-    found = ending_of(state)
-    assert found is not None
-    assert found.kind == kind
-    assert said in found.message
+def test_each_end_of_a_pod_has_its_meaning(state: dict[str, Any], kind: str, said: str) -> None:
+    ending = ending_of(state)
+    assert ending is not None
+    assert ending.kind == kind
+    assert said in ending.message
 
 
 def test_a_pod_at_work_has_not_ended() -> None:
@@ -167,10 +167,6 @@ def test_a_mistake_comes_before_everything(stopped: bool) -> None:
     assert error.remedy == "use 8"
 
 
-def test_what_the_run_ended_itself_is_stopped() -> None:
-    assert isinstance(error_of(Ending("exited", 143), stopped=True), StoppedError)
-
-
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
@@ -179,6 +175,7 @@ def test_what_the_run_ended_itself_is_stopped() -> None:
         (403, 'pods is forbidden: User "x" cannot create resource "pods"', UserError),
         (422, "spec.x: Invalid value", UserError),
         (429, "too many requests", StageFailedError),
+        (500, "etcd is gone", StageFailedError),
     ],
 )
 def test_a_refused_pod_passes_on_what_the_cluster_says(
@@ -187,7 +184,3 @@ def test_a_refused_pod_passes_on_what_the_cluster_says(
     error = refused(status, message, "train")
     assert type(error) is kind
     assert f"train: the cluster refuses the pod: {message}" in str(error)
-
-
-def test_an_api_server_in_trouble_is_tried_again() -> None:
-    assert type(refused(500, "etcd is gone", "train")) is StageFailedError

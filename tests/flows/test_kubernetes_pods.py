@@ -31,7 +31,7 @@ def attempt_at(
     request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any
 ) -> Attempt:
     values = {"image": "geb-core:1", "volumes": {request.store: {"claim": "store"}}} | settings
-    # Where the inputs of these requests are, which are nobody's.
+    # The folder of these requests' inputs, which do not exist.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
     execution = Execution(
         kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
@@ -42,17 +42,17 @@ def attempt_at(
 
 
 def pod(request: Request, **settings: Any) -> Any:
-    [made] = pods(request, **settings)
-    return made
+    [manifest] = pods(request, **settings)
+    return manifest
 
 
 def container(request: Request, **settings: Any) -> Any:
-    [made] = pod(request, **settings)["spec"]["containers"]
-    return made
+    [first] = pod(request, **settings)["spec"]["containers"]
+    return first
 
 
 def environment(request: Request, **settings: Any) -> dict[str, Any]:
-    return {each["name"]: each for each in container(request, **settings)["env"]}
+    return {variable["name"]: variable for variable in container(request, **settings)["env"]}
 
 
 # Everything that a person may set of a pod, each to something.
@@ -92,22 +92,22 @@ def is_restricted(spec: dict[str, Any]) -> bool:
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for volume in spec["volumes"]:
         assert set(volume) - {"name"} <= ALLOWED_VOLUMES
-    for each in spec["containers"]:
-        context = each["securityContext"]
+    for container_ in spec["containers"]:
+        context = container_["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["readOnlyRootFilesystem"] is True
         assert not context.get("privileged")
-        assert "ports" not in each
+        assert "ports" not in container_
     return True
 
 
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["defaults", "everything set"])
 def test_every_pod_holds_to_restricted(store: Store, settings: dict[str, Any]) -> None:
     resources = Resources(gpus=1, cpus=2, memory_gib=4, timeout_seconds=60)
-    for made in pods(request_of(store, resources=resources), **settings):
-        assert is_restricted(made["spec"])
-        assert made["spec"]["automountServiceAccountToken"] is False
+    for manifest in pods(request_of(store, resources=resources), **settings):
+        assert is_restricted(manifest["spec"])
+        assert manifest["spec"]["automountServiceAccountToken"] is False
 
 
 def test_everything_is_what_may_be_set_of_a_pod() -> None:
@@ -116,13 +116,13 @@ def test_everything_is_what_may_be_set_of_a_pod() -> None:
     assert set(ClaimMount.model_fields) == {"claim", "sub_path", "writable"}, "no path of the host"
 
 
-def test_the_pod_of_a_run_holds_to_restricted_and_takes_secrets_by_reference() -> None:
+def test_a_pod_is_restricted_and_takes_secrets_by_reference() -> None:
     spec = yaml.safe_load((CLUSTER / "run.yaml").read_text())["spec"]["template"]["spec"]
     assert is_restricted(spec)
     assert spec["serviceAccountName"] == "geb"
     [container] = spec["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "geb", "optional": True}}]
-    assert {each["name"] for each in container["env"]} == {"HOME"}
+    assert {variable["name"] for variable in container["env"]} == {"HOME"}
 
 
 @pytest.mark.parametrize("field", ["securityContext", "hostNetwork", "initContainers", "volumes"])
@@ -146,12 +146,12 @@ def test_resources_are_limits_and_requests(store: Store) -> None:
     assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
 
 
-def test_a_stage_has_its_own_settings_over_those_of_all(store: Store) -> None:
-    own = {
+def test_a_stage_s_settings_override_the_general_ones(store: Store) -> None:
+    of_stage = {
         "spec": {"nodeSelector": {"pool": "big"}},
         "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
     }
-    settings = EVERYTHING | {"stages": {"train": own}}
+    settings = EVERYTHING | {"stages": {"train": of_stage}}
     train = pod(request_of(store, TrainParams()), **settings)
     pair = pod(request_of(store), **settings)
     assert train["spec"]["nodeSelector"] == {"pool": "big"}
@@ -168,39 +168,39 @@ def test_secrets_are_named_and_their_values_nowhere(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "hidden-value")
-    made = environment(request_of(store), secrets={"TOKEN": "hub/token"})
-    assert made["TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    variables = environment(request_of(store), secrets={"TOKEN": "hub/token"})
+    assert variables["TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert "hidden-value" not in json.dumps(pods(request_of(store)))
 
 
 def mounts(request: Request, **settings: Any) -> dict[str, Any]:
-    return {each["mountPath"]: each for each in container(request, **settings)["volumeMounts"]}
+    return {mount["mountPath"]: mount for mount in container(request, **settings)["volumeMounts"]}
 
 
-def test_a_stage_writes_its_own_folders_of_the_store_and_nothing_else(store: Store) -> None:
+def test_a_stage_may_write_only_its_folders_of_the_store(store: Store) -> None:
     request = request_of(store)
-    found = mounts(request)
-    assert found[request.store]["readOnly"] is True
-    artifacts = found[f"{request.store}/artifacts/pair"]
+    mounted = mounts(request)
+    assert mounted[request.store]["readOnly"] is True
+    artifacts = mounted[f"{request.store}/artifacts/pair"]
     assert (artifacts["readOnly"], artifacts["subPath"]) == (False, "artifacts/pair")
-    assert f"{request.store}/models" not in found
+    assert f"{request.store}/models" not in mounted
     assert f"{request.store}/models" in mounts(request_of(store, PromoteParams()))
 
 
 def test_a_claim_may_hold_the_store_in_a_folder(store: Store) -> None:
     request = request_of(store)
     parent = str(store.root.parent)
-    found = mounts(request, volumes={parent: {"claim": "shared", "sub_path": "team/geb"}})
-    assert found[parent]["subPath"] == "team/geb"
+    mounted = mounts(request, volumes={parent: {"claim": "shared", "sub_path": "team/geb"}})
+    assert mounted[parent]["subPath"] == "team/geb"
     work = f"work/pair/{request.key}"
-    assert found[f"{request.store}/{work}"]["subPath"] == f"team/geb/store/{work}"
+    assert mounted[f"{request.store}/{work}"]["subPath"] == f"team/geb/store/{work}"
 
 
 def test_a_volume_inside_another_comes_after_it(store: Store) -> None:
     request = request_of(store)
     outer, inner = str(store.root.parent), request.store
-    found = list(mounts(request, volumes={inner: {"claim": "b"}, outer: {"claim": "a"}}))
-    assert found.index(outer) < found.index(inner) < found.index(f"{inner}/artifacts/pair")
+    places = list(mounts(request, volumes={inner: {"claim": "b"}, outer: {"claim": "a"}}))
+    assert places.index(outer) < places.index(inner) < places.index(f"{inner}/artifacts/pair")
 
 
 def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
@@ -213,7 +213,7 @@ def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
-def test_with_a_store_in_a_bucket_pods_that_do_not_see_its_cache_fetch_by_themselves(
+def test_pods_without_the_bucket_s_cache_fetch_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, covered: bool
 ) -> None:
     monkeypatch.setenv("GEB_CACHE", place)
@@ -224,22 +224,24 @@ def test_with_a_store_in_a_bucket_pods_that_do_not_see_its_cache_fetch_by_themse
     assert not execution.stages_fetch("/srv/store")
 
 
-def test_a_pod_that_fetches_has_room_of_its_own_and_no_folder_of_the_store(store: Store) -> None:
+def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store: Store) -> None:
     request = request_of(store)
     execution = Execution(kubernetes=KubernetesSettings(image="geb-core:1"), sync_seconds=7)
     url = "s3://bucket/prefix/logs/pair/key/request-1.json"
-    [made] = pods_for(Attempt(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here"))
-    assert is_restricted(made["spec"])
-    assert {each["name"] for each in made["spec"]["volumes"]} == {"cache", "tmp", "shm"}
-    [container] = made["spec"]["containers"]
-    variables = {each["name"]: each.get("value") for each in container["env"]}
+    [manifest] = pods_for(
+        Attempt(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here")
+    )
+    assert is_restricted(manifest["spec"])
+    assert {volume["name"] for volume in manifest["spec"]["volumes"]} == {"cache", "tmp", "shm"}
+    [container] = manifest["spec"]["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     cache = variables["GEB_CACHE"]
     assert {"name": "cache", "mountPath": cache} in container["volumeMounts"]
     assert variables["GEB_SYNC_SECONDS"] == "7.0"
     command = container["command"]
     assert command[-3:] == ["-m", "stages.pair", url]
     assert command[command.index("--sign") + 1] == f"{cache}/orchestrators/pair/{request.key}"
-    assert str(store.root) not in json.dumps(made["spec"])
+    assert str(store.root) not in json.dumps(manifest["spec"])
 
 
 def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
@@ -249,8 +251,8 @@ def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
     work = str(store.work_path("train", request.key))
     assert command[-3:] == ["-m", "stages.training.node", work]
     assert "stages.train" in first["spec"]["containers"][0]["command"]
-    for made in (first, second):
-        [term] = made["spec"]["affinity"]["podAntiAffinity"][
+    for manifest in (first, second):
+        [term] = manifest["spec"]["affinity"]["podAntiAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         assert term["topologyKey"] == "kubernetes.io/hostname"
@@ -266,8 +268,8 @@ def test_the_supervisor_watches_for_a_sign_or_does_not(
 
 def test_names_and_labels_are_what_the_api_takes(store: Store) -> None:
     request = request_of(store, run="A run_with.all" * 7, step="iteration-2/generate/0")
-    made = pod(request)["metadata"]
-    assert len(made["name"]) <= 63
-    assert made["name"] == made["name"].lower()
-    assert all(len(value) <= 63 for value in made["labels"].values())
-    assert made["annotations"]["geb/full-key"] == request.key
+    metadata = pod(request)["metadata"]
+    assert len(metadata["name"]) <= 63
+    assert metadata["name"] == metadata["name"].lower()
+    assert all(len(value) <= 63 for value in metadata["labels"].values())
+    assert metadata["annotations"]["geb/full-key"] == request.key

@@ -41,14 +41,12 @@ def test_a_run_that_is_complete_is_shown_again_without_prefect(
     assert steps(finished.parent / "store") == before
     page = (finished.parent / "store/runs/small/report.html").read_text()
     assert page.count("<svg") == 1, "mean reward: other figures have one iteration"
-    told = httpx.get(f"{prefect_server}/artifacts/small-report/latest").json()["data"]
-    assert told.count("](data:image/png;base64,") == page.count("<svg")
-    assert told.index("| win rate |") < told.index("![Mean reward")
+    data = httpx.get(f"{prefect_server}/artifacts/small-report/latest").json()["data"]
+    assert data.count("](data:image/png;base64,") == page.count("<svg")
+    assert data.index("| win rate |") < data.index("![Mean reward")
 
 
-def test_the_steps_that_another_run_has_done_are_cached_and_prefect_shows_it(
-    copied: Path, prefect_server: str
-) -> None:
+def test_prefect_shows_another_run_s_steps_as_cached(copied: Path, prefect_server: str) -> None:
     before = steps(copied.parent / "store")
     geb_ok("run", copied, "--set", "name=second")
     after = steps(copied.parent / "store", "second")
@@ -77,9 +75,9 @@ def test_what_changes_the_result_is_computed_again_and_all_after_it(
     finished: Path, change: str, first_step: str, why: str | None
 ) -> None:
     lines = plan(finished, "--set", change)
-    changed = [name for name, each in lines.items() if each["action"] == "run"]
+    changed = [name for name, line in lines.items() if line["action"] == "run"]
     if why is None:
-        # Evaluation samples at a temperature of its own.
+        # Evaluation samples at another temperature.
         assert changed[0] == "iteration-1/generate/0"
         assert "params.temperature 1.0 → 0.9" in lines[changed[0]]["because"]
     else:
@@ -140,7 +138,7 @@ def test_compute_again_on_purpose(copied: Path) -> None:
     assert lines["iteration-1/train"]["because"] == "asked to compute it again"
     store = copied.parent / "store"
     geb_ok("resume", "small", "--store", store, "--from", "train", "--iteration", "1")
-    states = {name: each["state"] for name, each in steps(store).items()}
+    states = {name: step["state"] for name, step in steps(store).items()}
     assert states["iteration-1/pair"] == "reused"
     assert states["iteration-1/train"] == "done"
 

@@ -93,31 +93,34 @@ def place(tmp_path: Path) -> Path:
         ("plan @/shadow", ["shadow is not a configuration file", "ends in .yaml"]),
         ("run mine --store @/store", ["`geb resume mine` goes on"]),
         ("report mine.yaml --store @/store", ["name the run, not its file"]),
+        ("plan x.yaml --set train.kappa 1", ["--set NAME=VALUE"]),
+        ("train x.yaml", ["geb run"]),
+        ("models --store /dev/null", ["correct --store"]),
         ("resume nope --store @/store", ["no run 'nope'", "runs there: mine"]),
     ],
 )
 def test_a_mistake_is_refused_before_anything_starts(
     place: Path, command: str, parts: list[str]
 ) -> None:
-    told = geb_refused(*command.replace("@", str(place)).split())
+    refusal = geb_refused(*command.replace("@", str(place)).split())
     for part in parts:
-        assert part.replace("@", str(place)) in told
-    assert "salt" not in told
+        assert part.replace("@", str(place)) in refusal
+    assert "salt" not in refusal
     assert not (place / "store" / "artifacts").exists()
     assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
-def test_a_hub_that_does_not_answer_is_no_mistake_and_named(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path: Path) -> None:
     config = ROOT / "configs/paper/llama3-geb-p-kl.yaml"
     done = geb(
         *("plan", config, "--set", f"store={tmp_path / 'store'}"),
         HF_ENDPOINT="http://127.0.0.1:9",
         HF_HUB_OFFLINE="0",
     )
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 1, said
-    assert "cannot ask the hub for the revision of RLHFlow/LLaMA3-SFT" in said
-    assert "Traceback" not in said
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 1, message
+    assert "cannot ask the hub for the revision of RLHFlow/LLaMA3-SFT" in message
+    assert "Traceback" not in message
 
 
 def test_a_place_that_takes_no_folder_is_not_called_full(tmp_path: Path) -> None:
@@ -151,9 +154,9 @@ def test_a_policy_that_lacks_files_is_refused_before_anything_starts(
     for path in policy.glob(name):
         path.unlink()
     inputs = {"policy": str(policy), "warm_start": None}
-    told = geb_refused("run", write_config(tmp_path, inputs=inputs))
-    assert "inputs.policy: " in told
-    assert said in told
+    refusal = geb_refused("run", write_config(tmp_path, inputs=inputs))
+    assert "inputs.policy: " in refusal
+    assert said in refusal
     assert not (tmp_path / "store" / "artifacts").exists()
 
 
@@ -209,9 +212,9 @@ def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> N
     hint = "run the same command again, or geb resume"
     done = geb("run", config)
     assert done.returncode == 64
-    told = " ".join((done.stdout + done.stderr).split())
+    output = " ".join((done.stdout + done.stderr).split())
     for part in ("make a tie", hint, "remedy"):
-        assert part in told
+        assert part in output
     store = tmp_path / "store"
     assert list(store.glob("artifacts/*/.scratch-*")) == []
     assert "failed" in {step["state"] for step in steps(store).values()}
@@ -229,9 +232,9 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(
     try:
         inputs = warm_started(finished)
         config = write_config(tmp_path, inputs=inputs, store=str(disk / "store"))
-        told = geb_refused("run", config)
-        assert "no space left" in told
-        assert str(disk) in told
+        refusal = geb_refused("run", config)
+        assert "no space left" in refusal
+        assert str(disk) in refusal
         assert list((disk / "store").glob("artifacts/*/.scratch-*")) == []
         assert geb("verify", "--store", disk / "store").returncode == 0
     finally:

@@ -95,15 +95,15 @@ def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
         raise error
 
     monkeypatch.setattr(cli, "app", app)
-    code, said = geb_here()
+    code, output = geb_here()
     assert code == 1
-    assert "the Prefect server does not answer: " in said
-    assert "All connection attempts failed" in said
-    assert "PREFECT_API_URL" in said
-    assert "Traceback" not in said
+    assert "the Prefect server does not answer: " in output
+    assert "All connection attempts failed" in output
+    assert "PREFECT_API_URL" in output
+    assert "Traceback" not in output
 
 
-def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
+def test_a_signal_that_a_library_wrapped_still_ends_a_command(
     monkeypatch: pytest.MonkeyPatch, geb_here: Callable[..., tuple[int, str]]
 ) -> None:
     """SIGTERM while Prefect is being loaded, which serialises its settings."""
@@ -116,21 +116,21 @@ def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
     app = typer.Typer()
     app.command()(lambda: Settings().model_dump() and None)
     monkeypatch.setattr(cli, "app", app)
-    code, said = geb_here()
+    code, output = geb_here()
     assert code == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 def test_a_stage_goes_on_while_the_server_does_not_answer(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gets the latest alone of what it says meanwhile."""
-    asked, answered, last = threading.Event(), threading.Event(), threading.Event()
+    called, answered, last = threading.Event(), threading.Event(), threading.Event()
     sent: list[str] = []
 
     def create(percent: float, *, description: str, **_: object) -> str:
         assert threading.current_thread() is not threading.main_thread()
-        asked.set()
+        called.set()
         answered.wait()
         sent.append(description)
         return "an id"
@@ -144,7 +144,7 @@ def test_a_stage_goes_on_while_the_server_does_not_answer(
     monkeypatch.setattr(prefect_progress, "update_progress_artifact", update)
     with disable_run_logger(), PrefectProgress("run", "step") as progress:
         progress.stage_event(request_, Progress(done=1, total=9, unit="steps"))
-        asked.wait()
+        called.wait()
         for done in range(2, 10):
             progress.stage_event(request_, Progress(done=done, total=9, unit="steps"))
     # The stage is over, and the server has not answered yet.

@@ -75,11 +75,11 @@ def test_the_server_is_started_again_and_the_run_ends_well(
     with started("run", path) as process:
         wait_for_line(process, "iteration-1/train: 1/2 steps")
         os.kill(server_of(psutil.Process(process.pid)).pid, signal.SIGKILL)
-        said = wait_for_line(process, "starting it again")
+        line = wait_for_line(process, "starting it again")
         (tmp_path / "go").touch()
         output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert (tmp_path / "store/runs/served") in Path(said.split("output: ")[1].split(")")[0]).parents
+    assert (tmp_path / "store/runs/served") in Path(line.split("output: ")[1].split(")")[0]).parents
     assert "Traceback" not in output
     assert {step["state"] for step in steps(tmp_path / "store", "served").values()} <= {
         "done",

@@ -60,9 +60,7 @@ def test_paths_of_the_command_line_start_in_the_present_folder(
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_the_store_is_named_alike_for_what_starts_runs_and_for_what_reads_them(
-    tmp_path: Path, how: str
-) -> None:
+def test_commands_that_start_and_read_runs_name_the_store_alike(tmp_path: Path, how: str) -> None:
     config = write_config(tmp_path)
     other = tmp_path / "other"
     flag, variable = {
@@ -124,5 +122,5 @@ def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path
     kept.parent.mkdir()
     kept.write_text("geb:secret")
     up = Standing(pid=1, ui="u", api="http://a", store="s", password_file=str(kept))
-    said = run_program("bash", "-c", f'{up.exports}; echo "$PREFECT_API_AUTH_STRING"')
-    assert said.stdout == "geb:secret\n"
+    shown = run_program("bash", "-c", f'{up.exports}; echo "$PREFECT_API_AUTH_STRING"')
+    assert shown.stdout == "geb:secret\n"

@@ -20,11 +20,11 @@ class Postgres:
     """A PostgreSQL server of the test's own on loopback."""
 
     def __init__(self) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+        folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
         beside = shutil.which("initdb")
-        if not found and beside is None:
+        if not folders and beside is None:
             lacking("PostgreSQL is not installed")
-        self._bin = found[-1] if found else Path(str(beside)).parent
+        self._bin = folders[-1] if folders else Path(str(beside)).parent
         # It refuses to run as root, and its user must be able to reach its folder.
         self._user = "postgres" if getpass.getuser() == "root" else getpass.getuser()
         self._folder = Path(tempfile.mkdtemp(prefix="geb-postgres-"))
@@ -66,7 +66,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_geb_up_keeps_its_server_s_data_in_the_database_that_prefect_s_variable_names(
+def test_geb_up_uses_the_database_that_prefect_s_variable_names(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variable = "PREFECT_SERVER_DATABASE_CONNECTION_URL"

@@ -48,7 +48,7 @@ class Preempting(Runner):
 
 
 class Heard(Observer):
-    """States of a step, in order, and when each was told."""
+    """States of a step, in order, and the times of their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -91,7 +91,7 @@ def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeCo
     assert heard.calls == [*("started", "preempted") * 3, "started", "done"]
 
 
-def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(
+def test_without_another_checkpoint_restarts_are_limited(
     config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_executor, "_MOST_PREEMPTIONS", 3)
@@ -113,7 +113,7 @@ def test_the_pause_doubles_while_no_checkpoint_comes(
     assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=True))
 
 
-def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it_again(
+def test_a_stopped_run_does_not_restart_a_preempted_step(
     config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 3600.0)

@@ -30,11 +30,11 @@ def answer_of(folder: Path) -> str:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert not hasattr(model.config, "quantization_config")
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    asked = tokenizer.apply_chat_template(
+    prompt = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    answer = model.generate(**asked, do_sample=False, max_new_tokens=12)[0]
-    return tokenizer.decode(answer[asked["input_ids"].shape[1] :], skip_special_tokens=True)
+    answer = model.generate(**prompt, do_sample=False, max_new_tokens=12)[0]
+    return tokenizer.decode(answer[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
         "train.global_batch_pairs": "4",
         "pair.ties": "keep",
     }
-    geb_ok("run", str(CONFIG), *(f"--set={name}={each}" for name, each in sizes.items()))
+    geb_ok("run", str(CONFIG), *(f"--set={name}={size}" for name, size in sizes.items()))
     (trained,) = (tmp_path / "store" / "artifacts" / "train").glob("*/checkpoint")
     steps = [
         json.loads(line) for line in (trained.parent / "metrics.jsonl").read_text().splitlines()

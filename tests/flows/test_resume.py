@@ -27,10 +27,10 @@ from tests.flows.probes import gone
 
 pytestmark = pytest.mark.slow
 
-# Stages with a start of their own: as forks the short ones end before a strike reaches them.
+# Stages that are started, not forked: forks of short ones end before a strike reaches them.
 STARTED = {"fork_server": False}
-# Where to strike: the step, and what its output says when it is at work. The warm start has a test
-# of its own: it runs beside `prepare`, so that neither always comes first.
+# Where to strike: the step, and what its output says when it is at work. The warm start has another
+# test: it runs at the same time as `prepare`, so that neither always comes first.
 STRIKES = [
     ("prepare", "rows"),
     ("iteration-1/generate/0", "responses"),
@@ -44,7 +44,7 @@ STRIKES = [
 
 def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) -> None:
     """SIGKILL; the stage must end by itself, and the status says that it crashed."""
-    pids = [each.pid for each in stage_processes(process)]
+    pids = [stage.pid for stage in stage_processes(process)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert all(gone(pid) for pid in pids)
@@ -64,7 +64,7 @@ def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path
         records = steps(store)
         assert {name for name in done_before if records[name]["state"] != "reused"} == set()
         done_before = {
-            name for name, each in records.items() if each["state"] in ("done", "reused")
+            name for name, record in records.items() if record["state"] in ("done", "reused")
         }
         command = ["resume", "small", "--store", store]
     geb_ok(*command)
@@ -109,9 +109,9 @@ def test_a_killed_stage_fails_a_run_without_retries(finished: Path, tmp_path: Pa
     assert process.returncode == 1, output
     assert "SIGKILL" in output
     assert steps(store)["sft"]["state"] == "failed"
-    told = geb("report", "small", "--store", store).stdout
-    assert "The run failed: " in told
-    assert f"`geb resume small --store {store}`" in told
+    shown = geb("report", "small", "--store", store).stdout
+    assert "The run failed: " in shown
+    assert f"`geb resume small --store {store}`" in shown
     assert "sft failed: " in (store / "runs/small/report.html").read_text()
 
 
@@ -127,15 +127,15 @@ def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: 
     assert resumed == result_digests(finished.parent / "store")["sft"]
 
 
-def test_results_of_other_settings_are_not_those_of_the_run(copied: Path) -> None:
+def test_a_report_leaves_out_results_of_other_settings(copied: Path) -> None:
     store = copied.parent / "store"
     with started("run", copied, "--set", "train.epochs=300") as process:
         wait_for_line(process, "iteration-1/train:", "loss")
         refused = geb_refused("run", copied, "--set", "train.kappa=3")
         assert f"run small is at work with other settings (pid {process.pid})" in refused
-    found = geb_json("report", "small", "--store", store)
-    assert "iteration-1/pair" in found["artifacts"]
-    assert found["checkpoint"] is None
-    assert {found["rows"][1].get(name) for name in ("loss", "mean_reward", "kappa")} == {None}
+    shown = geb_json("report", "small", "--store", store)
+    assert "iteration-1/pair" in shown["artifacts"]
+    assert shown["checkpoint"] is None
+    assert {shown["rows"][1].get(name) for name in ("loss", "mean_reward", "kappa")} == {None}
     geb_ok("run", copied)
     assert geb_json("report", "small", "--store", store)["rows"][1]["mean_reward"] is not None

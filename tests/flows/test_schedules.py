@@ -30,8 +30,8 @@ def client(
 
 
 def schedules(client: SyncPrefectClient) -> dict[str | None, DeploymentSchedule]:
-    found = client.read_deployment_by_name("iterate/iterate").schedules
-    return {each.slug: each for each in found}
+    deployed = client.read_deployment_by_name("iterate/iterate").schedules
+    return {schedule.slug: schedule for schedule in deployed}
 
 
 def test_a_schedule_has_the_whole_configuration_as_its_parameters(
@@ -40,15 +40,15 @@ def test_a_schedule_has_the_whole_configuration_as_its_parameters(
     config = write_config(tmp_path, name="nightly")
     options = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--set", "train.beta=0.07")
     geb_ok("schedule", config, *options)
-    made = schedules(client)["nightly"]
-    assert made.active
-    assert made.schedule.model_dump(include={"cron", "timezone"}) == {
+    schedule = schedules(client)["nightly"]
+    assert schedule.active
+    assert schedule.schedule.model_dump(include={"cron", "timezone"}) == {
         "cron": "0 3 * * 1",
         "timezone": "Europe/Berlin",
     }
-    assert made.parameters["fresh"]
-    assert made.parameters["config"]["train"]["beta"] == 0.07
-    assert made.parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"
+    assert schedule.parameters["fresh"]
+    assert schedule.parameters["config"]["train"]["beta"] == 0.07
+    assert schedule.parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"
     assert "there is a schedule 'nightly' already" in geb_refused("schedule", config, *options)
     assert geb("schedule", config, *options, "--name", "other", "--same").returncode == 0
     assert not schedules(client)["other"].parameters["fresh"]

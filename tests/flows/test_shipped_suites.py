@@ -81,12 +81,12 @@ def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(
 
 
 def test_mathematics_is_graded(tmp_path: Path) -> None:
-    made = steps(tmp_path, "math")
+    planned = steps(tmp_path, "math")
     for suite in ("math500", "aime2025", "olympiadbench"):
-        score = made[f"base/suite-{suite}/score/0"].params
+        score = planned[f"base/suite-{suite}/score/0"].params
         assert isinstance(score, ScoreParams)
         assert score.oracle == "math_verify"
-    prepare = made["base/suite-olympiadbench/prepare"].params
+    prepare = planned["base/suite-olympiadbench/prepare"].params
     assert isinstance(prepare, PrepareParams)
     assert (prepare.subset, prepare.reference_item) == ("OE_TO_maths_en_COMP", 0)
 
@@ -105,20 +105,20 @@ def test_alpaca_eval_compares_with_its_baseline_and_controls_length(
     (tmp_path / "data").mkdir()
     (tmp_path / "data/df_gamed.csv").write_text("model,index\n")
     data = f"suites.alpaca_eval.length_control={tmp_path / 'data'}"
-    made = steps(tmp_path, "alpaca-eval", interpreter, data)
+    planned = steps(tmp_path, "alpaca-eval", interpreter, data)
     place = "iteration-3/evaluate/suite-alpaca_eval"
-    assert "opponents" not in made[f"{place}/score/0"].inputs, "the baseline is in the prompts"
-    evaluated = made[place]
+    assert "opponents" not in planned[f"{place}/score/0"].inputs, "the baseline is in the prompts"
+    evaluated = planned[place]
     assert isinstance(evaluated.params, EvaluateParams)
     assert evaluated.params.length_controlled
     assert set(evaluated.inputs) >= {"length_control", "base_scores"}
     assert evaluated.params.image_for(from_hub=False) == "eval"
-    assert "length_control" not in made["iteration-3/evaluate"].inputs
+    assert "length_control" not in planned["iteration-3/evaluate"].inputs
 
 
 def test_arena_hard_compares_with_the_base(tmp_path: Path, interpreter: str) -> None:
-    made = steps(tmp_path, "arena-hard", interpreter)
-    assert "opponents" in made["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
+    planned = steps(tmp_path, "arena-hard", interpreter)
+    assert "opponents" in planned["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
 
 
 def test_length_control_wants_comparisons_with_reference_answers(tmp_path: Path) -> None:

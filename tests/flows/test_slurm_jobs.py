@@ -32,7 +32,7 @@ def request_for(store: Path, **resources: Any) -> Request:
     return probe_request(Store.open(str(store), create=True), Resources(**resources))
 
 
-def test_settings_of_a_stage_lie_over_those_of_all() -> None:
+def test_settings_of_a_stage_override_the_general_ones() -> None:
     settings = SlurmSettings.model_validate(
         {
             "partition": "gpu",
@@ -51,11 +51,13 @@ def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
     request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
     settings = SlurmSettings(partition="gpu", time_limit="4:00:00", sbatch_options=("--exclusive",))
     options = submit_options(request, settings, grace_seconds=30)
-    asked = {"--nodes=2", "--gres=gpu:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
-    assert asked | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
+    expected = {"--nodes=2", "--gres=gpu:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
+    assert expected | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
     assert {"--export=NONE", "--no-requeue"} <= set(options)
     plain = submit_options(request_for(tmp_path / "store"), SlurmSettings(), grace_seconds=30)
-    assert not [each for each in plain if each.split("=")[0] in ("--gres", "--mem", "--partition")]
+    assert not [
+        option for option in plain if option.split("=")[0] in ("--gres", "--mem", "--partition")
+    ]
 
 
 def program_of(request: Request, folder: Path, grace_seconds: float = 30, **changes: Any) -> str:
@@ -116,7 +118,7 @@ def ended_gang(folder: Path, request: Request, first: str, other: str, grace_sec
         ("kill -KILL $BASHPID", "exit 1", "ended by SIGKILL"),
     ],
 )
-def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
+def test_a_killed_node_explains_the_first_one_s_lost_connection(
     tmp_path: Path, first: str, other: str, message: str
 ) -> None:
     request = request_for(tmp_path / "store", nodes=2)
@@ -129,7 +131,7 @@ def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
 @pytest.mark.parametrize(
     ("first", "kind"), [("exit 1", PreemptedError), ("exit 137", StageFailedError)]
 )
-def test_a_node_that_does_not_end_its_part_is_lost_unless_the_first_one_s_end_says_more(
+def test_a_silent_node_is_lost_unless_the_first_one_explains_it(
     tmp_path: Path, first: str, kind: type[Exception]
 ) -> None:
     request = request_for(tmp_path / "store", nodes=2)
@@ -150,7 +152,7 @@ def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: 
     assert shlex.quote(name) == name
 
 
-def test_an_orchestrator_in_a_job_does_not_hand_on_that_job_s_settings() -> None:
+def test_an_orchestrator_in_a_job_keeps_that_job_s_settings_back() -> None:
     kept = client.clean_environment({"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "PATH": "p"})
     assert kept == {"SLURM_CONF": "c", "PATH": "p"}
 

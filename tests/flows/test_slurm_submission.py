@@ -47,11 +47,11 @@ class Scheduler:
         return self.queue
 
     def submit(self, options: list[str], program: str) -> subprocess.CompletedProcess[str]:
-        said = next(self._answers, "")
-        if isinstance(said, BaseException):
-            raise said
-        self.calls.append("refused" if said else "taken")
-        return subprocess.CompletedProcess([], bool(said), f"{len(self.calls)}\n", said)
+        answer = next(self._answers, "")
+        if isinstance(answer, BaseException):
+            raise answer
+        self.calls.append("refused" if answer else "taken")
+        return subprocess.CompletedProcess([], bool(answer), f"{len(self.calls)}\n", answer)
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
 ) -> None:
     scheduler = Scheduler(monkeypatch, client.SlurmUnavailableError("sbatch: no answer in 120 s"))
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", "mine"))
-    asked = client.own_jobs
+    listing = client.own_jobs
     away = iter([client.SlurmUnavailableError("squeue: no answer in 120 s")])
 
     def own_jobs() -> list[client.QueuedJob]:
         if (error := next(away, None)) is not None:
             raise error
-        return asked()
+        return listing()
 
     monkeypatch.setattr(client, "own_jobs", own_jobs)
     assert submit(request_, "mine") == "7"
@@ -126,7 +126,7 @@ def test_a_key_that_another_orchestrator_looks_after_is_waited_for(
     assert "taken" not in scheduler.calls
 
 
-def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
+def test_an_artifact_of_another_orchestrator_is_not_made_again(
     request_: Request, probe_stage: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Scheduler(monkeypatch, AssertionError("it is made again"))
@@ -144,7 +144,7 @@ def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
         runner().run(request_, heard)
 
 
-def test_a_job_that_was_told_to_end_is_not_taken_over(
+def test_a_cancelled_job_is_not_taken_over(
     request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
     folder = new_folder(request_)
@@ -154,7 +154,7 @@ def test_a_job_that_was_told_to_end_is_not_taken_over(
     assert SlurmPlace(Execution()).find(job_of(request_)) is None
 
 
-def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
+def test_a_job_ends_itself_if_its_orchestrator_died_during_sbatch(
     request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
     chosen = runner()
@@ -197,7 +197,7 @@ def test_a_job_s_time_limit_does_not_count_its_wait_in_the_queue(
     assert SlurmJob("7", folder, limited, Execution(), queue).follow() == Ending("exited", 0)
 
 
-def test_a_run_that_stops_submits_none_of_the_jobs_that_wait_their_turn(
+def test_a_stopping_run_submits_no_waiting_job(
     request_: Request, store: Store, scheduler: Scheduler
 ) -> None:
     stopping = threading.Event()

@@ -50,25 +50,25 @@ def test_a_sampling_has_the_settings_of_its_own_section(place, section, tmp_path
     ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one?"}\n')
-    made = steps_of(*overrides, f"suites.other.prompts={prompts}", "iterations=2")
-    params = made[f"{place}/generate/0"].params
+    steps = steps_of(*overrides, f"suites.other.prompts={prompts}", "iterations=2")
+    params = steps[f"{place}/generate/0"].params
     assert tuple(getattr(params, name) for name in names) == SAMPLINGS[section]
 
 
 def test_every_training_has_a_seed_of_its_own():
     runs = [steps_of("iterations=2", f"seed={seed}") for seed in (0, 1)]
     places = ("sft", "iteration-1/train", "iteration-2/train")
-    assert len({made[place].seed for made in runs for place in places}) == 6
+    assert len({steps[place].seed for steps in runs for place in places}) == 6
 
 
 @pytest.mark.parametrize("oracle", [JUDGE, JUDGE_OF_A_SUM], ids=["alone", "in a sum"])
 def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
-    made = steps_of(oracle, "iterations=1", "generate.num_shards=2")
+    steps = steps_of(oracle, "iterations=1", "generate.num_shards=2")
     for shard in (0, 1):
         base = f"base/generate/{shard}:responses.parquet"
-        assert inputs(made[f"base/score/{shard}"])["opponents"] == [base]
-        assert inputs(made[f"iteration-1/evaluate/score/{shard}"])["opponents"] == [base]
-    assert "opponents" not in inputs(made["iteration-1/score/0"])
+        assert inputs(steps[f"base/score/{shard}"])["opponents"] == [base]
+        assert inputs(steps[f"iteration-1/evaluate/score/{shard}"])["opponents"] == [base]
+    assert "opponents" not in inputs(steps["iteration-1/score/0"])
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
 
 
 def test_screening_is_a_part_of_an_iteration_to_start_again_from():
-    made = steps_of("screen.num_samples=2", "iterations=2").values()
+    steps = steps_of("screen.num_samples=2", "iterations=2").values()
 
     def forced(stage, iteration):
-        return {step.name for step in made if forced_from(stage, iteration, 2)(step)}
+        return {step.name for step in steps if forced_from(stage, iteration, 2)(step)}
 
     screening = forced("screen", 2) - forced("generate", 2)
     place = "screen/iteration-2"

@@ -1,4 +1,4 @@
-"""Suites: evaluations beside the one on the held-out prompts, each with artifacts of its own."""
+"""Suites: further evaluations than that on the held-out prompts, each with other artifacts."""
 
 import json
 from pathlib import Path
@@ -46,11 +46,13 @@ def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Pat
         steps_of(suites={"front": suite})
 
 
-def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
-    made = steps_of(suites={"front": EACH, "math": LAST})
+def test_a_suite_measures_the_base_once_and_each_due_policy() -> None:
+    planned_steps = steps_of(suites={"front": EACH, "math": LAST})
     plain = steps_of()
-    assert {name: made[name] for name in plain} == plain, "suites change no step of the run"
-    beside = set(made) - set(plain)
+    assert {name: planned_steps[name] for name in plain} == plain, (
+        "suites change no step of the run"
+    )
+    beside = set(planned_steps) - set(plain)
     assert beside == {
         *(f"base/suite-front/{step}" for step in ("prepare", "generate/0", "score/0")),
         "base/suite-math/prepare",
@@ -64,11 +66,11 @@ def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
         *(f"iteration-2/evaluate/suite-math/{stage}/0" for stage in ("generate", "score")),
     }
     place = "iteration-2/evaluate/suite-front"
-    assert inputs(made[f"{place}/generate/0"]) == {
+    assert inputs(planned_steps[f"{place}/generate/0"]) == {
         "policy": ["iteration-2/train:checkpoint"],
         "prompts": ["base/suite-front/prepare:test.parquet"],
     }
-    assert inputs(made[place]) == {
+    assert inputs(planned_steps[place]) == {
         "responses": [f"{place}/generate/0:responses.parquet"],
         "scores": [f"{place}/score/0:scores.parquet"],
         "base_responses": ["base/suite-front/generate/0:responses.parquet"],
@@ -77,17 +79,19 @@ def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
     }
     expected = {"base": 0, "iteration-1": 1, "iteration-2": 2}
     for name in beside:
-        assert made[name].iteration == expected[name.partition("/")[0]], "that they measure"
+        assert planned_steps[name].iteration == expected[name.partition("/")[0]], (
+            "that they measure"
+        )
     reordered = steps_of(suites={"math": LAST, "front": EACH})
-    assert set(reordered) == set(made), "one that is not due holds no other up"
+    assert set(reordered) == set(planned_steps), "one that is not due holds no other up"
 
 
-def test_a_comparing_judge_of_a_suite_sets_the_policy_against_the_base() -> None:
+def test_a_suite_s_comparing_judge_compares_policy_and_base() -> None:
     judge = {"oracle": "judge", "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1"}}
-    made = steps_of(suites={"front": {**EACH, "score": judge}})
+    planned_steps = steps_of(suites={"front": {**EACH, "score": judge}})
     base = ["base/suite-front/generate/0:responses.parquet"]
     for place in ("base/suite-front", "iteration-2/evaluate/suite-front"):
-        assert inputs(made[f"{place}/score/0"])["opponents"] == base
+        assert inputs(planned_steps[f"{place}/score/0"])["opponents"] == base
 
 
 def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
@@ -95,31 +99,31 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
     run = resolve_run(config)
-    found = {step.step: step.work for step in estimate(config, run.steps, planned(run)).steps}
-    base, own = (
-        found[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
+    work = {step.step: step.work for step in estimate(config, run.steps, planned(run)).steps}
+    base, policy = (
+        work[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
     )
-    assert own.tokens > 0
+    assert policy.tokens > 0
     assert base.tokens > 0
 
 
 def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
     evaluation = {"num_samples": 6, "temperature": 0.3, "top_p": 0.8, "max_new_tokens": 9}
     front_door = {**EACH, "evaluation": evaluation | {"num_samples": 4}}
-    made = steps_of(suites={"front": front_door, "math": LAST}, evaluation=evaluation)
+    planned_steps = steps_of(suites={"front": front_door, "math": LAST}, evaluation=evaluation)
     front, math = (
-        made[f"base/suite-{name}/generate/0"].params.model_dump(include={*evaluation})
+        planned_steps[f"base/suite-{name}/generate/0"].params.model_dump(include={*evaluation})
         for name in ("front", "math")
     )
     assert front == evaluation | {"num_samples": 4}
     assert math == evaluation
     oracles = {
-        name: made[f"base/suite-{name}/score/0"].params.model_dump()["oracle"]
+        name: planned_steps[f"base/suite-{name}/score/0"].params.model_dump()["oracle"]
         for name in ("front", "math")
     }
     assert oracles == {"front": "python", "math": "math_verify"}
-    assert "code" in made["base/suite-front/score/0"].inputs
-    assert "code" not in made["base/suite-math/score/0"].inputs
+    assert "code" in planned_steps["base/suite-front/score/0"].inputs
+    assert "code" not in planned_steps["base/suite-math/score/0"].inputs
 
 
 SECOND: dict[str, Any] = {"score": {"oracle": "math_verify"}, "after": "each"}
@@ -127,18 +131,18 @@ SECOND: dict[str, Any] = {"score": {"oracle": "math_verify"}, "after": "each"}
 
 def test_a_suite_without_prompts_scores_the_run_s_samples_once_more() -> None:
     changes = {"seed": 3, "generate": {"num_shards": 2}, "evaluation": {"num_samples": 6}}
-    made, plain = steps_of(suites={"gold": SECOND}, **changes), steps_of(**changes)
+    planned_steps, plain = steps_of(suites={"gold": SECOND}, **changes), steps_of(**changes)
     places = "base/suite-gold", *(f"iteration-{t}/evaluate/suite-gold" for t in (1, 2))
     scored = {f"{place}/score/{shard}" for place in places for shard in (0, 1)}
-    assert set(made) - set(plain) == scored | set(places[1:]), "nothing is sampled again"
+    assert set(planned_steps) - set(plain) == scored | set(places[1:]), "nothing is sampled again"
     for place, samples in (
         (places[1], "iteration-1/evaluate"),
         (places[2], "iteration-2/evaluate"),
     ):
         responses = [f"{samples}/generate/{shard}:responses.parquet" for shard in (0, 1)]
-        assert inputs(made[f"{place}/score/1"]) == {"responses": responses[1:]}
-        assert made[f"{place}/score/1"].params.model_dump()["oracle"] == "math_verify"
-        assert inputs(made[place]) == {
+        assert inputs(planned_steps[f"{place}/score/1"]) == {"responses": responses[1:]}
+        assert planned_steps[f"{place}/score/1"].params.model_dump()["oracle"] == "math_verify"
+        assert inputs(planned_steps[place]) == {
             "responses": responses,
             "scores": [f"{place}/score/{shard}:scores.parquet" for shard in (0, 1)],
             "base_responses": [f"base/generate/{shard}:responses.parquet" for shard in (0, 1)],
@@ -156,9 +160,9 @@ def test_a_suite_without_prompts_has_no_sampling_of_its_own(field: str) -> None:
 
 def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
     suites = {"front": EACH, "gold": SECOND, "other": EACH}
-    made = steps_of(suites=suites, promote={"suites_hold": {"other": 0.1, "gold": 0.0}})
+    planned_steps = steps_of(suites=suites, promote={"suites_hold": {"other": 0.1, "gold": 0.0}})
     for t in (1, 2):
-        assert inputs(made[f"iteration-{t}/promote"])["suite_metrics"] == [
+        assert inputs(planned_steps[f"iteration-{t}/promote"])["suite_metrics"] == [
             f"iteration-{t}/evaluate/suite-{name}:metrics.json" for name in ("other", "gold")
         ]
     assert "suite_metrics" not in steps_of(suites=suites)["iteration-2/promote"].inputs
@@ -205,7 +209,7 @@ def test_a_wrong_suite_is_refused_by_the_plan(suite: dict[str, Any], said: str) 
         steps_of(suites={"front": suite})
 
 
-def test_a_suite_is_stored_and_read_back_and_its_files_start_where_it_is_named(
+def test_a_suite_is_stored_whole_with_paths_from_its_file(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "own.jsonl").write_text('{"prompt": "What is 2 + 2?"}\n')
@@ -217,7 +221,7 @@ def test_a_suite_is_stored_and_read_back_and_its_files_start_where_it_is_named(
     assert check_config(json.loads(config.to_json()), "stored") == config
 
 
-def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
+def test_a_suite_s_table_has_the_base_and_its_iterations(
     tmp_path: Path,
 ) -> None:
     config = load_overridden(QUICKSTART, {"suites": {"front": EACH}}, "test")
@@ -248,12 +252,12 @@ def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
 @pytest.mark.slow
 def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_path: Path) -> None:
     lines = Path(PROMPTS).read_text().splitlines()[:4]
-    own = tmp_path / "own.jsonl"
-    own.write_text("\n".join(lines) + "\n")
+    prompt_file = tmp_path / "own.jsonl"
+    prompt_file.write_text("\n".join(lines) + "\n")
     sampling = {"num_samples": 2, "max_new_tokens": 16, "correct_from": 0.5}
-    suite = {"prompts": str(own), "evaluation": sampling | {"pass_at_k": [1, 2]}}
+    suite = {"prompts": str(prompt_file), "evaluation": sampling | {"pass_at_k": [1, 2]}}
     math = {
-        "prompts": str(own),
+        "prompts": str(prompt_file),
         "evaluation": sampling,
         "score": {"oracle": "math_verify", "max_null_share": 1.0},
     }

@@ -30,8 +30,8 @@ def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
 
 
 def _pins(text: str) -> set[str]:
-    found = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
-    return {f"{canonicalize_name(package)}=={version}" for package, version in found}
+    pins = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
+    return {f"{canonicalize_name(package)}=={version}" for package, version in pins}
 
 
 def test_the_wheel_has_presets_and_data_and_names_the_extra_it_lacks(tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ def test_a_wheelhouse_holds_what_the_lock_names(checkout: Path) -> None:
     folder = checkout / done.stdout.strip()
     [wheel] = folder.glob("*.whl")
     assert wheel.name == "demo-1.0-py3-none-any.whl"
-    made = wheel.stat().st_mtime_ns
+    built = wheel.stat().st_mtime_ns
     _wheel(checkout / "index", body="import os\n")
     assert wheels(checkout).returncode == 0
-    assert wheel.stat().st_mtime_ns == made, "the same pins want no new one"
+    assert wheel.stat().st_mtime_ns == built, "the same pins want no new one"
 
 
 @pytest.mark.parametrize("changed", ["the wheel", "the lock"])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.flows.loop import geb_json, started, wait_for_line, write_config
 
-# Else the command starts a server of its own, on the database of the user who runs the tests.
+# Else the command starts a server on the database of the user who runs the tests.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 RUNS = {"two-s0", "two-s1"}

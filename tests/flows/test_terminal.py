@@ -27,7 +27,7 @@ from tests.flows.trivial_stages import ROOT, write_config
 pytestmark = pytest.mark.slow
 
 
-def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_resumes_it(
+def test_a_failed_run_shows_its_configuration_and_resume_command(
     prefect_server: str, tmp_path: Path
 ) -> None:
     path = write_config(tmp_path, "terminal", parallel=2)
@@ -56,7 +56,7 @@ def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_
     assert "Retry" not in message, "Prefect has no deployment to start it with"
 
 
-def test_a_run_that_was_refused_before_it_was_on_record_offers_no_resume(
+def test_a_run_refused_before_its_record_offers_no_resume(
     prefect_server: str, tmp_path: Path
 ) -> None:
     oracle = tmp_path / "broken.py"
@@ -74,7 +74,7 @@ def test_a_run_that_was_refused_before_it_was_on_record_offers_no_resume(
     assert "geb resume" not in str(artifact.data)
 
 
-def test_a_step_ends_well_though_what_a_table_reads_is_set_aside_meanwhile(
+def test_a_step_ends_well_while_a_table_s_source_is_set_aside(
     prefect_server: str, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []

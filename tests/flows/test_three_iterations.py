@@ -50,21 +50,22 @@ def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated: Path) -> None:
-    found = manifests(accumulated.parent / "store")
-    base = (found["sft"]["key"], "checkpoint")
-    train = [found[f"iteration-{iteration}/train"] for iteration in (1, 2, 3)]
+    artifacts = manifests(accumulated.parent / "store")
+    base = (artifacts["sft"]["key"], "checkpoint")
+    train = [artifacts[f"iteration-{iteration}/train"] for iteration in (1, 2, 3)]
     policies = [base, *((step["key"], "checkpoint") for step in train)]
     pairs = [
-        (found[f"iteration-{iteration}/pair"]["key"], "pairs.parquet") for iteration in (1, 2, 3)
+        (artifacts[f"iteration-{iteration}/pair"]["key"], "pairs.parquet")
+        for iteration in (1, 2, 3)
     ]
-    for index, made in enumerate(train):
-        generated = found[f"iteration-{index + 1}/generate/0"]
-        assert read(generated, "policy") == read(made, "policy") == [policies[index]]
-        assert read(made, "reference") == [policies[index]]
-        assert read(made, "pairs") == pairs[: index + 1]
-        evaluated = found[f"iteration-{index + 1}/evaluate/generate/0"]
+    for index, trained in enumerate(train):
+        generated = artifacts[f"iteration-{index + 1}/generate/0"]
+        assert read(generated, "policy") == read(trained, "policy") == [policies[index]]
+        assert read(trained, "reference") == [policies[index]]
+        assert read(trained, "pairs") == pairs[: index + 1]
+        evaluated = artifacts[f"iteration-{index + 1}/evaluate/generate/0"]
         assert read(evaluated, "policy") == [policies[index + 1]]
-        logs = (accumulated.parent / "store/logs/train" / made["key"]).glob("*.log")
+        logs = (accumulated.parent / "store/logs/train" / trained["key"]).glob("*.log")
         assert any("DeepSpeed" in log.read_text() for log in logs)
     digests = [step["inputs"]["policy"][0]["digest"] for step in train]
     assert len(set(digests)) == 3, "each iteration has another policy"
@@ -75,11 +76,11 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_p
     config = write_config(tmp_path, **ACCUMULATED, inputs=warm_started(accumulated))
     with started("run", config) as process:
         wait_for_line(process, "iteration-2/train:", "steps")
-        found = stage_processes(process)
+        struck = stage_processes(process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert found, "the strike came too late"
-        psutil.wait_procs(found)
+        assert struck, "the strike came too late"
+        psutil.wait_procs(struck)
     store = tmp_path / "store"
     before = steps(store)
     assert before["iteration-1/train"]["state"] == "done"
@@ -88,11 +89,11 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_p
     assert result_digests(store) == result_digests(undisturbed, without="sft")
 
 
-def test_more_iterations_go_on_from_those_that_are_done(accumulated: Path) -> None:
+def test_more_iterations_go_on_from_the_finished_ones(accumulated: Path) -> None:
     longer = ("iterations=5", "name=longer", "model=small")
     geb_ok("run", accumulated, *(part for step in longer for part in ("--set", step)))
     records = steps(accumulated.parent / "store", "longer")
-    computed = {name for name, each in records.items() if each["state"] == "done"}
+    computed = {name for name, record in records.items() if record["state"] == "done"}
     # The prompts are divided anew, into five parts, of which the first three are the same.
     assert computed == {"prepare"} | {
         name for name in records if name.startswith(("iteration-4", "iteration-5"))
@@ -116,11 +117,11 @@ def test_adapters_go_on_over_their_base_and_are_used_with_it(
     )
     geb_ok("run", config)
     store = tmp_path / "store"
-    found = manifests(store)
-    adapter = [(found["iteration-1/train"]["key"], "checkpoint")]
-    assert read(found["iteration-2/generate/0"], "adapter") == adapter
-    assert read(found["iteration-2/train"], "reference_adapter") == adapter
-    trained = store / "artifacts/train" / found["iteration-2/train"]["key"]
+    artifacts = manifests(store)
+    adapter = [(artifacts["iteration-1/train"]["key"], "checkpoint")]
+    assert read(artifacts["iteration-2/generate/0"], "adapter") == adapter
+    assert read(artifacts["iteration-2/train"], "reference_adapter") == adapter
+    trained = store / "artifacts/train" / artifacts["iteration-2/train"]["key"]
     first, *_ = (trained / "metrics.jsonl").read_text().splitlines()
     assert json.loads(first)["chosen_logratio"] == pytest.approx(0.0, abs=1e-6)
 

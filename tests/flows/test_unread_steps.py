@@ -1,4 +1,4 @@
-"""Steps of a run whose inputs are not looked at: the same as with them, but for their content."""
+"""Steps of a run whose inputs are not read: the same as with them, without their content."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def shown(step: Step) -> tuple[Any, ...]:
     return step.name, step.params, inputs, step.seed, step.iteration
 
 
-def test_they_are_those_of_the_run(tmp_path: Path) -> None:
+def test_unread_steps_equal_the_run_s(tmp_path: Path) -> None:
     code, data = (tmp_path / name for name in ("oracle.py", "annotations"))
     code.write_text("def score(prompts, responses, references): ...\n")
     interpreter = write_program(tmp_path / "python", "")
@@ -82,12 +82,12 @@ def test_names_of_the_hub_stand_for_models_and_for_data() -> None:
             }
         },
     }
-    made = {step.name: step for step in unread_steps(load_overridden(QUICKSTART, changes, "test"))}
-    [policy] = made["base/generate/0"].inputs["policy"]
-    [prompts] = made["prepare"].inputs["train"]
-    [model] = made["base/score/0"].inputs["model"]
+    steps = {step.name: step for step in unread_steps(load_overridden(QUICKSTART, changes, "test"))}
+    [policy] = steps["base/generate/0"].inputs["policy"]
+    [prompts] = steps["prepare"].inputs["train"]
+    [model] = steps["base/score/0"].inputs["model"]
     assert policy == HubInput(repo="owner/model", revision="main", repo_type="model")
     assert prompts == HubInput(repo="owner/data", revision="abc", repo_type="dataset")
     assert model == HubInput(repo="owner/reward", revision="v1", repo_type="model")
-    [of_suite] = made["base/suite-own/score/0"].inputs["model"]
+    [of_suite] = steps["base/suite-own/score/0"].inputs["model"]
     assert of_suite == HubInput(repo="owner/other", revision="v2", repo_type="model")

@@ -41,7 +41,7 @@ def below(process: subprocess.Popen[str]) -> list[int]:
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
-def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_path: Path) -> None:
+def test_up_is_found_by_other_commands_and_ended_by_stop(tmp_path: Path) -> None:
     with geb_up(tmp_path) as (process, up):
         again = geb_ok("up", "--home", up.home, "--store", up.store)
         assert "running already" in again.stdout
@@ -75,13 +75,13 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         where = ("--home", tmp_path / "home", "--store", tmp_path / "store")
-        said = geb_refused("up", "--port", port, *where, PREFECT_API_URL="")
-    assert f"port {port}" in said
-    assert "--port" in said
+        refusal = geb_refused("up", "--port", port, *where, PREFECT_API_URL="")
+    assert f"port {port}" in refusal
+    assert "--port" in refusal
 
 
 def resume(up: Up, run: FlowRun) -> UUID | None:
-    """`geb resume`, on a server of its own."""
+    """`geb resume`, on another server."""
     geb_ok("resume", "again", "--store", up.store)
     return None
 
@@ -140,10 +140,10 @@ def test_a_schedule_from_the_terminal_starts_a_fresh_run(
         due = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
 
         def scheduled() -> list[FlowRun]:
-            found = client.read_flow_runs(
+            runs = client.read_flow_runs(
                 flow_run_filter=due, sort=FlowRunSort.EXPECTED_START_TIME_ASC
             )
-            return [each for each in found if each.auto_scheduled]
+            return [run for run in runs if run.auto_scheduled]
 
         # A service of the server looks for new schedules every few seconds.
         wait_until(scheduled)

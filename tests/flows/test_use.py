@@ -73,7 +73,7 @@ def trained(
     return store.publish(scratch, manifest)
 
 
-def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
+def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(
     store: Store, tmp_path: Path
 ) -> None:
     files = ("checkpoint/config.json", "adapter/adapter_config.json")
@@ -93,11 +93,9 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
         assert f"The LoRA adapters belong to {bases[number]}." in card.content
 
 
-def test_an_export_for_which_there_is_no_room_leaves_no_folder(
-    store: Store, tmp_path: Path
-) -> None:
-    made = trained(store, "1" * 64, HUB, "checkpoint/config.json", "checkpoint/more.json")
-    ModelRegistry(store).register("tiny", made.ref("checkpoint"), metrics={})
+def test_an_export_without_room_leaves_no_folder(store: Store, tmp_path: Path) -> None:
+    artifact = trained(store, "1" * 64, HUB, "checkpoint/config.json", "checkpoint/more.json")
+    ModelRegistry(store).register("tiny", artifact.ref("checkpoint"), metrics={})
     new, empty = tmp_path / "new", tmp_path / "empty"
     empty.mkdir()
     for folder in (new, empty):
@@ -110,9 +108,7 @@ def test_an_export_for_which_there_is_no_room_leaves_no_folder(
     assert (new / "README.md").exists()
 
 
-def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
-    store: Store, tmp_path: Path
-) -> None:
+def test_an_adapter_as_checkpoint_is_exported_with_its_base(store: Store, tmp_path: Path) -> None:
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)
     ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})

@@ -1,4 +1,4 @@
-"""The loop with vLLM as its sampler, in an environment of its own, and DeepSpeed's ZeRO-2."""
+"""The loop with vLLM in another environment as its sampler, and DeepSpeed's ZeRO-2."""
 
 import os
 from pathlib import Path

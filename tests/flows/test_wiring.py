@@ -70,10 +70,10 @@ def test_a_wrong_wiring_is_refused_by_the_plan(
         return dataclasses.replace(step, inputs=change(dict(step.inputs)))
 
     monkeypatch.setattr(Steps, builder, wrong)
-    code, told = geb_here("plan", write_config(tmp_path))
-    assert code == 64, told
-    assert said in told
-    assert KNOWN[builder] in told
+    code, output = geb_here("plan", write_config(tmp_path))
+    assert code == 64, output
+    assert said in output
+    assert KNOWN[builder] in output
 
 
 class LazyParams(StageParams):

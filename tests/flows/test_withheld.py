@@ -43,27 +43,27 @@ def test_no_pod_has_it(request_: Request) -> None:
 
 
 def test_no_container_has_it(request_: Request) -> None:
-    made = container_options(
+    container = container_options(
         request_,
         DockerSettings(),
         image="geb-core:1@sha256:1",
         user="1:1",
         command=supervised("python", 30, program=["stages.probe", "request.json"]),
     )
-    assert is_clean(repr(made))
+    assert is_clean(repr(container))
 
 
 def test_no_job_has_it(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has sbatch, which `sbatch_options: [--export=ALL]` lets hand on its own environment."""
     settings = SlurmSettings(sbatch_options=("--export=ALL",))
     options = submit_options(request_, settings, grace_seconds=30)
-    made = batch_program(request_, Execution(slurm=settings), "request.json", tmp_path, "python")
+    program = batch_program(request_, Execution(slurm=settings), "request.json", tmp_path, "python")
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
     write_program(sbatch, 'env\necho "$@"\ncat')
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
-    done = client.submit(options, made)
-    assert made in done.stdout
+    done = client.submit(options, program)
+    assert program in done.stdout
     assert "--export=ALL" in done.stdout
     assert f"PATH={sbatch.parent}" in done.stdout
     assert is_clean(done.stdout)

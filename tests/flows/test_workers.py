@@ -25,8 +25,8 @@ POOL, QUEUE = "pool", "runs"
 
 def is_online(client: SyncPrefectClient) -> bool:
     """True while the server has heard of the worker lately."""
-    found = client.read_workers_for_work_pool(POOL)
-    return any(each.status == WorkerStatus.ONLINE for each in found)
+    workers = client.read_workers_for_work_pool(POOL)
+    return any(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
 def test_cancelling_a_run_on_a_worker_ends_its_stages(
@@ -35,15 +35,15 @@ def test_cancelling_a_run_on_a_worker_ends_its_stages(
     client = SyncPrefectClient(prefect_server)
     client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     client.create_work_queue(name=QUEUE, work_pool_name=POOL)
-    made = probes.to_deployment(
+    deployed = probes.to_deployment(
         name="probes",
         work_pool_name=POOL,
         work_queue_name=QUEUE,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    assert isinstance(made, RunnerDeployment)
+    assert isinstance(deployed, RunnerDeployment)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        made.apply()
+        deployed.apply()
     config = ProbeConfig(
         name=tmp_path.name,
         store=str(tmp_path / "store"),

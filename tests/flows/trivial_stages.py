@@ -1,7 +1,7 @@
 """Stages that write files of the right names and compute nothing.
 
 ``python -m tests.flows.trivial_stages REQUEST.json`` answers any stage's request;
-:func:`write_config` makes the process runner start that in place of the stage.
+:func:`write_config` makes the process runner start it in place of the stage.
 """
 
 from __future__ import annotations

@@ -105,5 +105,5 @@ def local_files(store: RemoteStore) -> set[str]:
 
 def object_of(store: RemoteStore, name: str) -> tuple[str, str]:
     """Bucket and key of the one object with this name."""
-    [found] = [key for key in objects(store.location) if key.endswith(name)]
-    return store.bucket.name, f"{store.bucket.prefix}/{found}"
+    [key_of] = [key for key in objects(store.location) if key.endswith(name)]
+    return store.bucket.name, f"{store.bucket.prefix}/{key_of}"

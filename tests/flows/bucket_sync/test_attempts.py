@@ -14,7 +14,7 @@ from tests.flows.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
 
 
-def test_two_hosts_that_compute_one_key_at_once_share_the_first_artifact(near: Host, far: Host):
+def test_two_hosts_at_one_key_share_the_first_artifact(near: Host, far: Host):
     inner = []
 
     def slow(context: StageContext[Any]) -> None:
@@ -25,11 +25,11 @@ def test_two_hosts_that_compute_one_key_at_once_share_the_first_artifact(near: H
             os.environ["GEB_CACHE"] = str(near.store.root.parent)
 
     near.body = slow
-    made = near.make()
+    artifact = near.make()
     assert (len(near.requests), len(far.requests)) == (1, 1)
-    assert made.manifest == inner[0].manifest == far.make().manifest
-    near.store.verify(made)
-    assert made.file("large.txt").read_text() == "made" * 1000
+    assert artifact.manifest == inner[0].manifest == far.make().manifest
+    near.store.verify(artifact)
+    assert artifact.file("large.txt").read_text() == "made" * 1000
 
 
 def test_another_host_goes_on_from_where_an_attempt_ended(near: Host, far: Host):
@@ -47,8 +47,8 @@ def test_another_host_goes_on_from_where_an_attempt_ended(near: Host, far: Host)
     near.body, far.body = fail, go_on
     with pytest.raises(RuntimeError):
         near.make()
-    made = far.make()
-    assert made.file("whole").read_text() == "first half, second half"
+    artifact = far.make()
+    assert artifact.file("whole").read_text() == "first half, second half"
     assert "attempt on another host" in far.said()
     assert not any(name.startswith("work/") for name in objects(near.store.location))
 
@@ -65,10 +65,10 @@ def test_hosts_share_state_and_models_in_azure(az_url: str, tmp_path: Path) -> N
     far = Host(host(az_url, tmp_path / "far"), go_on)
     with pytest.raises(RuntimeError):
         near.make()
-    made = far.make()
+    artifact = far.make()
     assert near.make().file("whole").read_text() == "half"
-    for number, each in enumerate(("one", "two"), 1):
-        checkpoint = made.ref().model_copy(update={"digest": each})
+    for number, text in enumerate(("one", "two"), 1):
+        checkpoint = artifact.ref().model_copy(update={"digest": text})
         ModelRegistry(near.store).register("tiny", checkpoint, metrics={})
         ModelRegistry(far.store).set_alias("tiny", "production", number)
     history = ModelRegistry(near.store).alias("tiny", "production").history
@@ -78,11 +78,11 @@ def test_hosts_share_state_and_models_in_azure(az_url: str, tmp_path: Path) -> N
 def test_a_running_stage_is_saved_now_and_then(near: Host, far: Host):
     def long(context: StageContext[Any]) -> None:
         (context.work / "step-1").write_text("1")
-        while not (found := _snapshots(near.store)) or "step-1" not in found[0]["files"]:
+        while not (snapshots := _snapshots(near.store)) or "step-1" not in snapshots[0]["files"]:
             pass
         (context.work / "step-2").write_text("2")
         (context.work / "step-1").unlink()
-        while not (found := _snapshots(near.store)) or set(found[0]["files"]) != {"step-2"}:
+        while not (snapshots := _snapshots(near.store)) or set(snapshots[0]["files"]) != {"step-2"}:
             pass
         # The host is gone at once: what comes after the last snapshot is lost.
         near.store.bucket.put = None
@@ -101,5 +101,5 @@ def test_a_running_stage_is_saved_now_and_then(near: Host, far: Host):
 
 
 def _snapshots(store: RemoteStore) -> list[dict[str, Any]]:
-    found = objects(store.location)
-    return [json.loads(data) for name, data in found.items() if name.endswith("snapshot.json")]
+    names = objects(store.location)
+    return [json.loads(data) for name, data in names.items() if name.endswith("snapshot.json")]

@@ -32,10 +32,10 @@ def delete(store: RemoteStore, bucket: str, key: str) -> None:
         (truncate, "manifest.json", "is unreadable"),
     ],
 )
-def test_damage_in_the_bucket_is_noticed_set_aside_and_computed_again(
+def test_damage_in_the_bucket_is_set_aside_and_computed_again(
     near: Host, far: Host, damage: Any, name: str, said: str
 ):
-    made = near.make()
+    artifact = near.make()
     damage(near.store, *object_of(near.store, name))
     again = far.make()
     assert said in far.said()
@@ -43,15 +43,15 @@ def test_damage_in_the_bucket_is_noticed_set_aside_and_computed_again(
     assert len(far.requests) == 1
     assert again.file("checkpoint/weights").read_text() == "made weights"
     assert [held.kind for held in far.store.held()].count("aside") == 1
-    assert near.store.load("make", made.manifest.key).manifest == again.manifest
+    assert near.store.load("make", artifact.manifest.key).manifest == again.manifest
 
 
 def test_damage_that_keeps_its_size_is_noticed_when_an_input_arrives(near: Host, far: Host):
-    made = near.make()
+    artifact = near.make()
     alter(near.store, *object_of(near.store, "weights"))
     with pytest.raises(DamagedArtifactError, match=r"has changed"):
-        near.store.verify(made)
+        near.store.verify(artifact)
     with pytest.raises(DamagedArtifactError, match=r"has changed.* Set aside in s3://"):
-        far.make("read", made.ref("checkpoint"))
+        far.make("read", artifact.ref("checkpoint"))
     assert far.requests == []
-    assert far.store.load("make", made.manifest.key) is None
+    assert far.store.load("make", artifact.manifest.key) is None

@@ -20,24 +20,24 @@ from tests.probe_requests import probe_request
 
 
 def test_a_hit_on_another_host_brings_files_on_demand(near: Host, far: Host):
-    made = near.make()
-    found = far.make()
+    artifact = near.make()
+    fetched = far.make()
     assert far.requests == []
-    assert found.manifest == made.manifest
+    assert fetched.manifest == artifact.manifest
     assert local_files(far.store) == set()
-    assert found.file("checkpoint/weights").read_text() == "made weights"
+    assert fetched.file("checkpoint/weights").read_text() == "made weights"
     assert local_files(far.store) == {"manifest.json", "weights"}
 
 
-def test_a_stage_is_given_the_inputs_that_it_names_and_a_local_folder(near: Host, far: Host):
-    made = near.make()
+def test_a_stage_gets_the_inputs_that_it_names_and_a_local_folder(near: Host, far: Host):
+    artifact = near.make()
 
     def read(context: StageContext[Any]) -> None:
         names = sorted(path.name for path in context.path("parts").iterdir())
         (context.out / "names").write_text(" ".join(names))
 
     far.body = read
-    result = far.make("read", made.ref("checkpoint"))
+    result = far.make("read", artifact.ref("checkpoint"))
     assert result.file("names").read_text() == "tokens weights"
     assert "large.txt" not in local_files(far.store)
     [request] = far.requests
@@ -46,8 +46,8 @@ def test_a_stage_is_given_the_inputs_that_it_names_and_a_local_folder(near: Host
 
 
 def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near: Host, far: Host):
-    made = near.make()
-    far.make("read", made.ref())
+    artifact = near.make()
+    far.make("read", artifact.ref())
     kept = list(objects(near.store.location).values())
     kept += [path.read_bytes() for path in far.store.root.rglob("*") if path.is_file()]
     assert len(kept) > 8
@@ -56,7 +56,7 @@ def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near: Host, far
     assert far.store.location not in requests
 
 
-def test_nothing_is_visible_before_the_commit_and_a_later_push_goes_on(
+def test_a_push_is_visible_only_when_whole_and_can_be_continued(
     near: Host, far: Host, s3: int, monkeypatch: pytest.MonkeyPatch
 ):
     gate = Gate(s3)
@@ -80,9 +80,9 @@ def test_nothing_is_visible_before_the_commit_and_a_later_push_goes_on(
     monkeypatch.setattr(type(reached.store.bucket), "upload", upload)
     gate.open()
     before = near.store.bucket.list()
-    made = reached.make()
+    artifact = reached.make()
     assert len(reached.requests) == 1, "the stage ran again"
-    assert made.manifest == far.make().manifest
+    assert artifact.manifest == far.make().manifest
     after = near.store.bucket.list()
     for name in uploaded:
         assert after[name].modified == before[name].modified, "uploaded again"
@@ -96,8 +96,8 @@ def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, fa
     def register(context: StageContext[Any]) -> None:
         if not calls:
             ModelRegistry(far.store).register("tiny", checkpoint, metrics={}, run="far")
-        own = checkpoint.model_copy(update={"digest": "f" * 64})
-        calls.append(ModelRegistry(context.store).register("tiny", own, metrics={}, run="near"))
+        another = checkpoint.model_copy(update={"digest": "f" * 64})
+        calls.append(ModelRegistry(context.store).register("tiny", another, metrics={}, run="near"))
         (context.out / "done").write_text("")
 
     near.body = register
@@ -105,8 +105,11 @@ def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, fa
     near.runner.run(request, near.events.append)
     assert "another host changed the model registry; decides again" in near.said()
     assert [call.version for call in calls] == [1, 2]
-    found = ModelRegistry(far.store).all_versions()
-    assert sorted((each.version, each.run) for each in found) == [(1, "far"), (2, "near")]
+    versions = ModelRegistry(far.store).all_versions()
+    assert sorted((version.version, version.run) for version in versions) == [
+        (1, "far"),
+        (2, "near"),
+    ]
 
 
 def test_secrets_of_buckets_reach_stages_of_a_folder_only(

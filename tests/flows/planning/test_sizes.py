@@ -68,5 +68,5 @@ def test_a_model_that_cannot_be_counted_is_named_by_its_file(
 
 
 def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(store: Store) -> None:
-    with pytest.raises(UnknownSizeError, match=r"hf download nobody/nothing config\.json"):
-        read_parameters(HubInput(repo="nobody/nothing", revision="0" * 40), store)
+    with pytest.raises(UnknownSizeError, match=r"hf download owner/nothing config\.json"):
+        read_parameters(HubInput(repo="owner/nothing", revision="0" * 40), store)

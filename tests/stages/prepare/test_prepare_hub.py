@@ -64,7 +64,6 @@ def test_the_papers_data_sets_load_by_name(tmp_path, hub):
         ("RLHFlow/no_such_data", {}, "RLHFlow/no_such_data, split train"),
         (REPO, {"split": "validation"}, 'Unknown split "validation"'),
         (REPO, {"messages_column": "messages"}, "row 1: no prompt in column"),
-        (REPO, {"hub_file": "data/no-such.jsonl"}, "has no file data/no-such.jsonl"),
         (REPO, {"hub_file": "../x"}, "has no file ../x"),
     ],
 )

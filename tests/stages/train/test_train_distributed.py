@@ -80,7 +80,7 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     "settings",
     [
         {},
-        {"deepspeed": {"zero_stage": 2}},
+        pytest.param({"deepspeed": {"zero_stage": 2}}, marks=pytest.mark.slow),
         {"deepspeed": {"zero_stage": 3}},
         {"lora": {"rank": 4}},
         pytest.param({"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),

@@ -85,8 +85,14 @@ def expected(tmp_path_factory, starts, pairs):
     }
 
 
-@pytest.mark.parametrize("start", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "start"),
+    [
+        *((layout, "bfloat16") for layout in LAYOUTS),
+        ("one process", "float32"),
+        ("zero-3", "float32"),
+    ],
+)
 def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start):
     settings, processes = LAYOUTS[layout]
     options = ONE_STEP | settings

@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
 @pytest.mark.parametrize(
     "change",
     [
-        *({"micro_batch_tokens": budget} for budget in (1, 40, 1000)),
+        *({"micro_batch_tokens": budget} for budget in (16, 1000)),
         {"gradient_checkpointing": True},
     ],
     ids=str,
