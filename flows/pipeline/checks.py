@@ -37,6 +37,7 @@ def check(config: RunConfig) -> None:
     _check_judges(config)
     _check_length_control(config)
     _check_engine(config)
+    _check_single_devices(config)
     _check_nodes(config)
     _check_stage_names(config)
 
@@ -158,6 +159,16 @@ def _check_engine(config: RunConfig) -> None:
             f"an engine of generate takes {num_devices} (vLLM's takes tensor_parallel_size times "
             f"pipeline_parallel_size GPUs), and resources.generate.{unit} is {has}: {remedy}"
         )
+
+
+def _check_single_devices(config: RunConfig) -> None:
+    for stage in ("score", "evaluate"):
+        devices = getattr(config.resources, stage).devices
+        if devices > 1:
+            raise ValueError(
+                f"resources.{stage} asks for {devices} devices, and the stage uses one: ask for "
+                "one; generate.num_shards spreads sampling and scoring over several"
+            )
 
 
 def _check_nodes(config: RunConfig) -> None:

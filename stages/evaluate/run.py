@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -72,9 +71,8 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         from stages.evaluate.reference import Reference
 
         reference = Reference(ctx)
-    with closing(reference) if reference else nullcontext():
-        sides = _sides(ctx, reference)
-        _read_samples(ctx, sides)
+    sides = _sides(ctx, reference)
+    _read_samples(ctx, sides)
     policy, base = sides
     policy_figures = policy.summary.by_prompt()
     base_figures = base.summary.by_prompt()

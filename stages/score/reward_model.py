@@ -27,7 +27,6 @@ from stages.modeling.load import (
     load_sequence_classifier,
 )
 from stages.modeling.probe import require_static_rope
-from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.oracle import Verdict
@@ -81,7 +80,7 @@ class RewardModel:
     ``max_length_tokens`` or spells control tokens has no score.
     """
 
-    classifiers: DevicePool[Conversations, list[Verdict]]
+    classifier: Callable[[Conversations], list[Verdict]]
     config: Any
     tokenizer: Any
     identity: str
@@ -115,19 +114,10 @@ class RewardModel:
             remedy="set the reward model's max_length_tokens={limit}, so that longer conversations "
             "get no score",
         )
-        batches = [
-            [fitting[place] for place in batch]
-            for batch in token_batches(lengths, self.tokens_per_batch)
-        ]
-        answers = self.classifiers.map(
-            [conversations[index] for index in batch] for batch in batches
-        )
-        for chosen, verdicts in zip(batches, answers, strict=True):
+        for batch in token_batches(lengths, self.tokens_per_batch):
+            chosen = [fitting[place] for place in batch]
+            verdicts = self.classifier([conversations[index] for index in chosen])
             yield from zip(chosen, verdicts, strict=True)
-
-    def close(self) -> None:
-        """Ends what runs the model."""
-        self.classifiers.close()
 
     def _unreadable(self, messages: Messages, token_ids: Sequence[int]) -> str | None:
         """Reason why a conversation cannot be scored; None if it can."""
@@ -156,7 +146,7 @@ def load_reward_model(
     *,
     opens_with_bos: bool = False,
 ) -> RewardModel:
-    """Prepares the checkpoint given as input ``model``, a copy on each device."""
+    """Prepares the checkpoint given as input ``model``."""
     settings = ctx.params.reward_model
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
@@ -165,7 +155,7 @@ def load_reward_model(
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
-        classifiers=DevicePool(load_one, ctx.request.resources),
+        classifier=load_one(),
         config=config,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",

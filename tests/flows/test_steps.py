@@ -112,6 +112,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (["resources.generate.gpus=8"], "set gpus to 1, and num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
+        (["resources.score.gpus=2"], "asks for 2 devices, and the stage uses one"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2", "execution.runner=docker"], "runner docker starts one"),

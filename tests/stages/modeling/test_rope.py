@@ -10,14 +10,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.contract.request import Resources
 from stages.generate import transformers_backend
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.harness.context import ModelSource
 from stages.modeling.probe import require_static_rope
-from stages.modeling.process_pool import DevicePool
 from stages.score import reward_model
 from stages.score.oracle import Verdict
 from tests import tiny_models
@@ -90,9 +88,12 @@ def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reward_model, "render_conversation", lambda tokenizer, turns: turns[0])
-    scores = DevicePool(lambda: lambda batch: [Verdict(1.0)] * len(batch), Resources())
+
+    def classify(batch: reward_model.Conversations) -> list[Verdict]:
+        return [Verdict(1.0)] * len(batch)
+
     model = reward_model.RewardModel(
-        scores, LONGROPE, None, "it", 64, 64, allow_control_tokens=True
+        classify, LONGROPE, None, "it", 64, 64, allow_control_tokens=True
     )
 
     def row(length: int) -> dict[str, object]:

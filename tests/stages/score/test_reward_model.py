@@ -5,7 +5,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.contract.errors import UserError
-from stages.contract.request import Resources
 from tests.stages.score.responses import response_rows
 from tests.tiny_models import CHAT_TEMPLATE, EOS_ID, make_tiny_llama, make_tiny_reward_model
 
@@ -53,14 +52,6 @@ class TestRewardModel:
         expected = one_by_one(reward_model, response_rows())
         assert len({round(value, 3) for value in expected}) > 5
         assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
-
-    @pytest.mark.slow
-    def test_two_processes_give_the_scores_of_one(self, score, reward_model):
-        settings = {"model": reward_model, "dtype": "float32", "tokens_per_batch": 64}
-        one, metrics, _ = score(**settings)
-        two, same, _ = score(**settings, resources=Resources(processes=2))
-        assert two == one
-        assert same == metrics
 
     def test_a_model_without_padding_id_scores_the_same(self, score, tmp_path):
         # The conversation ends in the id that padding would take first.
