@@ -12,7 +12,6 @@ from typing import Any
 from flows.execution.run_record import AT_WORK, Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
-from flows.runners.attempt_log import started
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.store.base import Store
 
@@ -152,16 +151,8 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
 
 
 def step_logs(store: Store, record: StepRecord) -> list[Path]:
-    """Logs of a step's attempts on this host, oldest first."""
-
-    def began(log: Path) -> tuple[float, float]:
-        # Output that a dead orchestrator's stage left was kept before the next attempt began.
-        begun = started(log)
-        last = log.stat().st_mtime
-        return (last if begun is None else begun), last
-
-    folder = store.root / "logs" / record.stage / record.key
-    return sorted(folder.glob("*.log"), key=began)
+    """Logs of a step's attempts on this host, oldest first: their names begin with the start."""
+    return sorted(store.log_path(record.stage, record.key).glob("*.log"))
 
 
 def clock(moment: float | None) -> str:

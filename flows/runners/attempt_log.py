@@ -1,6 +1,5 @@
 """Log and request file of each attempt at a stage, kept in the store."""
 
-import calendar
 import os
 import re
 import tempfile
@@ -29,22 +28,6 @@ def new_log(request: Request) -> Path:
     """Path for the log of a new attempt at a request, named by its start; its folder is made."""
     stamp = time.strftime(_STARTED, time.gmtime())
     return _folder(request) / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
-
-
-def started(log: Path) -> float | None:
-    """Start of an attempt by its log's name, in seconds since the epoch; None of any other log."""
-    stamp = "-".join(log.stem.split("-")[:2])
-    try:
-        return calendar.timegm(time.strptime(stamp, _STARTED))
-    except ValueError:
-        return None
-
-
-def left_log(store: Path, stage: str, key: str, name: str) -> Path:
-    """Path for the output of an attempt whose orchestrator is dead; its folder is made."""
-    folder = store / "logs" / stage / key
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"left-{name}.log"
 
 
 def write_request(request: Request) -> str:

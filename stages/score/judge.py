@@ -127,10 +127,6 @@ class Judge:
         starts = prompt_starts(rows) if compares_samples else range(len(rows) + 1)
         return self.remote.score(rows, starts, self._verdicts)
 
-    def close(self) -> None:
-        """Ends the requests."""
-        self.remote.close()
-
     def _verdicts(self, rows: Rows) -> list[Verdict]:
         try:
             return [Verdict(score) for score in self._scores(rows)]

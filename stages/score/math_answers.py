@@ -46,7 +46,6 @@ class MathVerify:
             multiprocessing.get_context("spawn"),
             initializer=die_with_parent,
         )
-        self.close = partial(self._pool.shutdown, wait=False, cancel_futures=True)
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""

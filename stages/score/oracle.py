@@ -1,8 +1,7 @@
 """Interface of oracles, and the loader of the one that the parameters name."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,16 +44,10 @@ class Oracle(Protocol):
         ...
 
 
-@contextmanager
-def opened_oracle(ctx: StageContext[ScoreParams]) -> Iterator[Oracle]:
-    """The oracle that the parameters name, loaded; closed after the block if it has a `close`."""
+def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
+    """Loads the oracle that the parameters name; its threads and processes end with this one."""
     oracle: Oracle = importlib.import_module(ORACLES[ctx.params.oracle].module).load(ctx)
-    try:
-        yield oracle
-    finally:
-        close = getattr(oracle, "close", None)
-        if close is not None:
-            close()
+    return oracle
 
 
 def prompt_starts(rows: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -1,7 +1,6 @@
 """Requests to a server: several at once, each retried with growing pauses."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,7 +42,6 @@ class Remote:
         self._key_env = settings.key_env
         self._section = section
         self._timeout_seconds = settings.timeout_seconds
-        self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
         self._client = httpx.Client(
             headers=self._authorization(),
@@ -86,13 +84,6 @@ class Remote:
             reason = f"{place}: {first['msg']}; it begins {_start_of(body)}"
             raise self.disagreement(reason) from error
 
-    def close(self) -> None:
-        """Ends the requests, without a wait for those under way."""
-        self._stopped.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        # A request under way would leave its connection open if the client were closed now.
-        threading.Thread(target=self._close_client, name="remote-end").start()
-
     def disagreement(self, reason: str) -> UserError:
         """The error of an answer that breaks the schema."""
         return UserError(
@@ -100,15 +91,9 @@ class Remote:
             "correct the server; docs/oracles.md has the schema",
         )
 
-    def _close_client(self) -> None:
-        self._pool.shutdown(wait=True)
-        self._client.close()
-
     def _body(self, payload: Any) -> bytes:
         reason = ""
         for attempt in range(ATTEMPTS):
-            if self._stopped.is_set():
-                break
             wait_seconds = WAIT_SECONDS * 2**attempt
             try:
                 response, body = self._send(payload)
@@ -125,7 +110,7 @@ class Remote:
                 if retry_after.isdecimal():
                     wait_seconds = max(wait_seconds, float(retry_after))
             if attempt + 1 < ATTEMPTS:
-                self._stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
+                time.sleep(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 
     def _send(self, payload: Any) -> tuple[httpx.Response, bytes]:

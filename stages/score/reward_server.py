@@ -66,10 +66,6 @@ class HttpOracle:
         starts = [*range(0, len(rows), self.rows_per_request), len(rows)]
         return self.remote.score(rows, starts, self._verdicts)
 
-    def close(self) -> None:
-        """Ends the requests."""
-        self.remote.close()
-
     def _verdicts(self, rows: Rows) -> list[Verdict]:
         responses = [{name: row[name] for name in _SENT} for row in rows]
         answer = self.remote.post({"responses": responses}, Answer)

@@ -16,7 +16,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.score.oracle import Oracle, Verdict, opened_oracle, prompt_starts
+from stages.score.oracle import Oracle, Verdict, load_oracle, prompt_starts
 from stages.score.params import ScoreParams
 from stages.tables.schemas import (
     RESPONSES,
@@ -50,18 +50,17 @@ def run(ctx: Context) -> None:
     responses = ctx.path("responses")
     with open_table(responses, RESPONSES) as table:
         total = table.metadata.num_rows
-    with opened_oracle(ctx) as oracle:
-        identity = oracle.identity
-        ctx.events.progress(0, total, "responses")
-        parts = []
-        done = 0
-        new = 0
-        for first, rows in _read_prompts(ctx):
-            # The name holds the bounds: batches of another size have other files.
-            path = ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet"
-            new += _ask(oracle, rows, path, ctx.events, done, total)
-            done += len(rows)
-            parts.append(path)
+    oracle = load_oracle(ctx)
+    ctx.events.progress(0, total, "responses")
+    parts = []
+    done = 0
+    new = 0
+    for first, rows in _read_prompts(ctx):
+        # The name holds the bounds: batches of another size have other files.
+        path = ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet"
+        new += _ask(oracle, rows, path, ctx.events, done, total)
+        done += len(rows)
+        parts.append(path)
     if new < total:
         ctx.events.info(f"{total - new} of {total} scores were there already")
     table = ctx.out / "scores.parquet"
@@ -70,7 +69,7 @@ def run(ctx: Context) -> None:
             writer.write_batch(batch)
     scored = pq.read_table(table, columns=["score", "error"])
     _check_nulls(ctx, scored)
-    metrics = {**_statistics(scored["score"]), "oracle": identity}
+    metrics = {**_statistics(scored["score"]), "oracle": oracle.identity}
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 

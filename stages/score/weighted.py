@@ -1,13 +1,12 @@
 """The ``weighted`` oracle: a weighted sum of other oracles' scores."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stages.harness.context import StageContext
-from stages.score.oracle import Oracle, Verdict, opened_oracle
+from stages.score.oracle import Oracle, Verdict, load_oracle
 from stages.score.params import ORACLES, ScoreParams, ServerSettings
 
 
@@ -28,12 +27,10 @@ class WeightedOracle:
     """Adds up weight · score of its parts.
 
     A response that one of them cannot score has no score. Components are each part's own score
-    under its name, and its components under ``name.component``. Parts are asked in their order, and
-    ``close`` ends what they hold.
+    under its name, and its components under ``name.component``. Parts are asked in their order.
     """
 
     parts: Sequence[Part]
-    close: Callable[[], None]
 
     @property
     def identity(self) -> str:
@@ -71,12 +68,9 @@ def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:
     settings = ctx.params.weighted
     # Not in the order of the settings, which is not in the key.
     names = sorted(settings.weights, key=lambda name: (_asks_a_server(ctx, name), name))
-    with ExitStack() as stack:
-        parts = []
-        for name in names:
-            oracle = stack.enter_context(opened_oracle(_context(ctx, name)))
-            parts.append(Part(name, oracle, settings.weights[name]))
-        return WeightedOracle(parts, stack.pop_all().close)
+    return WeightedOracle(
+        [Part(name, load_oracle(_context(ctx, name)), settings.weights[name]) for name in names]
+    )
 
 
 def _context(ctx: StageContext[ScoreParams], name: str) -> StageContext[ScoreParams]:

@@ -1,7 +1,5 @@
 """`geb status` and `geb logs` over runs in every state."""
 
-import calendar
-import os
 import re
 import socket
 import time
@@ -24,7 +22,6 @@ from flows.execution.run_record import (
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from flows.planning.show import duration
-from flows.report.status import step_logs
 from flows.report.summary import summarise
 from stages.contract.errors import (
     GebError,
@@ -230,20 +227,6 @@ def test_logs_without_a_step_follow_the_failed_step(
     text = shown(record, "logs", "small", "--follow")
     assert "iteration-1/train failed, attempt 2" in text
     assert text.splitlines()[1:] == ["bar 100 %", "the last word"]
-
-
-def test_the_last_log_belongs_to_the_newest_attempt(record: RunRecord) -> None:
-    step = note(record, "sft", "running")
-    folder = record.store.root / "logs" / step.stage / step.key
-    folder.mkdir(parents=True)
-    # The first attempt's; what the reaper kept of it; and one that was started after that.
-    before, left = folder / "20260101-120000Z-1-1.log", folder / "left-0123456789ab.log"
-    now = folder / "20260103-000000Z-1-1.log"
-    for log in (before, left, now):
-        log.touch()
-    kept = calendar.timegm((2026, 1, 2, 12, 0, 0))
-    os.utime(left, (kept, kept))
-    assert step_logs(record.store, step) == [before, left, now]
 
 
 def test_an_overview_of_runs_asks_a_bucket_once_for_all(

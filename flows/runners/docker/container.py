@@ -17,7 +17,7 @@ import urllib3
 from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
-from flows.runners.attempt_log import left_log, whole_lines
+from flows.runners.attempt_log import whole_lines
 from flows.runners.base import SUPERVISOR_SECONDS, time_limit
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
@@ -152,10 +152,5 @@ def remove_left(container: Container) -> str:
     # Another reaper may be as far as this one.
     with contextlib.suppress(APIError):
         stop(container, _REAP_SECONDS)
-        # Its output since its orchestrator's death is nowhere else.
-        labels = container.labels
-        store = Path(labels[STORE_LABEL])
-        log = left_log(store, labels[STAGE_LABEL], labels[KEY_LABEL], container.short_id)
-        log.write_bytes(container.logs())
         container.remove(force=True, v=True)
     return f"removed container {container.name}: its orchestrator is gone"

@@ -15,14 +15,13 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import left_log, write_request
+from flows.runners.attempt_log import write_request
 from flows.runners.base import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explained, reason_of
 from flows.runners.kubernetes.diagnosis import (
     QuotaError,
     ending_of,
-    has_started,
     is_asked_to_end,
     refused,
 )
@@ -197,7 +196,6 @@ def reap(cluster: Cluster) -> list[str]:
             if orchestrator_lease(store, stage, key).holder() is not None:
                 continue
             name = name_of(pod)
-            _save_log(cluster, pod, left_log(Path(store), stage, key, name))
             cluster.delete_pod(name)
             removed.append(f"removed pod {name}: its orchestrator is gone")
     return removed
@@ -208,15 +206,6 @@ def _is_here(store: str, identity: str) -> bool:
     with contextlib.suppress(GebError):
         return Store.open(store).identity == identity
     return False
-
-
-def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
-    """Keeps what a pod has said since its orchestrator's death: it is nowhere else."""
-    if not has_started(pod):
-        return
-    # Its node may be gone, and the log with it: then the API server refuses, or does not answer.
-    with contextlib.suppress(ApiException, *UNREACHABLE):
-        log.write_text("".join(cluster.log(name_of(pod))))
 
 
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:

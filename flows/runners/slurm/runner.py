@@ -14,7 +14,7 @@ from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import batch_program, default_interpreter
 from flows.runners.slurm.submission import submit
-from flows.runners.slurm.work import SlurmJob, folders_for, jobs_folder, remove_left
+from flows.runners.slurm.work import SlurmJob, folders_for, jobs_folder
 from stages.contract.events import Log
 
 
@@ -40,7 +40,7 @@ class SlurmPlace:
             number = numbers.get(folder.name)
             if number is None:
                 # A job that sbatch still starts for it ends at once.
-                remove_left(folder, job.request)
+                shutil.rmtree(folder, ignore_errors=True)
             elif not (folder / "stop").exists():
                 work = SlurmJob(number, folder, job, self._execution, self._poller)
         return work

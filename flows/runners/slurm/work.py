@@ -21,7 +21,6 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import left_log
 from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.place import KEY_CHARACTERS, Poller, StageJob
 from flows.runners.slurm import client, submission
@@ -246,16 +245,6 @@ def folders_for(request: Request) -> list[Path]:
     """Folders of all jobs for a key."""
     name = f"*-{request.key[:KEY_CHARACTERS]}-" + "[0-9a-f]" * 6
     return sorted(jobs_folder(request).glob(name))
-
-
-def remove_left(folder: Path, request: Request) -> None:
-    """Removes the folder of a dead orchestrator's job, whose output the logs of its key keep."""
-    log = left_log(Path(request.store), request.stage, request.key, folder.name)
-    with log.open("wb") as kept:
-        for name in ("events", *_OUTPUTS):
-            with contextlib.suppress(FileNotFoundError):
-                kept.write((folder / name).read_bytes())
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def ending_of(
