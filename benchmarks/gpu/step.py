@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.attention import varlen
 from transformers import AutoModelForCausalLM
 
+from benchmarks.flops import step_tflop
 from benchmarks.gpu.figures import Figures, nominal_flops, peak_gib, reset_peak, wait
 from benchmarks.gpu.tasks import Task, Variation
 from benchmarks.training.shapes import SHAPES, Shape, make_pairs, random_model
@@ -210,7 +211,8 @@ def _train(
         wait(device)
         begun = time.perf_counter()
         loop.run(0)
-        _write(figures, variation, clock, plan, device, begun - started)
+        policy = engine.model.policy
+        _write(figures, variation, clock, plan, device, policy, begun - started)
         if variation.profiled and device.type == "cuda":
             with figures.guarded(f"{variation.name}: kernels"):
                 _profile(figures, variation, loop)
@@ -238,11 +240,12 @@ def _write(
     clock: _Clock,
     plan: Plan[Any],
     device: torch.device,
+    policy: torch.nn.Module,
     setup_seconds: float,
 ) -> None:
     counted = clock.records[_WARM_UP_STEPS:]
     seconds = sum(record["seconds"] for record in counted)
-    flops = 1e12 * sum(record["model_tflop"] for record in counted) / seconds
+    flops = 1e12 * sum(step_tflop(policy, record) for record in counted) / seconds
     nominal = nominal_flops()
     figures.write(
         variation.name,

@@ -91,6 +91,16 @@ class _Clock(Emitter):
         self.said.append((time.perf_counter(), time.process_time(), event))
 
 
+def _meta_policy(job: TrainingJob) -> Any:
+    """The policy without storage; frozen under adapters, which do not count."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.model))
+    return policy.requires_grad_(not job.lora_rank)
+
+
 def train_ours(job: TrainingJob, **changes: Any) -> Training:
     """The train stage, plain DPO, one epoch."""
     store = Path(job.folder) / "store"
@@ -131,7 +141,10 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
     records = [json.loads(line) for line in (artifact.path / "metrics.jsonl").open()]
     reference_seconds = passes[-1] - start if passes else 0.0
     steps_seconds = sum(record["step_seconds"] for record in records)
-    steps_tflop = sum(record["model_tflop"] for record in records)
+    from benchmarks.flops import step_tflop
+
+    policy = _meta_policy(job)
+    steps_tflop = sum(step_tflop(policy, record) for record in records)
     return Training(
         seconds=end - start,
         cpu_seconds=cpu_end - cpu_start,

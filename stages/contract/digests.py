@@ -146,26 +146,18 @@ def check_folder(folder: Path) -> None:
     Raises:
         DamagedArtifactError: One is missing, unreadable or differs, or the list is missing.
     """
-    path = folder / _LIST
     try:
-        listed = read_record(path, dict[str, str])
+        listed = read_record(folder / _LIST, dict[str, str])
+        digests = in_threads(sha256_file, [folder / name for name in listed])
     except (OSError, DamagedRecordError) as error:
-        raise DamagedArtifactError(
-            f"damaged checkpoint: {path} is missing or unreadable"
-        ) from error
-    damages = in_threads(lambda name: _damage(folder / name, listed[name]), listed)
-    if damages := [damage for damage in damages if damage]:
-        raise DamagedArtifactError(f"damaged checkpoint: {'; '.join(damages[:5])}")
+        raise DamagedArtifactError(f"damaged checkpoint: {error}") from error
+    for name, digest in zip(listed, digests, strict=True):
+        if digest != listed[name]:
+            raise DamagedArtifactError(
+                f"damaged checkpoint: the content of {folder / name} has changed"
+            )
 
 
 def set_aside(path: Path) -> Path:
     """Renames a damaged file or folder, so that nothing takes it for whole; returns its path."""
     return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
-
-
-def _damage(path: Path, digest: str) -> str:
-    """Damage of a file, in words; empty if the file has the digest."""
-    try:
-        return "" if sha256_file(path) == digest else f"the content of {path} has changed"
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"

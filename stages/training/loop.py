@@ -14,7 +14,7 @@ from stages.contract.errors import StoppedError, UserError
 from stages.training.batches import B, Batch, Plan
 from stages.training.checkpoints import Checkpoints
 from stages.training.engine import Engine, Process
-from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
+from stages.training.metrics import StepLog, peak_memory_mib
 
 CHECKPOINT_SECONDS = 600.0
 """Seconds between checkpoints, if no number of steps is set."""
@@ -143,11 +143,6 @@ class TrainingLoop(Generic[B]):
                 self.objective.remedy,
             )
         values |= zip(_COUNTS, counts, strict=True)
-        per_token, per_response_token = flops_per_token(self.engine.model.policy)
-        values["model_tflop"] = (
-            per_token * values["num_tokens_shared"]
-            + per_response_token * values["num_response_tokens"]
-        ) / 1e12
         values["peak_memory_mib"] = peak_memory_mib(self.engine.device)
         return values
 

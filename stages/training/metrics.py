@@ -1,18 +1,15 @@
-"""Metrics of training steps: one JSON object a line, means of an epoch, and what a step costs."""
+"""Metrics of training steps: one JSON object a line, and means of an epoch."""
 
 import json
-import math
 import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from stages.contract.atomic import write_atomically
 from stages.contract.events import Emitter
-from stages.modeling.logprobs import causal_lm
 from stages.training.batches import Plan
 
 METRICS = "metrics.jsonl"
@@ -25,7 +22,6 @@ _COUNTED = (
     "num_tokens",
     "num_tokens_shared",
     "num_response_tokens",
-    "model_tflop",
 )
 
 
@@ -95,24 +91,3 @@ def peak_memory_mib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     # Linux gives it in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def flops_per_token(policy: nn.Module) -> tuple[float, float]:
-    """Floating-point operations of training for each token, and for each response token besides.
-
-    Forward pass, gradient of the activations, gradient of the weights that are trained. Attention
-    scores and what is computed twice are left out, as is usual when utilisation is stated.
-    """
-    model = causal_lm(policy)
-    head = model.get_output_embeddings().weight
-    looked_up = {id(model.get_input_embeddings().weight), id(head)}
-    layers = [one for one in model.get_decoder().parameters() if id(one) not in looked_up]
-    return sum(map(_flops, layers)), _flops(head)
-
-
-def _flops(weight: nn.Parameter) -> float:
-    # ZeRO-3 leaves an empty tensor where the weight was, and its shape as an attribute.
-    shape = getattr(weight, "ds_shape", weight.shape)
-    if len(shape) != 2:
-        return 0.0
-    return (6.0 if weight.requires_grad else 4.0) * math.prod(shape)
