@@ -98,7 +98,7 @@ def host(url: str, folder: Path, *, create: bool = False) -> RemoteStore:
 def objects(url: str) -> dict[str, bytes]:
     """All objects below a store's prefix."""
     bucket = Bucket(url)
-    return {name: item.data for name, item in bucket.get_all(bucket.list()).items()}
+    return {name: entry.data for name in bucket.list() if (entry := bucket.get(name))}
 
 
 class Gate:

@@ -151,8 +151,9 @@ class BucketPlace(Place):
     def copy_to(self, url: str, home: Path) -> BucketPlace:
         """A copy under another prefix."""
         copy = BucketPlace(url, home)
-        for name, content in self._bucket.get_all(self._bucket.list()).items():
-            copy.write(name, content.data)
+        for name in self._bucket.list():
+            if entry := self._bucket.get(name):
+                copy.write(name, entry.data)
         return copy
 
     def open(self) -> Store:

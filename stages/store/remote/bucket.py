@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +25,6 @@ from stages.contract.errors import ConflictError, DamagedArtifactError, StoreErr
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-PARALLEL_TRANSFERS = 8
 # A file larger than a part goes in several.
 _PART_BYTES = 16 << 20
 _PARALLEL_PARTS = 4
@@ -151,13 +149,6 @@ class Bucket:
             return self._ask(read)
         except FileNotFoundError:
             return None
-
-    def get_all(self, names: Iterable[str]) -> dict[str, Entry]:
-        """Reads many small objects; missing ones are left out."""
-        chosen = list(names)
-        with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
-            entries = zip(chosen, pool.map(self.get, chosen), strict=True)
-            return {name: entry for name, entry in entries if entry}
 
     def read(self, name: str, kind: type[M]) -> M | None:
         """Reads a JSON record; None if there is none, DamagedArtifactError if it is another."""

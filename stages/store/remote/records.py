@@ -7,7 +7,6 @@ in place of the nanoseconds a number from its ETag that ends in 777. Other files
 import os
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 from stages.contract.atomic import atomic_path
 from stages.contract.errors import ConflictError
 from stages.store.locks import exclusive_lock, try_lock
-from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket, Entry
+from stages.store.remote.bucket import Bucket, Entry
+from stages.store.remote.transfer import in_parallel
 
 _SECOND = 10**9
 _MARK = 777
@@ -54,8 +54,7 @@ class Records:
         changed = [
             file for file in files if not _is_copy(file, there.get(str(file.relative_to(path))))
         ]
-        with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
-            list(pool.map(self._put, changed))
+        in_parallel(self._put, [(file,) for file in changed])
 
     @contextmanager
     def changed(self, folder: str) -> Iterator[None]:
@@ -93,11 +92,16 @@ class Records:
 
     def _pull(self, folder: str, there: Entries) -> None:
         stale = [
-            f"{folder}/{name}"
+            (f"{folder}/{name}",)
             for name, entry in there.items()
             if name.endswith(_RECORDS) and _is_stale(self._root / folder / name, entry)
         ]
-        for name, entry in self._bucket.get_all(stale).items():
+        in_parallel(self._fetch, stale)
+
+    def _fetch(self, name: str) -> None:
+        entry = self._bucket.get(name)
+        # It may have gone since it was listed.
+        if entry is not None:
             with atomic_path(self._root / name) as scratch:
                 scratch.write_bytes(entry.data)
                 os.utime(scratch, ns=(_stamp(entry),) * 2)

@@ -39,7 +39,7 @@ from stages.store.local_usage import Held, Kind
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.records import Records
-from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_files
+from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_missing
 
 _MARKER_DATA = b'{"format": 2}'
 # Other hosts hold their leases elsewhere: younger uploads and work may be theirs.
@@ -171,13 +171,7 @@ class RemoteStore(Store):
         """
         manifest = artifact.manifest
         folder = _files_folder(manifest)
-        there = self.bucket.list(folder)
-        missing = [
-            (artifact.path / name, f"{folder}/{name}")
-            for name, record in manifest.files.items()
-            if name not in there or there[name].size != record.size
-        ]
-        upload_files(self.bucket, missing)
+        upload_missing(self.bucket, folder, {name: artifact.path / name for name in manifest.files})
         name = f"{_folder(manifest.stage, manifest.key)}/{MANIFEST}"
         with contextlib.suppress(ConflictError):
             self.bucket.put(name, manifest.model_dump_json(indent=2).encode(), absent=True)

@@ -20,7 +20,7 @@ from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedE
 from stages.contract.events import Event, Log
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
 from stages.store.remote.store import RemoteStore
-from stages.store.remote.transfer import download_folder, repeated, upload_files
+from stages.store.remote.transfer import download_folder, repeated, upload_missing
 
 OnEvent = Callable[[Event], None]
 
@@ -124,13 +124,9 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
     """A file or folder from outside the store, uploaded unless the bucket has it."""
     place = Path(source.location)
     folder = f"{_INPUTS}/{source.digest}"
-    there = store.bucket.list(folder)
-    missing = []
-    for path in [place] if place.is_file() else files_of(place):
-        name = path.relative_to(place.parent).as_posix()
-        if name not in there or there[name].size != path.stat().st_size:
-            missing.append((path, f"{folder}/{name}"))
-    upload_files(store.bucket, missing)
+    paths = [place] if place.is_file() else files_of(place)
+    files = {path.relative_to(place.parent).as_posix(): path for path in paths}
+    upload_missing(store.bucket, folder, files)
     # A state that no file has: whoever brings it down hashes it, however large it is.
     location = f"{store.location}/{folder}/{place.name}"
     return source.model_copy(update={"location": location, "state": "sent"})

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,16 +25,28 @@ from stages.contract.digests import files_by_name, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
 from stages.store.base import MARKER
-from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket
+from stages.store.remote.bucket import Bucket
 
+PARALLEL_TRANSFERS = 8
 _SNAPSHOT = "snapshot.json"
 
 Stat = tuple[int, int, int]
 
 
-def upload_files(bucket: Bucket, files: Iterable[tuple[Path, str]]) -> None:
-    """Uploads files under the names given with them."""
-    _in_parallel(bucket.upload, files)
+def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path]) -> set[str]:
+    """Uploads files to a folder of the bucket, unless it has them in their sizes.
+
+    Returns:
+        The names that the folder had before.
+    """
+    there = bucket.list(folder)
+    missing = [
+        (path, f"{folder}/{name}")
+        for name, path in files.items()
+        if name not in there or there[name].size != path.stat().st_size
+    ]
+    in_parallel(bucket.upload, missing)
+    return set(there)
 
 
 def download_files(bucket: Bucket, files: Iterable[tuple[str, FileRecord, Path]]) -> None:
@@ -58,7 +70,7 @@ def download_files(bucket: Bucket, files: Iterable[tuple[str, FileRecord, Path]]
             # disk.
             fsync(scratch)
 
-    _in_parallel(download, files)
+    in_parallel(download, files)
 
 
 def check_object(
@@ -92,7 +104,7 @@ def download_folder(bucket: Bucket, folder: str, target: Path) -> None:
         with atomic_path(target / name) as scratch, scratch.open("wb") as file:
             file.writelines(bucket.stream(f"{folder}/{name}", size))
 
-    _in_parallel(download, ((name, entry.size) for name, entry in bucket.list(folder).items()))
+    in_parallel(download, ((name, entry.size) for name, entry in bucket.list(folder).items()))
 
 
 @contextmanager
@@ -119,7 +131,7 @@ def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def _in_parallel(act: Callable[..., object], calls: Iterable[tuple[object, ...]]) -> None:
+def in_parallel(act: Callable[..., object], calls: Iterable[tuple[object, ...]]) -> None:
     """Makes all calls or raises the first failure; calls that have not begun by then are left."""
     pool = ThreadPoolExecutor(PARALLEL_TRANSFERS)
     try:
@@ -197,15 +209,7 @@ class RemoteWork:
                 return
             records = {name: self._record(clone / name, stat) for name, stat in stats.items()}
             contents = {record.sha256: clone / name for name, record in records.items()}
-            there = self._bucket.list(self._name).keys()
-            upload_files(
-                self._bucket,
-                [
-                    (path, f"{self._name}/{digest}")
-                    for digest, path in contents.items()
-                    if digest not in there
-                ],
-            )
+            there = upload_missing(self._bucket, self._name, contents)
             if _stats(clone) != stats:
                 # Files that were written meanwhile are damaged in the bucket.
                 self._bucket.delete(f"{self._name}/{digest}" for digest in contents.keys() - there)
