@@ -6,7 +6,6 @@ Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from stages.modeling.chat import (
 )
 from stages.modeling.load import (
     context_tokens,
-    load_config,
     load_sequence_classifier,
 )
 from stages.modeling.probe import require_static_rope
@@ -137,25 +135,22 @@ class RewardModel:
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the reward model given as input ``model``."""
     dtype = ctx.params.reward_model.dtype
-    return load_reward_model(ctx, partial(load_classifier, ctx.model("model"), dtype))
+    return with_tokenizer(ctx, load_classifier(ctx.model("model"), dtype))
 
 
-def load_reward_model(
-    ctx: StageContext[ScoreParams],
-    load_one: Callable[[], Classifier],
-    *,
-    opens_with_bos: bool = False,
+def with_tokenizer(
+    ctx: StageContext[ScoreParams], classifier: Classifier, *, opens_with_bos: bool = False
 ) -> RewardModel:
-    """Prepares the checkpoint given as input ``model``."""
+    """Prepares the checkpoint given as input ``model``, of which the classifier is loaded."""
     settings = ctx.params.reward_model
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    config = load_config(source)
+    config = classifier.model.config
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
-        classifier=load_one(),
+        classifier=classifier,
         config=config,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",

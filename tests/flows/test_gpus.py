@@ -7,7 +7,7 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
-from flows.runners.local.gpus import HeldGpus, gpus_of_this_host, hold_gpus
+from flows.runners.local.gpus import gpus_of_this_host, hold_gpus
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Resources
@@ -30,7 +30,7 @@ class Holder:
         self.got = threading.Event()
         self.waits = threading.Event()
         self.stopping = threading.Event()
-        self.held = HeldGpus()
+        self.held: dict[str, int] = {}
         self.error: BaseException | None = None
         self._enough = threading.Event()
         self._number = number
@@ -61,14 +61,14 @@ def test_each_gets_a_gpu_of_its_own_and_the_third_waits() -> None:
     one, two = Holder(1), Holder(1)
     assert one.got.wait(60)
     assert two.got.wait(60)
-    assert {*one.held.devices, *two.held.devices} == {"0", "1"}
+    assert {*one.held, *two.held} == {"0", "1"}
     three = Holder(1)
     assert three.waits.wait(60)
     assert not three.got.is_set()
-    freed = one.held.devices
+    freed = one.held
     one.let_go()
     assert three.got.wait(60)
-    assert three.held.devices == freed
+    assert three.held == freed
     two.let_go()
     three.let_go()
 
@@ -85,7 +85,7 @@ def test_two_that_want_both_do_not_wait_for_each_other_for_ever() -> None:
     first[0].let_go()
     [second] = [gpu for gpu in large if gpu is not first[0]]
     assert second.got.wait(60)
-    assert set(second.held.devices) == {"0", "1"}
+    assert set(second.held) == {"0", "1"}
     second.let_go()
 
 

@@ -103,7 +103,7 @@ def jobs_of(store: Store) -> list[client.QueuedJob]:
     """Jobs of a store, at work or pending."""
     folder = store.root / "slurm/jobs"
     names = {job.name for job in folder.iterdir()} if folder.is_dir() else set()
-    return [job for job in client.own_jobs() if job.name in names and not job.is_over]
+    return [job for job in client.own_jobs() if job.name in names]
 
 
 def job_of(work: AtWork) -> str:
@@ -114,7 +114,7 @@ def job_of(work: AtWork) -> str:
 
 def is_over(job: str) -> bool:
     """True once a job has ended."""
-    return not any(queued.id == job and not queued.is_over for queued in client.own_jobs())
+    return not any(queued.id == job for queued in client.own_jobs())
 
 
 def take_all_nodes() -> None:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import docker
@@ -73,9 +73,9 @@ class DockerPlace:
             gpus = stack.enter_context(
                 hold_gpus(request.resources.gpus, waiting=job.waits, stopping=job.stopping)
             )
-            _wait_for_gpus(client, job, gpus.devices)
+            _wait_for_gpus(client, job, gpus)
             try:
-                container = self._create(client, request, gpus.devices)
+                container = self._create(client, request, tuple(gpus))
                 stack.callback(remove, container)
                 stack.enter_context(_started(container, self._secrets(request)))
             except APIError as error:
@@ -124,7 +124,7 @@ class DockerPlace:
         return {name: os.environ[name] for name in names}
 
 
-def _wait_for_gpus(client: docker.DockerClient, job: StageJob, devices: tuple[str, ...]) -> None:
+def _wait_for_gpus(client: docker.DockerClient, job: StageJob, devices: Iterable[str]) -> None:
     """Waits for the end of containers whose orchestrator was killed, and with it their locks."""
     while not set(devices).isdisjoint(_gpus_in_use(client)):
         job.waits("waiting for a GPU that a container still uses")

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.errors import StoppedError, UserError
@@ -27,19 +26,6 @@ FOLDER_VARIABLE = "GEB_GPU_LOCKS"
 _NO_DEVICE = ("-1", "NoDevFiles")
 _POLL_SECONDS = 0.5
 _LIST_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class HeldGpus:
-    """GPUs that are held.
-
-    Attributes:
-        devices: Their indices or UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them.
-        descriptors: Open files that hold the locks; a process that inherits them holds them too.
-    """
-
-    devices: tuple[str, ...] = ()
-    descriptors: tuple[int, ...] = ()
 
 
 def gpus_of_this_host() -> list[str]:
@@ -78,10 +64,14 @@ def hold_gpus(
     *,
     waiting: Callable[[str], None],
     stopping: threading.Event,
-) -> Iterator[HeldGpus]:
+) -> Iterator[dict[str, int]]:
     """Holds GPUs of this host for the time of the block; waits until there are enough.
 
     ``waiting`` gets the reason of a wait, which ``stopping`` ends.
+
+    Yields:
+        Their indices or UUIDs, each with the open file that holds its lock: a process that inherits
+        the file holds the lock too.
 
     Raises:
         UserError: This host has fewer.
@@ -96,7 +86,7 @@ def hold_gpus(
         if stopping.wait(_POLL_SECONDS):
             raise StoppedError("stopped while waiting for a GPU")
     try:
-        yield HeldGpus(tuple(locks), tuple(locks.values()))
+        yield locks
     finally:
         _unlock(locks)
 

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import threading
+from collections.abc import Iterable
 
 from flows.pipeline.placement import Execution, interpreter_of
 from flows.pipeline.preflight import require_interpreter
@@ -17,7 +18,7 @@ from flows.runners.base import (
 )
 from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
-from flows.runners.local.gpus import HeldGpus, hold_gpus
+from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import StageJob
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -115,7 +116,7 @@ class ProcessPlace:
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     env=environment,
-                    pass_fds=gpus.descriptors,
+                    pass_fds=tuple(gpus.values()),
                     text=True,
                     errors="replace",
                     # A Ctrl-C reaches the orchestrator, which then stops its stages.
@@ -125,10 +126,10 @@ class ProcessPlace:
             return StageProcess(job, process, stack.pop_all(), execution.grace_seconds)
 
 
-def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
+def _environment(request: Request, gpus: Iterable[str]) -> dict[str, str]:
     in_bucket = Store.open(request.store).mirror_of is not None
     # A stage that holds no GPU must not see the GPUs of other stages.
-    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices)}
+    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     return stage_environment(in_bucket=in_bucket) | devices | thread_variables(request.resources)
 
 

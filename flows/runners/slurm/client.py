@@ -18,19 +18,6 @@ _FORMAT = "%i|%T|%r|%N|%j"
 # They describe the job that the orchestrator may be itself; a new job must not inherit them.
 _OWN_JOB = "SLURM_"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-# COMPLETING is not among them.
-_ENDED = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "PREEMPTED",
-    "NODE_FAIL",
-    "BOOT_FAIL",
-    "OUT_OF_MEMORY",
-    "DEADLINE",
-    "REVOKED",
-}
 
 
 class SlurmUnavailableError(StageFailedError):
@@ -52,11 +39,6 @@ class QueuedJob:
     nodes: str
     name: str
 
-    @property
-    def is_over(self) -> bool:
-        """True once it has ended."""
-        return self.state in _ENDED
-
 
 def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
     """Runs sbatch with a batch script on its stdin; the caller reads the refusal."""
@@ -71,12 +53,12 @@ def nodes_away(partition: str | None) -> str:
 
 
 def own_jobs() -> list[QueuedJob]:
-    """All jobs of this user that the controller remembers, ended ones for some minutes too.
+    """All jobs of this user that have not ended.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    command = ["squeue", "--noheader", "--states=all", "--me", f"--format={_FORMAT}"]
+    command = ["squeue", "--noheader", "--me", f"--format={_FORMAT}"]
     done = _call(command, seconds=_QUEUE_SECONDS)
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")

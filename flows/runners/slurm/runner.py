@@ -34,7 +34,7 @@ class SlurmPlace:
         folders = folders_for(job.request)
         # Mostly there is none, and Slurm is not asked.
         queued = client.own_jobs() if folders else []
-        numbers = {other.name: other.id for other in queued if not other.is_over}
+        numbers = {other.name: other.id for other in queued}
         work = None
         for folder in folders:
             number = numbers.get(folder.name)

@@ -143,7 +143,7 @@ class SlurmJob:
                 submission.POLL_SECONDS if self._asked_at is None else 1.0
             )
             queued = jobs.get(self._folder.name)
-            gone = seen_at > self._began and (queued is None or queued.is_over)
+            gone = seen_at > self._began and queued is None
             if status is not None or (gone and self._is_silent()):
                 self._is_over = True
                 self._read(last=True)
