@@ -42,12 +42,14 @@ class Remote:
         self._key_env = settings.key_env
         self._section = section
         self._timeout_seconds = settings.timeout_seconds
-        self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
-        self._client = httpx.Client(
-            headers=self._authorization(),
-            timeout=settings.timeout_seconds,
-            limits=httpx.Limits(max_connections=settings.concurrency),
-        )
+        self._concurrency = settings.concurrency
+        self._has_failed = False
+        self._options: dict[str, Any] = {
+            "headers": self._authorization(),
+            "timeout": settings.timeout_seconds,
+            # Made once: it takes longer than a request.
+            "verify": httpx.create_ssl_context(),
+        }
 
     def score(
         self, rows: Rows, starts: Sequence[int], verdicts: Callable[[Rows], Sequence[Verdict]]
@@ -60,13 +62,21 @@ class Remote:
         # Blocks in the order of their ends: an answer is kept before a later failure.
         ended: SimpleQueue[Future[Sequence[Verdict]]] = SimpleQueue()
         blocks = {}
-        for start, stop in pairwise(starts):
-            block = self._pool.submit(verdicts, rows[start:stop])
-            blocks[block] = start
-            block.add_done_callback(ended.put)
-        for _ in blocks:
-            block = ended.get()
-            yield from enumerate(block.result(), blocks[block])
+        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="remote")
+        try:
+            for start, stop in pairwise(starts):
+                block = pool.submit(verdicts, rows[start:stop])
+                blocks[block] = start
+                block.add_done_callback(ended.put)
+            for _ in blocks:
+                block = ended.get()
+                yield from enumerate(block.result(), blocks[block])
+        except BaseException:
+            self._has_failed = True
+            raise
+        finally:
+            # After a failure nothing more is asked, and requests under way are not waited for.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def post(self, payload: Any, schema: type[Answer]) -> Answer:
         """Posts a payload and reads the answer.
@@ -94,6 +104,8 @@ class Remote:
     def _body(self, payload: Any) -> bytes:
         reason = ""
         for attempt in range(ATTEMPTS):
+            if self._has_failed:
+                break
             wait_seconds = WAIT_SECONDS * 2**attempt
             try:
                 response, body = self._send(payload)
@@ -117,7 +129,7 @@ class Remote:
         """Posts once within the timeout; the head of the answer, and its body."""
         deadline = time.monotonic() + self._timeout_seconds
         body = bytearray()
-        with self._client.stream("POST", self.url, json=payload) as response:
+        with httpx.stream("POST", self.url, json=payload, **self._options) as response:
             for part in response.iter_bytes():
                 body += part
                 if len(body) > LARGEST_ANSWER:
