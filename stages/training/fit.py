@@ -31,7 +31,7 @@ from stages.training.checkpoints import Checkpoint, Checkpoints
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
-from stages.training.metrics import METRICS, StepLog
+from stages.training.metrics import StepLog
 from stages.training.policy import (
     Numerics,
     compile_layers,
@@ -101,7 +101,7 @@ class Fit(ABC, Generic[P]):
             log = None
             if self.process.is_first:
                 earlier = resumed.path if resumed else None
-                log = StepLog(self.ctx.work / METRICS, earlier, self.process.events, self.plan)
+                log = StepLog(earlier, self.process.events, self.plan)
             self.process.check_stop()
             if resumed is not None:
                 objective.load_state(resumed.state)

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from stages.contract.atomic import write_atomically
 from stages.contract.events import Emitter
 from stages.training.batches import Plan
 
-METRICS = "metrics.jsonl"
+_FILE = "metrics.jsonl"
 TIMINGS = ("step_seconds", "tokens_per_second", "peak_memory_mib")
 """Values that differ between computations of the same result; they stay out of the summary."""
 _COUNTED = (
@@ -28,17 +27,14 @@ _COUNTED = (
 class StepLog:
     """The records of a training's steps, which says how far it is; for the first process.
 
-    They are written anew to ``path``, for people who watch the training. The records of the
-    checkpoint that is ``resumed`` come first.
+    The records of the checkpoint that is ``resumed`` come first.
     """
 
-    def __init__(self, path: Path, resumed: Path | None, events: Emitter, plan: Plan[Any]) -> None:
+    def __init__(self, resumed: Path | None, events: Emitter, plan: Plan[Any]) -> None:
         self.records: list[dict[str, Any]] = []
         if resumed is not None:
-            lines = (resumed / METRICS).read_text().splitlines()
+            lines = (resumed / _FILE).read_text().splitlines()
             self.records = [json.loads(line) for line in lines]
-        write_atomically(path, self._text(self.records))
-        self._path = path
         self._events = events
         self._plan = plan
         self._last = time.perf_counter()
@@ -62,17 +58,13 @@ class StepLog:
             "tokens_per_second": values["num_tokens"] / seconds,
         }
         self.records.append(record)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(self._text([record]))
         self._events.metric(step, **values)
         self._events.progress(step, self._plan.num_steps, "steps", f"loss {values['loss']:.4f}")
 
     def write_to(self, folder: Path) -> None:
         """Writes all records so far into a folder."""
-        (folder / METRICS).write_text(self._text(self.records))
-
-    def _text(self, records: list[dict[str, Any]]) -> str:
-        return "".join(json.dumps(record) + "\n" for record in records)
+        lines = [json.dumps(record) + "\n" for record in self.records]
+        (folder / _FILE).write_text("".join(lines))
 
 
 def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
