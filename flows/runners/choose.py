@@ -1,38 +1,22 @@
 """The table of runners, and the check whether their places would take a run's stages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 
 from flows.pipeline.placement import RUNNER_GROUP, Execution
 from flows.runners.local.gpus import gpus_of_this_host, require_gpus
-from flows.runners.local.process import ProcessPlace
-from flows.runners.place import Place
 from flows.runners.runner import Runner
-from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
 from stages.contract.params import Settings
 
-
-def _docker(execution: Execution) -> Place:
-    # Here, so that a run without containers does not load the engine's client.
-    from flows.runners.docker.runner import DockerPlace
-
-    return DockerPlace(execution)
-
-
-def _kubernetes(execution: Execution) -> Place:
-    # Here: only these runs need the cluster's client.
-    from flows.runners.kubernetes.runner import KubernetesPlace
-
-    return KubernetesPlace(execution)
-
-
-RUNNERS: Mapping[str, Callable[[Execution], Place]] = {
-    "process": ProcessPlace,
-    "docker": _docker,
-    "kubernetes": _kubernetes,
-    "slurm": SlurmPlace,
+RUNNERS: Mapping[str, str] = {
+    "process": "flows.runners.local.process:ProcessPlace",
+    "docker": "flows.runners.docker.runner:DockerPlace",
+    "kubernetes": "flows.runners.kubernetes.runner:KubernetesPlace",
+    "slurm": "flows.runners.slurm.runner:SlurmPlace",
 }
+"""Places, which only their runs import: some need a client of an engine or a cluster."""
 
 
 def check_place(execution: Execution, resources: Settings, store: str) -> None:
@@ -63,7 +47,9 @@ def make_runner(execution: Execution) -> Runner:
     A place of another package is an entry point of the group ``geb.runners``: it takes the settings
     of execution and returns a :class:`~flows.runners.place.Place`.
     """
-    if (make := RUNNERS.get(execution.runner)) is None:
+    if name := RUNNERS.get(execution.runner):
+        make = resolve_name(name)
+    else:
         [entry_point] = entry_points(group=RUNNER_GROUP, name=execution.runner)
         make = entry_point.load()
     return Runner(make(execution), execution)

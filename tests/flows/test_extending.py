@@ -121,7 +121,7 @@ class ToyPlace:
 
 @pytest.fixture
 def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
-    monkeypatch.setitem(RUNNERS, "toy", ToyPlace)
+    monkeypatch.setitem(RUNNERS, "toy", f"{__name__}:ToyPlace")
     monkeypatch.setattr(Steps, "toy", toy, raising=False)
     monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
     monkeypatch.setattr("flows.commands.common.RunConfig", ToyConfig)

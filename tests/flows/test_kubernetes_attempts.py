@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from kubernetes.client.exceptions import ApiException
-from urllib3.exceptions import ProtocolError
 
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog, whole_lines
@@ -17,8 +16,6 @@ from flows.runners.ending import Ending
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.identity import annotations_for, labels_for
-from flows.runners.kubernetes.runner import reap
 from flows.runners.place import StageJob
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
@@ -202,37 +199,6 @@ def test_the_last_lines_are_asked_for_until_there_is_an_answer(
     work = work_of(request_, Busy(*answers))
     work.follow()
     assert list(work._job.log.lines) == expected
-
-
-class NodeIsGone:
-    """A cluster with one pod, on a node that breaks connections off."""
-
-    def __init__(self, pod: dict[str, Any]) -> None:
-        self._pod = pod
-        self.deleted: list[str] = []
-
-    def pods(self, selector: str) -> list[dict[str, Any]]:
-        return [self._pod]
-
-    def log(self, name: str) -> list[str]:
-        raise ProtocolError("Connection broken")
-
-    def delete_pod(self, name: str) -> None:
-        self.deleted.append(name)
-
-
-def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path), create=True)
-    request = probe_request(store)
-    running = pod("geb-x-0")
-    running["metadata"] |= {
-        "labels": labels_for(request, "geb-x"),
-        "annotations": annotations_for(request, request.store, "stop"),
-    }
-    cluster: Any = NodeIsGone(running)
-    [line] = reap(cluster)
-    assert "geb-x-0" in line
-    assert cluster.deleted == ["geb-x-0"]
 
 
 @pytest.mark.parametrize("text", ["{", "", "contexts: []"])

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stages.contract.request import Request
-
 Pod = Mapping[str, Any]
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -18,33 +16,14 @@ STORE = "geb/store"
 FULL_KEY = "geb/full-key"
 DEATH = "geb/on-orchestrator-death"
 
-# The API's limit for the value of a label.
-_LONGEST = 63
+LONGEST = 63
+"""The API's limit for the value of a label."""
 
 
 def selector(key: str = "") -> str:
     """Label selector of this project's pods, or of those for one key, of whatever store."""
     managed = f"{MANAGED_BY}={GEB}"
-    return f"{managed},{KEY}={key[:_LONGEST]}" if key else managed
-
-
-def labels_for(request: Request, attempt: str) -> dict[str, str]:
-    """Labels of the pods of an attempt at a request."""
-    return {
-        MANAGED_BY: GEB,
-        COMPONENT: request.stage,
-        KEY: request.key[:_LONGEST],
-        ATTEMPT: attempt,
-    }
-
-
-def annotations_for(request: Request, store: str, death: str) -> dict[str, str]:
-    """Annotations of the pods of an attempt at a request, whose store has this identity."""
-    return {
-        STORE: store,
-        FULL_KEY: request.key,
-        DEATH: death,
-    }
+    return f"{managed},{KEY}={key[:LONGEST]}" if key else managed
 
 
 def name_of(pod: Pod) -> str:

@@ -16,7 +16,17 @@ from typing import Any
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.base import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
-from flows.runners.kubernetes.identity import ATTEMPT, annotations_for, labels_for
+from flows.runners.kubernetes.identity import (
+    ATTEMPT,
+    COMPONENT,
+    DEATH,
+    FULL_KEY,
+    GEB,
+    KEY,
+    LONGEST,
+    MANAGED_BY,
+    STORE,
+)
 from flows.runners.place import node_commands, writable_folders
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_VARIABLE
@@ -196,10 +206,18 @@ def _pod(
     metadata = {
         "name": f"{attempt.name}-{node}",
         # What the runner finds its pods by comes last, so that no setting changes it.
-        "labels": attempt.settings.labels | labels_for(request, attempt.name),
-        "annotations": annotations_for(
-            request, attempt.store, attempt.execution.on_orchestrator_death
-        ),
+        "labels": attempt.settings.labels
+        | {
+            MANAGED_BY: GEB,
+            COMPONENT: request.stage,
+            KEY: request.key[:LONGEST],
+            ATTEMPT: attempt.name,
+        },
+        "annotations": {
+            STORE: attempt.store,
+            FULL_KEY: request.key,
+            DEATH: attempt.execution.on_orchestrator_death,
+        },
     }
     spec = _spec(attempt, container)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
