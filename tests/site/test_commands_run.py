@@ -33,7 +33,7 @@ PROGRAM = re.compile(
 )
 # Beginning of a command, or a page: a file and a text in it, of a test its name.
 ELSEWHERE = {
-    "docs/tutorial.md": "tests/flows/test_tutorial.py::test_the_tutorial_ends_with_a_promoted",
+    "docs/tutorial.md": "tests/flows/test_tutorial.py::test_the_tutorial_promotes",
     "make run": ".ci/run::make run",
     "make test-fast": ".ci/run::make test",
     "make test": ".ci/run::make test",
@@ -48,14 +48,14 @@ ELSEWHERE = {
     "geb bandit": "tests/experiments/test_bandit.py::test_the_command_prints",
     "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_cells_share_steps",
     "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_column",
-    "geb up": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
+    "geb up": "tests/flows/test_up.py::test_up_is_found_by_other_commands",
     "geb run configs/quickstart.yaml --set store=s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
     "geb status quickstart --store s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
     "geb run CONFIG --set 'tracking.report_to": "tests/flows/test_tracking.py::"
     "test_a_resumed_run_continues_its_session",
-    "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_from_the_form_to_the_report",
+    "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_a_run_goes_from_the_form",
     "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
     "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
     "python -P -m stages.training.node": "tests/stages/train/test_train_nodes.py::"
