@@ -24,6 +24,8 @@ from stages.modeling.probe import require_static_rope
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
 # cache, carrying them costs their part of every forward pass.
 _COMPACT_SHARE = 0.25
+# Tokens that are sorted first for top-p: to sort a whole vocabulary can take longer than a pass.
+_LIKELIEST = 256
 
 
 class TransformersBackend:
@@ -217,10 +219,28 @@ def filtered_probabilities(
     probabilities = torch.softmax(logits.double() / temperature, dim=-1)
     if top_p >= 1:
         return probabilities
-    # Equals stand as in the vocabulary.
-    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
-    kept = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
+    count = _LIKELIEST
+    ordered, index, mass_before = _likeliest(probabilities, count)
+    # Equals of the last one may be missing: those before it must have the mass.
+    while count < probabilities.shape[-1] and bool(
+        (mass_before.where(ordered == ordered[:, -1:], 1.0).amin(-1) < top_p).any()
+    ):
+        count *= 16
+        ordered, index, mass_before = _likeliest(probabilities, count)
+    kept = ordered.masked_fill(mass_before >= top_p, 0.0)
     return torch.zeros_like(probabilities).scatter(-1, index, kept / kept.sum(-1, keepdim=True))
+
+
+def _likeliest(
+    probabilities: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Probabilities and ids of the likeliest tokens, and the sum of the probabilities before each.
+
+    Equals stand as in the vocabulary.
+    """
+    likeliest = probabilities.topk(min(count, probabilities.shape[-1])).indices.sort(dim=-1).values
+    ordered, place = probabilities.gather(-1, likeliest).sort(dim=-1, descending=True, stable=True)
+    return ordered, likeliest.gather(-1, place), ordered.cumsum(-1) - ordered
 
 
 def draw(

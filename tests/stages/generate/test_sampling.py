@@ -31,6 +31,16 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     assert float(kept[0] / kept[1]) == pytest.approx(np.e)
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.9])
+def test_top_p_takes_the_first_of_equal_tokens(top_p):
+    logits = torch.randn(4, 6000, generator=torch.Generator().manual_seed(0)).round()
+    ranks = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    num_kept = (ranks.values.cumsum(-1) - ranks.values < top_p).sum(-1).tolist()
+    kept = filtered_probabilities(logits, temperature=1.0, top_p=top_p) > 0
+    for row, ids, count in zip(kept, ranks.indices, num_kept, strict=True):
+        assert set(row.nonzero()[:, 0].tolist()) == set(ids[:count].tolist())
+
+
 @example([0.0, 20.0], 0.0)  # Exactly on the boundary of a filtered token.
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True))
 def test_a_filtered_token_is_never_drawn(logits, uniform):
