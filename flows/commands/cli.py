@@ -41,6 +41,8 @@ from stages.contract.errors import (
 # Exit code of Ctrl-C in Typer, by the shell's convention.
 _EXIT_INTERRUPTED = 130
 _STOPPED = "stopped"
+# No file system takes them back: a name is too long, or a file is where a folder belongs.
+_MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 app = typer.Typer(
     name="geb",
@@ -135,8 +137,7 @@ def _tell(error: BaseException) -> int:
         case OSError(filename=str() | bytes()):
             # Permissions, a full disk, a folder where a file should be.
             remedy = "check that the place exists, is yours, and has room"
-            # The one error of these that no file system takes back.
-            code = EXIT_USER if error.errno == errno.ENAMETOOLONG else EXIT_FAILED
+            code = EXIT_USER if error.errno in _MISTAKES else EXIT_FAILED
             return _say(code, f"{error.filename!s}: {error.strerror}", remedy)
     causes = list(_causes(error))
     # pydantic turns a signal that comes while it serialises into its error.

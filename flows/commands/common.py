@@ -217,7 +217,7 @@ def _set_by_signals(event: threading.Event) -> Iterator[None]:
 def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
     """Prints a JSON document for programs to read, or what a person reads; text as it is."""
     if as_json:
-        print_json(document)
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
     for renderable in shown:
         # The console's setting holds for the cells of a table, too.
@@ -230,8 +230,3 @@ def answer_comparison(as_json: bool, found: Comparison) -> None:
     for table in found.tables():
         shown += [table, Text(f"{table.note}\n", style="dim")]
     answer(as_json, found.to_json() | {"page": found.page}, *shown, f"page  {found.page}")
-
-
-def print_json(value: Any) -> None:
-    """Prints a JSON document for programs to read."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

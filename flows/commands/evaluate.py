@@ -1,6 +1,7 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
-from typing import Annotated, Any
+from collections import Counter
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -112,22 +113,17 @@ def _seeds(text: str) -> list[int]:
 
 
 def _show_runs(planned: list[Cell], as_json: bool) -> None:
-    rows: list[dict[str, Any]] = []
+    document = []
+    rows = []
     for cell in planned:
-        actions = [line.action for line in plan(resolve_run(cell.config))]
-        rows.append(
-            {
-                "run": cell.config.name,
-                "fields": dict(cell.fields),
-                "seed": cell.config.seed,
-                "reuse": actions.count("reuse"),
-                "compute": actions.count("run"),
-            }
-        )
-    header = ("run", "grid", "seed", "in the store", "to compute")
-    shown = [
-        [row["run"], cell.label(), *(str(row[name]) for name in ("seed", "reuse", "compute"))]
-        for cell, row in zip(planned, rows, strict=True)
-    ]
-    table = FittedTable("", header, shown, kept=len(header), left=len(header))
-    answer(as_json, rows, table)
+        actions = Counter(line.action for line in plan(resolve_run(cell.config)))
+        row = {
+            "run": cell.config.name,
+            "seed": cell.config.seed,
+            "reuse": actions["reuse"],
+            "compute": actions["run"],
+        }
+        document.append(row | {"fields": dict(cell.fields)})
+        rows.append([*map(str, row.values()), cell.label()])
+    header = ("run", "seed", "in the store", "to compute", "grid")
+    answer(as_json, document, FittedTable("", header, rows, kept=len(header), left=len(header)))

@@ -1,5 +1,6 @@
 """Command ``geb schedule``: runs that start by the clock."""
 
+from http import HTTPStatus
 from typing import Annotated
 
 import typer
@@ -40,6 +41,7 @@ def schedule(
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
+    from prefect.exceptions import PrefectHTTPStatusError
 
     from flows.standing.server import read_deployment, use_standing_server
 
@@ -53,8 +55,12 @@ def schedule(
     parameters = {"preset": NO_PRESET, "config": run.to_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
         deployment = read_deployment(client, "iterate/iterate")
-        if slug in [other.slug for other in deployment.schedules]:
-            raise UserError(f"there is a schedule {slug!r} already", "give this one another --name")
         entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=slug)
-        client.create_deployment_schedules(deployment.id, [entry])
+        try:
+            client.create_deployment_schedules(deployment.id, [entry])
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != HTTPStatus.CONFLICT:
+                raise
+            fault = f"there is a schedule {slug!r} already"
+            raise UserError(fault, "give this one another --name") from error
     console.print(f"schedule {slug}: {cron} ({timezone})", markup=False)

@@ -4,9 +4,8 @@ from contextlib import suppress
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.markup import escape
 
-from flows.commands.common import AsJson, StorePath, console, print_json
+from flows.commands.common import AsJson, StorePath, answer
 from flows.execution.run_record import RunRecord, recorded
 from stages.contract.errors import EXIT_FAILED, DamagedArtifactError
 from stages.store.base import Store
@@ -24,14 +23,8 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
     keys = list(opened.artifacts())
     faults = {f"{stage}/{key}": _fault(opened, stage, key) for stage, key in keys}
     damaged = {name: fault for name, fault in faults.items() if fault is not None}
-    if as_json:
-        print_json({"artifacts": len(keys), "damaged": damaged})
-    else:
-        for message in damaged.values():
-            console.print(f"[red]✗[/] {escape(message)}")
-        console.print(f"{len(keys)} artifacts, {len(damaged)} damaged")
-        if damaged:
-            console.print("a run that needs a damaged artifact sets it aside and computes it again")
+    counts = f"{len(keys)} artifacts, {len(damaged)} damaged"
+    answer(as_json, {"artifacts": len(keys), "damaged": damaged}, *damaged.values(), counts)
     if damaged:
         raise typer.Exit(EXIT_FAILED)
 
@@ -58,14 +51,14 @@ def gc(
     if delete:
         garbage = remove(opened, garbage)
     total = sum(item.held.bytes for item in garbage)
-    if as_json:
-        print_json([{"path": held.place, "why": why, "bytes": held.bytes} for held, why in garbage])
-        return
-    for held, why in garbage:
-        size = f"{held.bytes / 2**20:.1f} MiB"
-        console.print(f"{size:>10}  {escape(held.place)}  [dim]{why}[/]")
+    document = [{"path": held.place, "why": why, "bytes": held.bytes} for held, why in garbage]
+    shown = [f"{_mib(held.bytes):>10}  {held.place}  {why}" for held, why in garbage]
     done = "deleted" if delete else "can go; --delete removes them"
-    console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
+    answer(as_json, document, *shown, f"{len(garbage)} things, {_mib(total)}, {done}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 class Garbage(NamedTuple):

@@ -70,7 +70,7 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
             ui = get_current_settings().ui_url or configured.removesuffix("/api")
         else:
             ui = services.start_server(port, password)
-        deployments = register_deployments(store.location, Path.cwd(), limit)
+        register_deployments(store.location, Path.cwd(), limit)
         services.start_worker()
         standing = Standing(
             pid=os.getpid(),
@@ -80,7 +80,6 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
             password_file=str(home.password_file) if password and not configured else None,
         )
         home.announce(standing)
-        console.print(f"deployments    {', '.join(deployments)}")
         _show(standing)
         console.print("Ctrl-C, or `geb up --stop` in another terminal, ends it")
         services.wait()

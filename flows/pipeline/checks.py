@@ -82,9 +82,8 @@ def _check_samples(config: RunConfig) -> None:
 
 def _check_suites(config: RunConfig) -> None:
     """Refuses tries that cannot be counted, and gates without their metrics."""
-    _check_tries(config.evaluation)
-    for name in config.suites:
-        _check_tries(config.for_suite(name).evaluation)
+    for settings in (config, *map(config.for_suite, config.suites)):
+        _check_tries(settings.evaluation)
     for name in config.promote.suites_hold:
         if name not in config.suites:
             raise ValueError(

@@ -3,7 +3,6 @@
 import datetime
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +79,7 @@ def configs_folder() -> Path:
 
 
 def _presets() -> dict[str, Path]:
-    return _presets_in(configs_folder())
-
-
-@cache
-def _presets_in(folder: Path) -> dict[str, Path]:
+    folder = configs_folder()
     presets = {}
     for subfolder in _SUBFOLDERS:
         for path in sorted((folder / subfolder).glob("*.yaml")):

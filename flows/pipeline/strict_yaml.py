@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from stages.contract.errors import UserError
 # Far above any configuration of a person.
 _MAX_CHARACTERS = 1_000_000
 _MAX_ALIASES = 20
+# The parser's time grows with the square of this nesting.
+_DEEP = re.compile(r"(?:\[[^\[\]]*){200}")
 
 
 class _Constructor(SafeConstructor):
@@ -50,6 +53,8 @@ def parse_yaml(text: str, origin: str) -> Any:
     try:
         if len(text) > _MAX_CHARACTERS:
             raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
+        if _DEEP.search(text):
+            raise RecursionError
         reader = YAML(typ="safe", pure=True)
         reader.Constructor = _Constructor
         # A few lines of aliases of aliases would fill the memory.

@@ -13,6 +13,7 @@ from prefect.events import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 
 from flows.pipeline.presets import STORE_VARIABLE
+from flows.runners.base import module_command
 from stages.contract.errors import GebError
 
 POOL = "geb"
@@ -20,11 +21,11 @@ DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 ZOMBIES = Path(__file__).with_name("zombies.yaml")
 
 
-def register(store: str, folder: Path, limit: int) -> list[str]:
+def register(store: str, folder: Path, limit: int) -> None:
     """Creates or updates the work pool, the deployments of ``prefect.yaml`` and the automation.
 
     Forms start with the store, and relative paths in them in the folder. At most ``limit`` runs are
-    at work at the same time. Returns the deployments' names.
+    at work at the same time.
     """
     automation = AutomationCore.model_validate(yaml.safe_load(ZOMBIES.read_text()))
     with get_client(sync_client=True) as client:
@@ -38,12 +39,10 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
             client.update_automation(installed[0].id, automation)
         else:
             client.create_automation(automation)
-    names = [entry["name"] for entry in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]]
-    return [f"{name}/{name}" for name in names]
 
 
 def _deploy(store: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    command = module_command(sys.executable, "prefect", "--no-prompt", "deploy", "--all")
     variables = {"PWD": str(folder), STORE_VARIABLE: store, "GEB_RUNNER": "process"}
     done = subprocess.run(
         [*command, "--prefect-file", str(DEPLOYMENTS)],

@@ -68,6 +68,7 @@ class Home:
 
     def claim(self) -> bool:
         """Locks the home up to the end of this process; returns False if another has done so."""
+        self.path.mkdir(0o700, parents=True, exist_ok=True)
         is_free = try_lock(self._record) is not None
         if is_free:
             self._record.write_text("")

@@ -97,6 +97,9 @@ def place(tmp_path: Path) -> Path:
         ("train x.yaml", ["geb run"]),
         ("models --store /dev/null", ["correct --store"]),
         ("resume nope --store @/store", ["no run 'nope'", "runs there: mine"]),
+        ("run @/small.yaml --store @/shadow/x", ["@/shadow/x: Not a directory"]),
+        ("init @/shadow/x", ["@/shadow/x: Not a directory"]),
+        ("up --home @/shadow --store @/store", ["@/shadow: File exists"]),
     ],
 )
 def test_a_mistake_is_refused_before_anything_starts(

@@ -1,5 +1,6 @@
 """One store and the same paths for every command, whatever folder it is called from."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
-from flows.standing.home import Standing
+from flows.standing.home import Home, Standing
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb_json, geb_ok, write_config
@@ -124,3 +125,13 @@ def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path
     up = Standing(pid=1, ui="u", api="http://a", store="s", password_file=str(kept))
     shown = run_program("bash", "-c", f'{up.exports}; echo "$PREFECT_API_AUTH_STRING"')
     assert shown.stdout == "geb:secret\n"
+
+
+def test_a_home_is_its_user_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        home = Home(tmp_path / "home")
+        assert home.claim()
+    finally:
+        os.umask(before)
+    assert home.path.stat().st_mode & 0o777 == 0o700
