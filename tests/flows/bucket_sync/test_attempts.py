@@ -53,6 +53,23 @@ def test_another_host_goes_on_from_where_an_attempt_ended(near: Host, far: Host)
     assert not any(name.startswith("work/") for name in objects(near.store.location))
 
 
+def test_a_host_goes_on_from_a_later_attempt_of_another_host(near: Host, far: Host):
+    def fail(context: StageContext[Any]) -> None:
+        steps = context.work / "steps"
+        steps.write_text(f"{steps.read_text() if steps.exists() else ''}1")
+        raise RuntimeError
+
+    def go_on(context: StageContext[Any]) -> None:
+        (context.out / "whole").write_text((context.work / "steps").read_text())
+
+    near.body = far.body = fail
+    for one in (near, far):
+        with pytest.raises(RuntimeError):
+            one.make()
+    near.body = go_on
+    assert near.make().file("whole").read_text() == "11"
+
+
 def test_hosts_share_state_and_models_in_azure(az_url: str, tmp_path: Path) -> None:
     def fail(context: StageContext[Any]) -> None:
         (context.work / "step").write_text("half")
