@@ -89,6 +89,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_p
     assert result_digests(store) == result_digests(undisturbed, without="sft")
 
 
+@pytest.mark.slow
 def test_more_iterations_go_on_from_the_finished_ones(accumulated: Path) -> None:
     longer = ("iterations=5", "name=longer", "model=small")
     geb_ok("run", accumulated, *(part for step in longer for part in ("--set", step)))
@@ -100,6 +101,7 @@ def test_more_iterations_go_on_from_the_finished_ones(accumulated: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_adapters_go_on_over_their_base_and_are_used_with_it(
     accumulated: Path, tmp_path: Path
 ) -> None:

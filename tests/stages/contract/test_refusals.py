@@ -24,11 +24,12 @@ from tests.writer_stage import WRITER, WriterParams, compute, request
 
 def test_a_folder_without_a_store_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").touch()
+    (tmp_path / "full/file").write_text("dear")
     newer = Store.open(str(tmp_path / "newer"), create=True)
     (newer.root / "store.json").write_text(json.dumps({"format": 99}))
     cases = [
         (str(tmp_path / "full"), "is not a store", "set `store` to"),
+        (str(tmp_path / "full/file"), f"{tmp_path / 'full/file'} is no folder", "set `store` to"),
         (str(newer.root), "store of format 99", "another store"),
     ]
     for location, message, remedy in cases:
@@ -87,14 +88,6 @@ def test_a_request_that_is_not_this_stages_is_refused(store, change, message):
     with pytest.raises(UserError, match=message):
         execute(WRITER, wrong, Emitter(io.StringIO()))
     assert list(store.artifacts()) == []
-
-
-def test_no_store_is_made_where_a_file_is(tmp_path):
-    path = tmp_path / "place"
-    path.write_text("dear")
-    with pytest.raises(UserError, match=f"{path} is no folder") as caught:
-        Store.open(str(path), create=True)
-    assert "set `store` to" in (caught.value.remedy or "")
 
 
 class ReaderParams(StageParams):

@@ -22,12 +22,6 @@ def test_hand_computed():
     assert counter.per_ngram() == [4 / 7, 4 / 5, 1.0, 1.0]
 
 
-def test_no_ngram_has_no_ratio():
-    counter = DistinctCounter(3)
-    counter.add(["one two", "", "  "])
-    assert counter.per_ngram() == [1.0, 1.0, None]
-
-
 @given(corpus=texts, cut=st.integers(0, 20))
 def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
     counter = DistinctCounter(5)

@@ -89,8 +89,7 @@ def expected(tmp_path_factory, starts, pairs):
     ("layout", "start"),
     [
         *((layout, "bfloat16") for layout in LAYOUTS),
-        ("one process", "float32"),
-        ("zero-3", "float32"),
+        *((layout, "float32") for layout in ("one process", "zero-2", "zero-3")),
     ],
 )
 def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start):
