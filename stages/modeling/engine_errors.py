@@ -1,7 +1,6 @@
-"""Errors of models and engines: lack of memory, and failures that a retry may cure.
+"""Errors of models and engines: lack of memory, and failures that a retry may cure."""
 
-Without torch: processes of a pool set their devices before they import it.
-"""
+import torch
 
 from stages.contract.errors import GebError
 
@@ -29,8 +28,6 @@ def engine_error(engine: str, error: BaseException, remedy: str) -> EngineError:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error says that memory, of a GPU or of the machine, ran out."""
-    import torch
-
     # torch has no class for the CPU's, and engines have none for a GPU's.
     is_said = any(part in str(error).lower() for part in _OUT_OF_MEMORY)
     return is_said or isinstance(error, torch.OutOfMemoryError | MemoryError)

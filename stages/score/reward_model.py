@@ -185,10 +185,9 @@ def _widen_head(model: Any) -> None:
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:
-    return [_verdict(reward) for reward in output.logits[:, 0].float().tolist()]
-
-
-def _verdict(reward: float | None) -> Verdict:
-    if reward is not None and math.isfinite(reward):
-        return Verdict(reward)
-    return Verdict(None, f"the reward model gave {reward}")
+    return [
+        Verdict(reward)
+        if math.isfinite(reward)
+        else Verdict(None, f"the reward model gave {reward}")
+        for reward in output.logits[:, 0].float().tolist()
+    ]
