@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.inputs import file_input
 from stages.contract.digests import prompt_id
+from stages.contract.events import Progress, parse_event
 from stages.contract.request import Resources, make_request
 from stages.generate.params import GenerateParams
 from stages.store.base import Store
@@ -175,16 +179,12 @@ def run_stage(
     )
     path = folder / f"{name}.json"
     request.write(path)
-    started = time.perf_counter()
     python = options.python if backend == "vllm" else sys.executable
-    _finish([str(python), "-m", "stages.generate", str(path)], path.with_suffix(".log"))
-    wall = time.perf_counter() - started
+    command = [str(python), "-m", "stages.generate", str(path)]
+    clocks = _time_stage(command, path.with_suffix(".log"))
     artifact = store.artifact_path("generate", request.key)
-    timings = json.loads((artifact / "timings.json").read_text())
-    seconds = timings["seconds"] - timings["start_seconds"]
     metrics = json.loads((artifact / "metrics.json").read_text())
-    cpu_seconds = timings["cpu_seconds_after_start"]
-    return Run(contestant, wall - seconds, seconds, cpu_seconds, metrics["response_tokens"])
+    return Run(contestant, *clocks, metrics["response_tokens"])
 
 
 def make_model(path: Path, shape: str) -> None:
@@ -244,6 +244,32 @@ def _vllm(options: argparse.Namespace) -> dict[str, Any]:
         "kv_cache_gib": {"small": 1.0, "125m": 2.0}.get(options.model_shape),
         "max_num_seqs": options.max_num_seqs,
     }
+
+
+def _time_stage(command: list[str], log: Path) -> tuple[float, float, float]:
+    """Runs a stage: seconds until its first progress, seconds from then on, and their CPU time."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    children = resource.RUSAGE_CHILDREN
+    before = resource.getrusage(children)
+    started = time.perf_counter()
+    began = started
+    cpu_at_start = 0.0
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=file, env=environment, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if began == started and isinstance(parse_event(line), Progress):
+                began = time.perf_counter()
+                cpu_at_start = sum(psutil.Process(process.pid).cpu_times()[:2])
+    if process.returncode:
+        raise RuntimeError(f"the stage ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+    after = resource.getrusage(children)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return began - started, time.perf_counter() - began, cpu - cpu_at_start
 
 
 def _finish(command: list[str], log: Path) -> str:

@@ -93,7 +93,6 @@ class GenerateParams(StageParams, ChatSettings):
     outputs = {
         "responses.parquet": OutputSpec("responses"),
         "metrics.json": OutputSpec("file"),
-        "timings.json": OutputSpec("file"),
     }
     image = "torch"
     late_modules = ("stages.generate.transformers_backend", "scipy.optimize")

@@ -45,7 +45,6 @@ def run(ctx: Context) -> None:
     ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts' order, samples 0…K−1) and
     ``metrics.json``. ``ctx.work`` keeps the responses; a retry computes the others.
     """
-    started = time.monotonic()
     prompts = ctx.path("prompts")
     policy = load_policy(ctx.model("policy"), ctx.params)
     _warn_if_turns_run_on(ctx, policy)
@@ -55,17 +54,10 @@ def run(ctx: Context) -> None:
     missing = [chunk for chunk in chunks if not find_readable(chunk.path, RESPONSES, warn)]
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
-    begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else _now()
+    if missing:
+        _sample(ctx, prompts, policy, missing, stop - first)
     metrics = _assemble(ctx, chunks, len(policy.tokenizer))
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
-    timings = {
-        "seconds": time.monotonic() - started,
-        "start_seconds": begun[0] - started,
-        "cpu_seconds_after_start": time.process_time() - begun[1],
-        "chunks_sampled": len(missing),
-        "chunks_reused": len(chunks) - len(missing),
-    }
-    ctx.telemetry_path("timings.json").write_text(dump_json(timings))
 
 
 def _warn_if_turns_run_on(ctx: Context, policy: Policy) -> None:
@@ -80,11 +72,6 @@ def _warn_if_turns_run_on(ctx: Context, policy: Policy) -> None:
                 f"the chat template ends a turn with {policy.tokenizer.decode([end])!r}, which "
                 f"ends no response; set generate.stop_token_ids to [{end}]"
             )
-
-
-def _now() -> tuple[float, float]:
-    """Wall time, and the CPU time of this process so far, in seconds."""
-    return time.monotonic(), time.process_time()
 
 
 def _shard(ctx: Context, prompts: Path) -> tuple[int, int]:
@@ -127,8 +114,8 @@ def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:
 
 def _sample(
     ctx: Context, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
-) -> tuple[float, float]:
-    """Writes the missing chunks of a shard's ``num_prompts``; returns the time of the first."""
+) -> None:
+    """Writes the missing chunks of a shard's ``num_prompts``."""
     num_samples = ctx.params.num_samples
     total = num_prompts * num_samples
     done = total - sum(map(len, chunks)) * num_samples
@@ -138,7 +125,6 @@ def _sample(
     module = importlib.import_module(BACKENDS[ctx.params.backend])
     backend: Backend = module.load(policy, ctx.params, ctx.events)
     with contextlib.closing(backend):
-        begun = _now()
         for chunk in chunks:
             rows = []
             rendered = []
@@ -162,7 +148,6 @@ def _sample(
             chunk.part.unlink(missing_ok=True)
             ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
     ctx.events.progress(total, total, "responses")
-    return begun
 
 
 def _read_samples(

@@ -21,7 +21,7 @@ Inputs = dict[str, Any]
 # What there is, by the stage that is called wrongly.
 KNOWN = {
     "train": "inputs of train: policy (model); reference (model); pairs (pairs, several)",
-    "score": "outputs of generate: responses.parquet, metrics.json, timings.json",
+    "score": "outputs of generate: responses.parquet, metrics.json",
 }
 
 

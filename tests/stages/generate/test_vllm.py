@@ -120,8 +120,6 @@ def test_rows_follow_the_contract(artifact):
         assert "</s>" not in row["response"]
     metrics = json.loads((artifact / "metrics.json").read_text())
     assert metrics["finish_reasons"].keys() == {"stop", "length"}
-    timings = json.loads((artifact / "timings.json").read_text())
-    assert 0 < timings["start_seconds"] < timings["seconds"]
 
 
 def test_logprobs_equal_transformers(artifact, inputs):
@@ -255,9 +253,9 @@ def test_a_killed_shard_goes_on_where_it_was(session, artifact, inputs, tmp_path
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, "the engine outlived the stage"
 
-    resumed = session.finish(request, tmp_path / "resumed.json")
-    timings = json.loads((resumed / "timings.json").read_text())
-    assert timings["chunks_reused"] >= 1
-    assert timings["chunks_sampled"] >= 1
+    _, events = session.execute(request, tmp_path / "resumed.json")
+    assert any("chunks are there already" in event.get("message", "") for event in events)
+    # The store has its artifact.
+    resumed = session.finish(request, tmp_path / "found.json")
     rows = rows_of(resumed)
     assert tokens_of(rows) == tokens_of(rows_of(artifact))[-len(rows) :]
