@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
-from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
 from stages.store.base import Artifact, Store
@@ -47,7 +46,6 @@ def evaluate(
     *,
     reference: Path | None = None,
     events: EventLog | None = None,
-    resources: Resources | None = None,
     **params: object,
 ) -> Artifact:
     default = {} if reference else {"log_pi_ref": "off"}
@@ -59,7 +57,7 @@ def evaluate(
         "base_scores": [pair[1] for pair in base],
         **({"reference": [reference]} if reference else {}),
     }
-    return call(STAGE, settings, inputs, store, events=events, resources=resources)
+    return call(STAGE, settings, inputs, store, events=events)
 
 
 @pytest.fixture
@@ -253,17 +251,3 @@ def test_the_base_is_skipped_and_an_unfit_reference_refused(store, tmp_path, tab
     save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="are not numbers in float16"):
         evaluate(store, [policy], [base], reference=reference, dtype="float16")
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference, monkeypatch):
-    monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", 1)
-    tables_of_prompts = []
-    for processes in (1, 2):
-        store = Store.open(str(tmp_path / f"store-{processes}"), create=True)
-        resources = Resources(processes=processes)
-        settings = {"reference": reference, "resources": resources}
-        artifact = evaluate(store, [tables[0]], [tables[1]], **settings)
-        assert metrics(artifact)["mean_log_pi_ref"] < 0
-        tables_of_prompts.append((artifact.path / "prompts.parquet").read_bytes())
-    assert tables_of_prompts[0] == tables_of_prompts[1]

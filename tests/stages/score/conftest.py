@@ -35,7 +35,7 @@ def score_rows(tmp_path):
 def score(tmp_path):
     """Runs the stage and returns the rows, the metrics and the events."""
 
-    def run(*, code=None, model=None, rows=None, resources=None, **params):
+    def run(*, code=None, model=None, rows=None, **params):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, response_rows() if rows is None else rows)
         inputs = {"responses": responses}
@@ -45,8 +45,7 @@ def score(tmp_path):
         if model is not None:
             inputs["model"] = model
         params = {"oracle": "python" if model is None else "reward_model", **params}
-        store = tmp_path / f"store-{resources.processes if resources else 1}"
-        request = request_for(score_params(**params), inputs, store, resources=resources)
+        request = request_for(score_params(**params), inputs, tmp_path / "store")
         artifact, events = call_request(STAGE, request)
         scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
         return scores, json.loads((artifact.path / "metrics.json").read_text()), events
