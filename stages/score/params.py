@@ -99,10 +99,9 @@ class JudgeSettings(ServerSettings):
 
     @model_validator(mode="after")
     def _check_template(self) -> JudgeSettings:
-        if self.template == "coherence" and self.mode != "scored":
-            raise ValueError("the template coherence marks: set mode to scored")
-        if self.template == "alpaca_eval" and self.mode != "pairwise":
-            raise ValueError("the template alpaca_eval compares: set mode to pairwise")
+        mode = {"coherence": "scored", "alpaca_eval": "pairwise"}.get(self.template, self.mode)
+        if self.mode != mode:
+            raise ValueError(f"the template {self.template} does not fit: set mode to {mode}")
         if self.against == "reference" and self.mode != "pairwise":
             raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
         return self
