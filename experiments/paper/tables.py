@@ -149,10 +149,10 @@ def _differences(findings: Findings, rows: Sequence[Row], figure: Figure) -> lis
             baselines[row.divergence] = findings.values(row, figure)
     tests: list[Estimate | None] = []
     for row in rows:
-        base = baselines.get(row.divergence)
+        base = baselines.get(row.divergence, [])
         values = findings.values(row, figure)
         is_tested = base and values and row.method != BASELINE
-        tests.append(welch(base or (), values, figure.whole) if is_tested else None)
+        tests.append(welch(base, values, figure.whole) if is_tested else None)
     p_values = [test.p_value if test else None for test in tests]
     cells: list[Cell] = []
     for test, p_value, by_holm in zip(tests, p_values, holm(p_values), strict=True):

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 
 from flows.pipeline.config import SET_BY_THE_RUN, Evaluation, RunConfig
-from flows.pipeline.placement import EVAL
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
 
@@ -35,7 +34,6 @@ def check(config: RunConfig) -> None:
     _check_samples(config)
     _check_suites(config)
     _check_judges(config)
-    _check_length_control(config)
     _check_engine(config)
     _check_single_devices(config)
     _check_nodes(config)
@@ -129,19 +127,6 @@ def _check_judges(config: RunConfig) -> None:
             )
 
 
-def _check_length_control(config: RunConfig) -> None:
-    for settings in (config, *map(config.for_suite, config.suites)):
-        judge = settings.score.judge
-        compares = settings.score.oracle == "judge" and judge.mode == "pairwise"
-        is_to_reference = compares and judge.against == "reference"
-        if settings.evaluate.length_controlled and not is_to_reference:
-            raise ValueError(
-                "evaluate.length_controlled is set, and the oracle does not compare with reference "
-                "answers: set score.oracle to judge, score.judge.mode to pairwise and "
-                "score.judge.against to reference"
-            )
-
-
 def _check_engine(config: RunConfig) -> None:
     """Refuses more or fewer devices of `generate` than the one engine of a stage takes."""
     resources = config.resources.generate
@@ -208,7 +193,7 @@ def _check_stage_names(config: RunConfig) -> None:
         },
     }
     for name, table in tables.items():
-        unknown = table.keys() - {*stages, EVAL}
+        unknown = table.keys() - set(stages)
         if unknown:
             raise ValueError(
                 f"execution.{name} names no stage: {', '.join(sorted(unknown))}; stages are "

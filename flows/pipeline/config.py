@@ -136,9 +136,6 @@ class Suite(Settings):
     """Python file, or judge's prompt template, of the suite's oracle."""
     evaluate: EvaluateParams | None = None
     """Metrics; unset takes the run's `evaluate`."""
-    length_control: str | None = None
-    """Folder with AlpacaEval's `df_gamed.csv` and `alpaca_eval_gpt4_baseline.json`, for
-    `evaluate.length_controlled`."""
 
     @model_validator(mode="after")
     def _check_own(self) -> Suite:
@@ -149,11 +146,6 @@ class Suite(Settings):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: set the suite's `score` to "
                 "its oracle, or leave both out to take the run's oracle"
-            )
-        if self.evaluate and self.evaluate.length_controlled and self.length_control is None:
-            raise ValueError(
-                "evaluate.length_controlled is set: set length_control to the folder of "
-                "AlpacaEval's data"
             )
         if self.prompts is None and self.score is None:
             raise ValueError(

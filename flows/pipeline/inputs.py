@@ -53,7 +53,6 @@ def input_locations(config: RunConfig, suite: str | None = None) -> dict[str, tu
         section = config.suites[suite]
         named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
         named |= {"prompts": None, "test_prompts": section.prompts}
-        named |= {"length_control": section.length_control}
     return {
         name: (location,) if isinstance(location, str) else tuple(location or ())
         for name, location in named.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 from stages.contract.errors import UserError
 
-_OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
+_OF_SUITES = ("prompts", "oracle_model", "oracle_code")
 # A runner's section, and its table whose names are paths.
 _PATHS_OF_RUNNERS = (
     ("docker", "mounts"),

@@ -1,7 +1,5 @@
 """Settings of execution and of its estimate: how and where stages are started."""
 
-import sys
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +15,6 @@ ON_THIS_MACHINE = ("process", "docker")
 OWN_RUNNERS = (*ON_THIS_MACHINE, "kubernetes", "slurm")
 RUNNER_GROUP = "geb.runners"
 """Group of entry points under which other packages bring runners."""
-EVAL = "eval"
 """Image, and environment (`make setup-eval`), with the code of lm-eval and AlpacaEval."""
 
 
@@ -205,12 +202,6 @@ class SlurmSettings(SlurmJobSettings):
         )
 
 
-def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:
-    """Python of a step that needs an image: the orchestrator's unless another one is named."""
-    by_stage = interpreters.get(stage, sys.executable)
-    return interpreters.get(EVAL, by_stage) if image == EVAL else by_stage
-
-
 def runner_names() -> list[str]:
     """Names of the runners that are installed, this project's own first."""
     return [
@@ -252,8 +243,7 @@ class Execution(Settings):
     """Time between two copies of a running stage's state (checkpoints, chunks) to a store in a
     bucket, so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
-    """Python interpreter of a stage if it is not the orchestrator's, by stage name; under `eval`
-    the one with AlpacaEval's code, for a length-controlled win rate."""
+    """Python interpreter of a stage if it is not the orchestrator's, by stage name."""
     docker: DockerSettings = DockerSettings()
     """Containers of the docker runner."""
     kubernetes: KubernetesSettings = KubernetesSettings()

@@ -10,7 +10,6 @@ from flows.pipeline.checks import oracles
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
-from flows.pipeline.placement import EVAL
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.data_files import FILE_SUFFIXES, count_rows, read_data_file
 from stages.contract.errors import UserError
@@ -110,14 +109,6 @@ def check_environment(config: RunConfig) -> None:
     execution = config.execution
     if execution.runner != "process":
         return
-    metrics = [config.evaluate, *(config.for_suite(name).evaluate for name in config.suites)]
-    if any(metric.length_controlled for metric in metrics) and EVAL not in execution.interpreters:
-        raise UserError(
-            "a length-controlled win rate needs AlpacaEval's code, and no interpreter that has it "
-            "is named",
-            "run `make setup-eval`, and set execution.interpreters.eval to its "
-            ".venv-eval/bin/python",
-        )
     for stage, interpreter in execution.interpreters.items():
         require_interpreter(stage, interpreter)
     for section, score in oracles(config).items():
@@ -136,8 +127,7 @@ def require_interpreter(stage: str, interpreter: str) -> None:
     if shutil.which(interpreter) is None:
         raise UserError(
             f"no Python interpreter at {interpreter} for stage {stage!r}",
-            f"run `make setup-{'eval' if stage == EVAL else 'vllm'}`, or correct "
-            "execution.interpreters",
+            "run `make setup-vllm` or `make setup-eval`, or correct execution.interpreters",
         )
 
 

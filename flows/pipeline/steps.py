@@ -188,7 +188,6 @@ class Steps:
             "base_responses": base.responses,
             "base_scores": base.scores,
             **reference.inputs("reference"),
-            "length_control": self._external.get("length_control", []),
         }
         evaluation = self._config.evaluation
         params = self._config.evaluate.model_copy(

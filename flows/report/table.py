@@ -35,7 +35,6 @@ class FigureColumn:
 COLUMNS = (
     FigureColumn("mean reward", "mean_reward"),
     FigureColumn("win rate", "win_rate", whole=1.0),
-    FigureColumn("LC win rate", "length_controlled_win_rate", whole=1.0),
     FigureColumn("accuracy", "accuracy", whole=1.0),
     FigureColumn("tied", "tied_prompts", ".0f"),
     FigureColumn("log π_ref", "mean_log_pi_ref", ".2f"),
@@ -53,7 +52,7 @@ COLUMNS = (
     FigureColumn("distinct-3", "distinct_3", whole=1.0),
     FigureColumn("distinct-4", "distinct_4", whole=1.0),
 )
-_FIRST = 4
+_FIRST = 3
 """Number of columns that come before the oracle's components and pass@k."""
 _COLUMNS = {column.name: column for column in COLUMNS}
 

@@ -29,7 +29,7 @@ Kind = Literal[
 """Whole artifacts; models (checkpoints, adapters, repositories of the hub); metrics of evaluations;
 tables by the names of their schemas in ``stages.tables.schemas``; other files and folders."""
 
-ImageName = Literal["core", "torch", "vllm", "eval"]
+ImageName = Literal["core", "torch", "vllm"]
 """Container image by what it holds: nothing beyond the contract's packages, torch, vLLM, or the
 code of lm-eval and AlpacaEval."""
 

@@ -86,11 +86,6 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         **policy.summary.metrics(),
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
     }
-    if ctx.params.length_controlled:
-        # Its library is in a separate environment.
-        from stages.evaluate.length_control import length_controlled
-
-        metrics |= length_controlled(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     policy_figures["win_rate"] = won
     write_figures(ctx.out, metrics, {"policy": policy_figures, "base": base_figures})

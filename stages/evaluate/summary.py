@@ -44,7 +44,6 @@ REPORTED = (
     "truncated_share",
     "repetition",
     "refusal_share",
-    "length_controlled_win_rate",
 )
 """Metrics that reports show."""
 

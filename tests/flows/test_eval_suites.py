@@ -1,4 +1,4 @@
-"""A suite of a judge, with AlpacaEval's length control, through a real flow."""
+"""A suite of a judge through a real flow."""
 
 import re
 from collections.abc import Callable
@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.eval_environment import PYTHON, need_eval_environment
 from tests.flows.loop import geb_json, warm_started, write_config
 from tests.scripted_server import Reply, ScriptedServer, completion
 from tests.stage_calls import write_jsonl
-from tests.stages.evaluate.test_length_control import write_data
 
 pytestmark = pytest.mark.slow
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>", re.DOTALL)
@@ -28,7 +26,6 @@ def prefer_longer(number: int, request: dict[str, Any]) -> Reply:
 def test_a_judge_s_suite_through_a_run(
     finished: Path, tmp_path: Path, serve: Callable[..., ScriptedServer]
 ) -> None:
-    need_eval_environment()
     items = ["two towels", "four pillows", "five cups", "three keys", "two maps", "four lamps"]
     questions = [f"Please bring {item} to room {n}." for n, item in enumerate(items, 1)]
     compared = [
@@ -48,8 +45,6 @@ def test_a_judge_s_suite_through_a_run(
                     "against": "reference",
                 },
             },
-            "evaluate": {"log_pi_ref": "off", "length_controlled": True},
-            "length_control": str(write_data(tmp_path / "data", questions)),
         },
     }
     config = write_config(
@@ -58,11 +53,8 @@ def test_a_judge_s_suite_through_a_run(
         name="eval-suites",
         inputs=warm_started(finished),
         suites=suites,
-        execution={"interpreters": {"eval": str(PYTHON)}},
     )
     tables = geb_json("run", config)["suites"]
     base, policy = tables["compared"]
     for row in (base, policy):
-        assert 0 <= row["length_controlled_win_rate"] <= 1
-    page = (finished.parent / "store/runs/eval-suites/report.html").read_text()
-    assert "LC win rate" in page
+        assert 0 <= row["mean_reward"] <= 1

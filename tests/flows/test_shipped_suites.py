@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,10 +9,9 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config, load_overridden
 from flows.pipeline.step import Step
 from stages.contract.errors import UserError
-from stages.evaluate.params import EvaluateParams
 from stages.prepare.params import PrepareParams
 from stages.score.params import ScoreParams
-from tests.flows.loop import ROOT, write_program
+from tests.flows.loop import ROOT
 
 FOLDER = ROOT / "configs/suites"
 COMMIT = "0" * 40
@@ -44,12 +42,6 @@ def extended(tmp_path: Path, name: str) -> Path:
     return path
 
 
-@pytest.fixture
-def interpreter(tmp_path: Path) -> str:
-    """Setting of an interpreter for what needs lm-eval's or AlpacaEval's code."""
-    return f"execution.interpreters.eval={write_program(tmp_path / 'python', '')}"
-
-
 def test_every_shipped_suite_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == set(CHOSEN)
 
@@ -62,22 +54,17 @@ def test_what_is_pinned_is_pinned_to_a_commit(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "said"),
+    ("name", "message"),
     [
-        ("coherence", [], "suites.coherence.score.judge.model is JUDGE"),
-        ("alpaca-eval", [], "suites.alpaca_eval.score.judge.model is JUDGE"),
-        (
-            "alpaca-eval",
-            ["suites.alpaca_eval.score.judge.model=mine"],
-            "suites.alpaca_eval.length_control: no such file or folder",
-        ),
+        ("coherence", "suites.coherence.score.judge.model is JUDGE"),
+        ("alpaca-eval", "suites.alpaca_eval.score.judge.model is JUDGE"),
     ],
 )
 def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(
-    tmp_path: Path, name: str, overrides: list[str], said: str
+    tmp_path: Path, name: str, message: str
 ) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
-        resolve_run(load_config(extended(tmp_path, name), overrides))
+    with pytest.raises(UserError, match=re.escape(message)):
+        resolve_run(load_config(extended(tmp_path, name)))
 
 
 def test_mathematics_is_graded(tmp_path: Path) -> None:
@@ -99,40 +86,15 @@ def test_ifeval_is_checked_by_the_example_s_oracle(tmp_path: Path) -> None:
     assert str(code.location).endswith("examples/oracles/ifeval.py")
 
 
-def test_alpaca_eval_compares_with_its_baseline_and_controls_length(
-    tmp_path: Path, interpreter: str
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/df_gamed.csv").write_text("model,index\n")
-    data = f"suites.alpaca_eval.length_control={tmp_path / 'data'}"
-    planned = steps(tmp_path, "alpaca-eval", interpreter, data)
+def test_alpaca_eval_compares_with_its_baseline(tmp_path: Path) -> None:
     place = "iteration-3/evaluate/suite-alpaca_eval"
-    assert "opponents" not in planned[f"{place}/score/0"].inputs, "the baseline is in the prompts"
-    evaluated = planned[place]
-    assert isinstance(evaluated.params, EvaluateParams)
-    assert evaluated.params.length_controlled
-    assert set(evaluated.inputs) >= {"length_control", "base_scores"}
-    assert evaluated.params.image_for(from_hub=False) == "eval"
-    assert "length_control" not in planned["iteration-3/evaluate"].inputs
+    inputs = steps(tmp_path, "alpaca-eval")[f"{place}/score/0"].inputs
+    assert "opponents" not in inputs, "the baseline is in the prompts"
 
 
-def test_arena_hard_compares_with_the_base(tmp_path: Path, interpreter: str) -> None:
-    planned = steps(tmp_path, "arena-hard", interpreter)
+def test_arena_hard_compares_with_the_base(tmp_path: Path) -> None:
+    planned = steps(tmp_path, "arena-hard")
     assert "opponents" in planned["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
-
-
-def test_length_control_wants_comparisons_with_reference_answers(tmp_path: Path) -> None:
-    suite = {
-        "prompts": str(ROOT / "data/quickstart/prompts.jsonl"),
-        "evaluate": {"log_pi_ref": "off", "length_controlled": True},
-        "length_control": str(tmp_path),
-    }
-    judge = {"mode": "pairwise", "model": "j", "url": "http://x/v1"}
-    scores = [{"oracle": "math_verify"}, {"oracle": "judge", "judge": judge}]
-    for score in scores:
-        changes = {"suites": {"own": suite | {"score": score}}}
-        with pytest.raises(UserError, match="does not compare with reference answers"):
-            load_overridden(ROOT / "configs/quickstart.yaml", changes, "test")
 
 
 def test_suite_with_another_oracle_takes_no_threshold_of_the_run() -> None:
@@ -144,23 +106,3 @@ def test_suite_with_another_oracle_takes_no_threshold_of_the_run() -> None:
     assert config.for_suite("own").evaluation.correct_from == 1.0
     assert config.for_suite("math").evaluation.correct_from is None
     assert config.for_suite("math").evaluation.pass_at_k == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"evaluate": {"length_controlled": True}}, "set log_pi_ref to off"),
-        ({"length_control": None}, "set length_control to the folder"),
-    ],
-)
-def test_length_control_without_comparisons_is_refused(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    suite = {
-        "prompts": str(ROOT / "data/quickstart/prompts.jsonl"),
-        "evaluate": {"log_pi_ref": "off", "length_controlled": True},
-        "length_control": str(tmp_path),
-        **changes,
-    }
-    with pytest.raises(UserError, match=re.escape(said)):
-        load_overridden(ROOT / "configs/quickstart.yaml", {"suites": {"own": suite}}, "test")

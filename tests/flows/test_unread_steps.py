@@ -7,7 +7,7 @@ from flows.pipeline.algorithm import resolve_run, step_names, unread_steps
 from flows.pipeline.loading import load_overridden
 from flows.pipeline.step import Source, Step
 from stages.contract.request import FileInput, HubInput
-from tests.flows.loop import ROOT, write_program
+from tests.flows.loop import ROOT
 from tests.tiny_models import make_tiny_llama
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -24,11 +24,8 @@ def shown(step: Step) -> tuple[Any, ...]:
 
 
 def test_unread_steps_equal_the_run_s(tmp_path: Path) -> None:
-    code, data = (tmp_path / name for name in ("oracle.py", "annotations"))
+    code = tmp_path / "oracle.py"
     code.write_text("def score(prompts, responses, references): ...\n")
-    interpreter = write_program(tmp_path / "python", "")
-    data.mkdir()
-    (data / "df_gamed.csv").write_text("model,index\n")
     judged = {
         "oracle": "judge",
         "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1", "against": "reference"},
@@ -36,24 +33,19 @@ def test_unread_steps_equal_the_run_s(tmp_path: Path) -> None:
     suites = {
         "own": {"prompts": str(PROMPTS), "after": "each"},
         "coded": {"prompts": str(PROMPTS), "score": {"oracle": "python"}, "oracle_code": str(code)},
-        "long": {
+        "judged": {
             "prompts": str(PROMPTS),
             "score": judged,
-            "length_control": str(data),
-            "evaluate": {"log_pi_ref": "off", "length_controlled": True},
         },
     }
     changes = {
         "iterations": 2,
         "screen": {"num_samples": 2},
         "inputs": {"test_prompts": str(PROMPTS)},
-        "execution": {"interpreters": {"eval": str(interpreter)}},
         "suites": suites,
     }
     config = load_overridden(QUICKSTART, changes, "test")
     steps = resolve_run(config).steps
-    place = "iteration-2/evaluate/suite-long"
-    assert [step.inputs["length_control"] for step in steps if step.name == place]
     assert [*map(shown, unread_steps(config))] == [*map(shown, steps)]
     assert step_names(config) == [step.name for step in steps]
 

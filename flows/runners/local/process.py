@@ -2,10 +2,11 @@
 
 import contextlib
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable
 
-from flows.pipeline.placement import Execution, interpreter_of
+from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import AttemptLog, write_request
 from flows.runners.base import (
@@ -93,7 +94,7 @@ class ProcessPlace:
         """See :class:`flows.runners.place.Place`."""
         request = job.request
         execution = self._execution
-        interpreter = interpreter_of(execution.interpreters, request.stage, request.image)
+        interpreter = execution.interpreters.get(request.stage, sys.executable)
         require_interpreter(request.stage, interpreter)
         program = program_of(request, write_request(request))
         command = supervised(interpreter, execution.grace_seconds, program=program)

@@ -2,11 +2,12 @@
 
 import math
 import shlex
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from flows.pipeline.placement import Execution, SlurmSettings, interpreter_of
+from flows.pipeline.placement import Execution, SlurmSettings
 from flows.runners.base import thread_variables
 from flows.runners.place import node_commands
 from stages.contract.request import Request
@@ -74,11 +75,9 @@ def batch_program(
 
 def default_interpreter(execution: Execution, request: Request) -> str:
     """Python of a stage: the one that is named for it, a container's, or the orchestrator's."""
-    interpreters = execution.interpreters
     in_container = execution.slurm.job(request.stage).container is not None
-    if in_container and not interpreters.keys() & {request.stage, request.image}:
-        return "python"
-    named = interpreter_of(interpreters, request.stage, request.image)
+    default = "python" if in_container else sys.executable
+    named = execution.interpreters.get(request.stage, default)
     # A relative path is meant from here, not from where a container starts.
     return str(Path(named).absolute()) if "/" in named else named
 

@@ -114,7 +114,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "fff0c6c181aa9d3c9e6ee1996c05a405d3eb56077a3fcd193c12bfda2595d945",
+        "dad1fdee702691e55584aff09f050a559ca1309b61fcbeaadc508865bdcd4c61",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
