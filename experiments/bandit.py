@@ -189,6 +189,7 @@ def figure(policy: Tensor) -> Figure:
             )
     for axes, title in zip(panels, ("setting", "f-DPO", f"GEB, κ = {KAPPAS[-1]:g}"), strict=True):
         axes.set(yscale="log", ylim=(1e-7, 2.0), title=title, xlabel="arm")
+        axes.yaxis.set_major_formatter("{x:g}")
     panels[0].set_ylabel(f"probability per {BIN} arms")
     drawn.legend(loc="outside right center", frameon=False, fontsize=7)
     return drawn
