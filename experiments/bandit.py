@@ -37,14 +37,29 @@ DIVERGENCE_LABELS = {
     "hellinger": "Hellinger",
     "forward_kl": "forward KL",
 }
-LINE_STYLES = {"reverse_kl": "-", "hellinger": "--", "forward_kl": ":"}
+LINE_STYLES = {
+    "reverse_kl": "-",
+    "hellinger": "--",
+    "forward_kl": ":",
+}
 GAMES = [
     (method, divergence)
     for divergence in DIVERGENCE_LABELS
     for method in LABELS
     if DESIGNS[method].refuses(DIVERGENCES[divergence]) is None
 ]
+"""Every combination that is defined, grouped by divergence."""
 KAPPAS = (0.1, 1.0, 10.0)
+"""Weights of the bonus; f-DPO has none."""
+HEADER = (
+    "divergence",
+    "method",
+    "κ",
+    "best arm likeliest",
+    "in best region",
+    "expected reward",
+    "found after",
+)
 
 NUM_ARMS = 1000
 REFERENCE_ARM = 300
@@ -52,8 +67,11 @@ BEST_ARM = 750
 WIDTH = 60.0
 """Standard deviation of every bump, in arms."""
 LOCAL_REWARD = 0.6
+"""Reward of the reference's favourite arm; the best arm pays 1."""
 REFERENCE_FLOOR = 1e-6
+"""Added to the reference's probability of each arm."""
 NUM_ROLLOUTS = 64
+"""Rollouts of an iteration; neighbours make a pair."""
 BETA = 0.1
 LEARNING_RATE = 1e-2
 MAX_GRAD_NORM = 1.0
@@ -91,11 +109,11 @@ def simulate(
         logps = logits.log_softmax(dim=-1)
         arms = sample(logps.detach().exp(), generators)
         rollouts = logps.gather(-1, arms)
-        losses = [
-            loss(*game, game_rollouts, REWARDS[game_arms])
-            for game, game_rollouts, game_arms in zip(GAMES, rollouts, arms, strict=True)
-        ]
-        (gradient,) = torch.autograd.grad(torch.stack(losses).sum(), logits)
+        losses = []
+        for game, game_rollouts, game_arms in zip(GAMES, rollouts, arms, strict=True):
+            losses.append(loss(*game, game_rollouts, REWARDS[game_arms]))
+        total = torch.stack(losses).sum()
+        (gradient,) = torch.autograd.grad(total, logits)
         norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
         logits.grad = gradient / (norm / MAX_GRAD_NORM).clamp(min=1.0)
         optimizer.step()
@@ -146,8 +164,6 @@ def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
     "In best region": better arms than the local optimum have most of the final policy's
     probability. "Found after": the iteration from which that stays so, a median over seeds.
     """
-    header = ["divergence", "method", "κ", "best arm likeliest"]
-    header += ["in best region", "expected reward", "found after"]
     rows: list[list[str]] = []
     for game, (method, divergence) in enumerate(GAMES):
         for place, kappa in enumerate(KAPPAS if method != "none" else (None,)):
@@ -156,8 +172,10 @@ def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
             reward = over_seeds((policies @ REWARDS).tolist())
             half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
             # Records from which the best region keeps its mass, counted from the last one.
-            kept = in_region.flip(-1).long().cumprod(dim=-1).sum(dim=-1)
-            firsts = [in_region.shape[-1] - int(count) + 1 for count in kept if count > 0]
+            lasting = in_region.flip(-1).long().cumprod(dim=-1)
+            counts = lasting.sum(dim=-1).tolist()
+            num_records = in_region.shape[-1]
+            firsts = [num_records - count + 1 for count in counts if count > 0]
             row = [
                 DIVERGENCE_LABELS[divergence],
                 LABELS[method],
@@ -168,7 +186,7 @@ def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
                 f"{RECORD_EVERY * statistics.median(firsts):.0f}" if firsts else "–",
             ]
             rows.append(row)
-    return FittedTable("", header, rows, kept=len(header), left=2)
+    return FittedTable("", HEADER, rows, kept=len(HEADER), left=2)
 
 
 def figure(policy: Tensor) -> Figure:
@@ -180,10 +198,12 @@ def figure(policy: Tensor) -> Figure:
     panels[0].plot(ARMS, REWARDS, color="C1", label="reward of an arm")
     for (method, divergence), policies in zip(GAMES, policy[:, -1, 0], strict=True):
         if LABELS[method].startswith(("f-DPO", "GEB")):
-            panels[1 if method == "none" else 2].plot(
+            axes = panels[1 if method == "none" else 2]
+            colour = list(LABELS).index(method)
+            axes.plot(
                 centres,
                 policies.view(-1, BIN).sum(dim=1),
-                color=f"C{list(LABELS).index(method)}",
+                color=f"C{colour}",
                 linestyle=LINE_STYLES[divergence],
                 label=f"{LABELS[method]}, {DIVERGENCE_LABELS[divergence]}",
             )

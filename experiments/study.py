@@ -23,10 +23,11 @@ from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 
-KINDS = ("experiment", "setting", "method", "divergence")
+KINDS = 4
+"""Number of a cell's names."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One cell of a study."""
 
@@ -40,9 +41,9 @@ class Row:
     """``KL``, ``Hellinger`` or ``forward KL``."""
     configuration: str
     """Preset that its runs start from."""
-    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     """Values by field that differ from the preset."""
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """One coefficient and the values among which it is chosen; empty if it is given."""
     tuning_seeds: tuple[int, ...] = ()
     """Seeds of the runs by which it is chosen; they are not reported."""
@@ -50,7 +51,7 @@ class Row:
     """Seeds of the runs that are reported."""
     prefix: str = "study"
     """Name of the study, with which the names of its runs begin."""
-    sections: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    sections: Mapping[str, Any] = field(default_factory=dict)
     """Laid over the preset besides; the names of runs do not show them."""
 
     def names(self) -> tuple[str, str, str, str]:
@@ -59,21 +60,24 @@ class Row:
 
     def coefficients(self) -> list[dict[str, Any]]:
         """Each value of the grid as the field that it sets; one empty one without a grid."""
-        return [{name: value} for name, values in self.grid.items() for value in values] or [{}]
+        for name, values in self.grid.items():
+            return [{name: value} for value in values]
+        return [{}]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StudyRun:
     """One run of a study's cell."""
 
     row: Row
+    """The cell."""
     cell: Cell
     """Its configuration, under the run's name."""
-    coefficient: Mapping[str, Any] = field(hash=False)
+    coefficient: Mapping[str, Any]
     """The value of the row's grid that it has."""
     tunes: bool = False
     """True for a run that serves the choice of the coefficient, and is not reported."""
-    summary: Summary | None = field(default=None, hash=False)
+    summary: Summary | None = None
     """Its results once it is finished; see :func:`finished`."""
 
     @property
@@ -117,15 +121,18 @@ def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
     """
     kept = list(rows)
     missing = set(only)
-    for kind in KINDS:
-        names = {getattr(row, kind) for row in rows}.intersection(only)
+    for kind in range(KINDS):
+        existing = {row.names()[kind] for row in rows}
+        names = existing.intersection(only)
         missing -= names
-        kept = [row for row in kept if not names or getattr(row, kind) in names]
+        if names:
+            kept = [row for row in kept if row.names()[kind] in names]
     if missing or not kept:
-        names = {name for row in rows for name in row.names()}
+        all_names = sorted(set().union(*(row.names() for row in rows)))
+        lacking = sorted(missing) or only
         raise UserError(
-            f"no cell has {' and '.join(map(repr, sorted(missing) or only))}",
-            f"name one, or several that a cell has, of: {', '.join(sorted(names))}",
+            f"no cell has {' and '.join(map(repr, lacking))}",
+            f"name one, or several that a cell has, of: {', '.join(all_names)}",
         )
     return kept
 
@@ -210,7 +217,8 @@ def _runs(
     tunes: bool,
 ) -> list[StudyRun]:
     config = configured(row.configuration, merged(row.sections, laid_over(overrides)))
-    axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
+    fields = {**row.fields, **coefficient}
+    axes = {name: [value] for name, value in fields.items()}
     planned = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
     return [StudyRun(row, cell, coefficient, tunes) for cell in planned]
 
@@ -253,16 +261,22 @@ def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
     A run that several cells ask for is in each.
     """
     summaries: dict[str, Summary] = {}
-    for name, config in {run.name: run.cell.config for run in runs}.items():
-        record = RunRecord(open_store(config.store, create=True), name)
+    configs = {run.name: run.cell.config for run in runs}
+    for name, config in configs.items():
+        store = open_store(config.store, create=True)
+        record = RunRecord(store, name)
         if _is_finished(record, config):
             summaries[name] = summarise(record, config)
-    return [replace(run, summary=summaries[run.name]) for run in runs if run.name in summaries]
+    done = [run for run in runs if run.name in summaries]
+    return [replace(run, summary=summaries[run.name]) for run in done]
 
 
 def _is_finished(record: RunRecord, config: RunConfig) -> bool:
     if not (record.path / "config.json").exists():
         return False
-    keys = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
-    lines = plan(resolve_run(config))
-    return all(line.action == "reuse" and keys.get(line.step) == line.key for line in lines)
+    done = [step for step in record.steps() if step.state in ("done", "reused")]
+    keys = {step.step: step.key for step in done}
+    for line in plan(resolve_run(config)):
+        if line.action != "reuse" or keys.get(line.step) != line.key:
+            return False
+    return True

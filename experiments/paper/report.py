@@ -6,9 +6,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.paper.tables import Findings, coverage, paper_tables
+from experiments.study import StudyRun
 from flows.report.files import json_text, write_file
 from flows.report.plots import course_figure, png
 from flows.report.statistics import over_seeds
+from stages.evaluate.statistics import Estimate
 from stages.store.base import Store
 
 _LEGEND = """\
@@ -43,17 +45,7 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         "coverage": headline,
         "failed": dict(findings.failed),
         "tables": [{"title": table.title, "rows": table.records()} for table in tables],
-        "runs": [
-            {
-                "run": run.name,
-                "cell": " · ".join(run.row.names()),
-                "seed": run.cell.config.seed,
-                "coefficient": dict(run.coefficient),
-                "tunes": run.tunes,
-                "figures": dict(run.figures()),
-            }
-            for run in (*findings.tuning, *findings.reported)
-        ],
+        "runs": [_record(run) for run in (*findings.tuning, *findings.reported)],
     }
     page = write_file(folder / "report.md", text)
     write_file(folder / "report.json", json_text(document))
@@ -62,24 +54,36 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
     return document, text
 
 
+def _record(run: StudyRun) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "cell": " · ".join(run.row.names()),
+        "seed": run.cell.config.seed,
+        "coefficient": dict(run.coefficient),
+        "tunes": run.tunes,
+        "figures": dict(run.figures()),
+    }
+
+
 def kappa_figures(findings: Findings) -> dict[str, Figure]:
     """Mean reward over κ for each setting and divergence, a line for each design (Figure 3)."""
-    rewards: dict[str, dict[str, dict[float, list[float]]]] = {}
+    values: dict[tuple[str, str, float], list[float]] = {}
     for run in findings.tuning:
         kappa = float(run.coefficient.get("train.kappa", 0.0))
         reward = run.figures().get("mean_reward")
         # Designs of GEB on rejected responses, as in the paper; ten lines hide each other.
         in_paper = run.row.method.startswith("GEB") and run.row.experiment != "responses"
         if in_paper and kappa > 0 and reward is not None:
-            lines = rewards.setdefault(f"{run.row.setting}, {run.row.divergence}", {})
-            line = lines.setdefault(run.row.method, {})
-            line.setdefault(math.log10(kappa), []).append(reward)
+            title = f"{run.row.setting}, {run.row.divergence}"
+            place = (title, run.row.method, math.log10(kappa))
+            values.setdefault(place, []).append(reward)
+    lines: dict[str, dict[str, dict[float, Estimate]]] = {}
+    for title, method, log_kappa in sorted(values):
+        by_method = lines.setdefault(title, {})
+        line = by_method.setdefault(method, {})
+        line[log_kappa] = over_seeds(values[title, method, log_kappa])
     figures: dict[str, Figure] = {}
-    for title, by_method in rewards.items():
-        estimates = {
-            method: {place: over_seeds(values) for place, values in sorted(line.items())}
-            for method, line in by_method.items()
-        }
-        if any(len(line) > 1 for line in estimates.values()):
-            figures[title] = course_figure(title, estimates, "log₁₀ κ", "mean reward")
+    for title, by_method in lines.items():
+        if any(len(line) > 1 for line in by_method.values()):
+            figures[title] = course_figure(title, by_method, "log₁₀ κ", "mean reward")
     return figures

@@ -21,6 +21,7 @@ class Figure(NamedTuple):
     """A figure of the paper and its place in a run."""
 
     title: str
+    """Title of its column."""
     suite: str | None
     """Suite that it is measured on; None for held-out prompts."""
     name: str
@@ -60,12 +61,15 @@ class Findings:
     """Everything that the report contains."""
 
     title: str
+    """Title of the report."""
     rows: Sequence[Row]
     """All cells."""
     reported: Sequence[StudyRun]
+    """Finished runs whose figures are in the tables."""
     tuning: Sequence[StudyRun]
     """Finished runs by which coefficients were chosen, and the runs of the κ experiment."""
     chosen: Mapping[Row, Mapping[str, Any]]
+    """Coefficients of the cells with a grid."""
     failed: Mapping[str, str]
     """Errors by the names of runs that failed."""
 
@@ -104,25 +108,25 @@ def paper_tables(findings: Findings) -> list[FittedTable]:
     for row in findings.rows:
         if row.seeds:
             groups.setdefault((row.experiment, row.setting), []).append(row)
-    computed = {(run.row.experiment, run.row.setting) for run in findings.reported}
-    return [_table(findings, rows) for group, rows in groups.items() if group in computed]
+    computed = {run.row for run in findings.reported}
+    return [_table(findings, rows) for rows in groups.values() if computed.intersection(rows)]
 
 
 def _table(findings: Findings, rows: Sequence[Row]) -> FittedTable:
     papers = published()
     columns: dict[str, list[Cell]] = {}
     for figure in FIGURES:
-        cells = []
+        columns[figure.title] = []
         for row in rows:
             paper = papers.get((*row.names(), figure.title))
-            cells.append(_cell(findings.estimates(row, figure), figure, paper))
-        columns[figure.title] = cells
+            estimates = findings.estimates(row, figure)
+            columns[figure.title].append(_cell(estimates, figure, paper))
     for figure in COMPARED:
         columns[f"{figure.title} − {BASELINE}'s"] = _differences(findings, rows, figure)
     shown = {title: cells for title, cells in columns.items() if set(cells) != {MISSING}}
     lines: list[list[str | Cell]] = []
-    for place, row in enumerate(rows):
-        lines.append([row.method, row.divergence, *(cells[place] for cells in shown.values())])
+    for row, *cells in zip(rows, *shown.values(), strict=True):
+        lines.append([row.method, row.divergence, *cells])
     title = f"{rows[0].setting}: {rows[0].experiment}"
     return FittedTable(title, ["method", "divergence", *shown], lines)
 
@@ -147,21 +151,19 @@ def _differences(findings: Findings, rows: Sequence[Row], figure: Figure) -> lis
     for row in rows:
         if row.method == BASELINE:
             baselines[row.divergence] = findings.values(row, figure)
-    tests: list[Estimate | None] = []
-    for row in rows:
-        base = baselines.get(row.divergence, [])
+    tests: dict[int, Estimate] = {}
+    for place, row in enumerate(rows):
+        base = baselines.get(row.divergence)
         values = findings.values(row, figure)
-        is_tested = base and values and row.method != BASELINE
-        tests.append(welch(base, values, figure.whole) if is_tested else None)
-    p_values = [test.p_value if test else None for test in tests]
-    cells: list[Cell] = []
-    for test, p_value, by_holm in zip(tests, p_values, holm(p_values), strict=True):
-        cell = MISSING
-        if test is not None and p_value is not None:
+        if base and values and row.method != BASELINE:
+            tests[place] = welch(base, values, figure.whole)
+    adjusted = holm([test.p_value for test in tests.values()])
+    cells = [MISSING] * len(rows)
+    for (place, test), by_holm in zip(tests.items(), adjusted, strict=True):
+        if test.p_value is not None:
             cell = Cell.of(test, f"+{figure.form}")
-            shown = f"{cell.interval}, {p_text(p_value)}, by Holm {p_text(by_holm)}"
-            cell = replace(cell, interval=shown)
-        cells.append(cell)
+            shown = f"{cell.interval}, {p_text(test.p_value)}, by Holm {p_text(by_holm)}"
+            cells[place] = replace(cell, interval=shown)
     return cells
 
 

@@ -74,7 +74,7 @@ def write_task(folder: Path, policy: str | None) -> None:
         # On other prompts than the samples.
         others = rows[_NUM_PROMPTS : _NUM_PROMPTS + _NUM_CONVERSATIONS]
         openings = itertools.cycle(_OPENINGS)
-        conversations = (_conversation(*pair) for pair in zip(others, openings, strict=False))
+        conversations = map(_conversation, others, openings)
         _write_rows(folder / "conversations.jsonl", conversations)
     load_config(folder / "geb.yaml")
 
@@ -86,13 +86,11 @@ def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def _orders() -> list[dict[str, Any]]:
     """Prompts of a hotel's front desk, with what a right answer repeats, in a mixed order."""
-    rows = [
-        {
-            "prompt": asking.format(f"{number} {thing}", room),
-            "reference_answer": f"{number} {thing} for room {room}",
-        }
-        for asking, number, thing, room in itertools.product(_ASKING, _NUMBERS, _THINGS, _ROOMS)
-    ]
+    rows: list[dict[str, Any]] = []
+    for asking, number, thing, room in itertools.product(_ASKING, _NUMBERS, _THINGS, _ROOMS):
+        order = f"{number} {thing}"
+        answer = f"{order} for room {room}"
+        rows.append({"prompt": asking.format(order, room), "reference_answer": answer})
     return [rows[place * _STRIDE % len(rows)] for place in range(len(rows))]
 
 

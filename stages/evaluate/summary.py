@@ -61,7 +61,7 @@ class SampleSummary:
         self._correct_from = correct_from
         self._tries = tries
         self._by_prompt: dict[str, PromptFigure] = {}
-        self._distinct = DistinctCounter(LONGEST_NGRAM)
+        self._distinct = DistinctCounter()
         self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
         self._repetition = array("d")
@@ -162,9 +162,13 @@ def repetition(text: str) -> float | None:
 
     This is seq-rep-4 of Welleck et al. 2019, arXiv 1908.04319.
     """
-    words = text.split()
-    grams = list(zip(*(words[n:] for n in range(_REPEATED_N)), strict=False))
+    grams = list(ngrams(text.split(), _REPEATED_N))
     return 1 - len(set(grams)) / len(grams) if grams else None
+
+
+def ngrams(words: list[str], n: int) -> Iterator[tuple[str, ...]]:
+    """Every n words in a row."""
+    return zip(*(words[start:] for start in range(n)), strict=False)
 
 
 def clustered_standard_error(prompt_means: list[float]) -> float | None:
@@ -263,28 +267,26 @@ def _estimate(name: str, figure: PromptFigure) -> Estimate:
 
 
 class DistinctCounter:
-    """Counts distinct n-grams for n = 1…``max_n``, at 8 bytes for each n-gram.
+    """Counts distinct n-grams up to :data:`LONGEST_NGRAM`, at 8 bytes for each n-gram.
 
     n-grams are compared by 64-bit hashes: among 10⁸ of them the chance of any collision is below
     10⁻³, and one moves the figure by 10⁻⁸.
-
-    Args:
-        max_n: Length of the longest n-grams.
     """
 
-    def __init__(self, max_n: int) -> None:
-        self._hashes: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(max_n)]
+    def __init__(self) -> None:
+        self._hashes: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(LONGEST_NGRAM)]
 
     def add(self, texts: Sequence[str]) -> None:
         """Adds responses to the corpus."""
         words = [text.split() for text in texts]
         for n, hashes in enumerate(self._hashes, 1):
-            shifted = ([text[start:] for start in range(n)] for text in words)
-            grams = (gram for starts in shifted for gram in zip(*starts, strict=False))
-            hashes.append(np.fromiter(map(hash, grams), np.int64))
+            grams: list[int] = []
+            for text in words:
+                grams += map(hash, ngrams(text, n))
+            hashes.append(np.array(grams, np.int64))
 
     def per_ngram(self) -> list[float | None]:
-        """Different n-grams by n-grams, n = 1…``max_n``; None if the corpus has no n-gram."""
+        """Different n-grams by n-grams, n = 1…; None if the corpus has no n-gram."""
         ratios: list[float | None] = []
         for hashes in self._hashes:
             total = sum(map(len, hashes))

@@ -223,7 +223,7 @@ def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
         "            for each in responses]\n"
     )
     program = Path(__file__).parents[3] / "examples" / "reward_server.py"
-    options = ["--identity", IDENTITY, "--port", "0", "--key-env", "REWARD_KEY"]
+    options = ["--identity", IDENTITY, "--port", "0"]
     server = subprocess.Popen(
         [sys.executable, program, tmp_path / "rewards.py", *options],
         stdout=subprocess.PIPE,
