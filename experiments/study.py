@@ -23,7 +23,7 @@ from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 
-KINDS = 4
+NUM_NAMES = 4
 """Number of a cell's names."""
 
 
@@ -121,7 +121,7 @@ def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
     """
     kept = list(rows)
     missing = set(only)
-    for kind in range(KINDS):
+    for kind in range(NUM_NAMES):
         existing = {row.names()[kind] for row in rows}
         names = existing.intersection(only)
         missing -= names
