@@ -146,12 +146,16 @@ def _check_engine(config: RunConfig) -> None:
 
 
 def _check_single_devices(config: RunConfig) -> None:
-    for stage in ("score", "evaluate"):
-        devices = getattr(config.resources, stage).devices
-        if devices > 1:
+    for stage, hint in (
+        ("score", "; generate.num_shards spreads scoring over several"),
+        ("evaluate", ""),
+    ):
+        resources = getattr(config.resources, stage)
+        if resources.devices > 1:
+            unit = "gpus" if resources.gpus else "processes"
             raise ValueError(
-                f"resources.{stage} asks for {devices} devices, and the stage uses one: ask for "
-                "one; generate.num_shards spreads sampling and scoring over several"
+                f"resources.{stage}.{unit} is {resources.devices}, and the stage uses one: set it "
+                f"to 1{hint}"
             )
 
 

@@ -152,7 +152,7 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
 
 def step_logs(store: Store, record: StepRecord) -> list[Path]:
     """Logs of a step's attempts on this host, oldest first: their names begin with the start."""
-    return sorted(store.log_path(record.stage, record.key).glob("*.log"))
+    return sorted(store.log_path(record.stage, record.key).glob("[0-9]*.log"))
 
 
 def clock(moment: float | None) -> str:

@@ -202,7 +202,8 @@ def test_an_oracle_without_what_it_needs_is_found_by_the_plan(
         ({"key_env": "GEB_NOT_SET"}, "{0}.key_env is 'GEB_NOT_SET'.* not set"),
     ],
 )
-@pytest.mark.parametrize(("place", "oracle"), [("score", "http"), ("suites.extra.score", "judge")])
+@pytest.mark.parametrize("oracle", ["http", "judge"])
+@pytest.mark.parametrize("place", ["score", "suites.extra.score"])
 def test_a_server_s_address_and_key_are_looked_at_by_the_plan(
     tmp_path: Path, place: str, oracle: str, settings: dict[str, str], said: str
 ) -> None:

@@ -13,7 +13,7 @@ SECTIONS = ("train.precision", "sft.precision", "generate.dtype", "evaluate.dtyp
 AUTO = [f"{name}=auto" for name in SECTIONS]
 
 
-@pytest.fixture(params=["", "avx512_bf16"])
+@pytest.fixture(params=["", "avx512_bf16", "amx_bf16", "bf16"])
 def flag(request, tmp_path, monkeypatch) -> str:
     """A CPU that has a flag of bfloat16, or none."""
     flag: str = request.param
