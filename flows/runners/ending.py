@@ -70,7 +70,7 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         case "out_of_memory":
             limit = request.resources.memory_gib
             memory = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
-            more = 2 * limit if limit else "GIB"
+            more = f"{2 * limit:g}" if limit else "GIB"
             message = (
                 f"the stage used up {memory} and the kernel killed it; give it more, `geb run "
                 f"CONFIG --set resources.{request.stage}.memory_gib={more}`, "

@@ -53,7 +53,7 @@ class Reference:
             UserError: The reference's vocabulary lacks a token, a sequence exceeds its context, or
                 the model returns a log-probability that is NaN.
         """
-        examples = list(map(Example, prompts, responses))
+        examples = [Example(*pair) for pair in zip(prompts, responses, strict=True)]
         lengths = [example.num_tokens for example in examples]
         require_static_rope(
             self._config,

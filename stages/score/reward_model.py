@@ -6,6 +6,7 @@ Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,7 @@ from stages.modeling.chat import (
     require_chat_template,
     spelled_control_tokens,
 )
-from stages.modeling.load import (
-    context_tokens,
-    load_sequence_classifier,
-)
+from stages.modeling.load import context_tokens, load_config, load_sequence_classifier
 from stages.modeling.probe import require_static_rope
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
@@ -135,22 +133,25 @@ class RewardModel:
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the reward model given as input ``model``."""
     dtype = ctx.params.reward_model.dtype
-    return with_tokenizer(ctx, load_classifier(ctx.model("model"), dtype))
+    return load_reward_model(ctx, partial(load_classifier, ctx.model("model"), dtype))
 
 
-def with_tokenizer(
-    ctx: StageContext[ScoreParams], classifier: Classifier, *, opens_with_bos: bool = False
+def load_reward_model(
+    ctx: StageContext[ScoreParams],
+    load_weights: Callable[[], Classifier],
+    *,
+    opens_with_bos: bool = False,
 ) -> RewardModel:
-    """Prepares the checkpoint given as input ``model``, of which the classifier is loaded."""
+    """Loads the checkpoint given as input ``model``, its weights last: they take longest."""
     settings = ctx.params.reward_model
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    config = classifier.model.config
+    config = load_config(source)
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
-        classifier=classifier,
+        classifier=load_weights(),
         config=config,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",

@@ -6,6 +6,7 @@ plain sequence classifier reads from the same checkpoint as its first output.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from stages.harness.context import ModelSource, StageContext
 from stages.modeling.load import load_exactly
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
-from stages.score.reward_model import Classifier, RewardModel, with_tokenizer
+from stages.score.reward_model import Classifier, RewardModel, load_reward_model
 
 # HelpSteer2's order, which is the head's.
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
@@ -82,8 +83,8 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     dtype = ctx.params.reward_model.dtype
-    classifier = load_classifier(ctx.model("model"), dtype, ctx.params.oracle)
-    return with_tokenizer(ctx, classifier, opens_with_bos=True)
+    load_weights = partial(load_classifier, ctx.model("model"), dtype, ctx.params.oracle)
+    return load_reward_model(ctx, load_weights, opens_with_bos=True)
 
 
 def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:

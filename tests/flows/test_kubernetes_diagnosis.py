@@ -145,7 +145,7 @@ def error_of(ending: Ending, *, stopped: bool = False, failure: Failure | None =
     ("ending", "kind", "said"),
     [
         (Ending("taken", 143, "preempted"), PreemptedError, "preempted"),
-        (Ending("out_of_memory", 137), StageFailedError, ".memory_gib=8.0`"),
+        (Ending("out_of_memory", 137), StageFailedError, ".memory_gib=8`"),
         (Ending("exited", 137), StageFailedError, "SIGKILL"),
     ],
     ids=lambda each: getattr(each, "kind", ""),

@@ -42,7 +42,7 @@ class Scheduler:
         for name in ("own_jobs", "submit"):
             monkeypatch.setattr(client, name, getattr(self, name))
 
-    def own_jobs(self) -> list[client.QueuedJob]:
+    def own_jobs(self, *, ended: bool = False) -> list[client.QueuedJob]:
         self.calls.append("squeue")
         return self.queue
 
@@ -99,10 +99,10 @@ def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
     listing = client.own_jobs
     away = iter([client.SlurmUnavailableError("squeue: no answer in 120 s")])
 
-    def own_jobs() -> list[client.QueuedJob]:
+    def own_jobs(*, ended: bool = False) -> list[client.QueuedJob]:
         if (error := next(away, None)) is not None:
             raise error
-        return listing()
+        return listing() if ended else []
 
     monkeypatch.setattr(client, "own_jobs", own_jobs)
     assert submit(request_, "mine") == "7"

@@ -15,8 +15,9 @@ _SECONDS = 120.0
 # The queue is asked for again anyhow, and whoever asks hears nothing else meanwhile.
 _QUEUE_SECONDS = 20.0
 _FORMAT = "%i|%T|%r|%N|%j"
-# They describe the job that the orchestrator may be itself; a new job must not inherit them.
-_OWN_JOB = "SLURM_"
+# Of the job that the orchestrator may be itself, which a new job must not inherit; and a person's
+# defaults for squeue, which would hide jobs.
+_LEFT_OUT = ("SLURM_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
@@ -52,13 +53,14 @@ def nodes_away(partition: str | None) -> str:
     return _call(["sinfo", "--noheader", states, "--format=%N", *chosen]).stdout.strip()
 
 
-def own_jobs() -> list[QueuedJob]:
-    """All jobs of this user that have not ended.
+def own_jobs(*, ended: bool = False) -> list[QueuedJob]:
+    """All jobs of this user that have not ended; ``ended`` ones too while they are remembered.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    command = ["squeue", "--noheader", "--me", f"--format={_FORMAT}"]
+    states = ["--states=all"] if ended else []
+    command = ["squeue", "--noheader", "--me", f"--format={_FORMAT}", *states]
     done = _call(command, seconds=_QUEUE_SECONDS)
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")
@@ -109,5 +111,5 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name in _KEPT or not name.startswith(_OWN_JOB)
+        if name in _KEPT or not name.startswith(_LEFT_OUT)
     }

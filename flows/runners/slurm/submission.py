@@ -93,7 +93,7 @@ def submit(job: StageJob, execution: Execution, name: str, program: str) -> str:
     while not job.stopping.is_set():
         try:
             # An answer that was lost may have been the number of a job that was taken.
-            queued = client.own_jobs() if is_lost else []
+            queued = client.own_jobs(ended=True) if is_lost else []
             for other in queued:
                 if other.name == name:
                     return other.id

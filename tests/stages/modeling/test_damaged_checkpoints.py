@@ -62,6 +62,7 @@ def replaced_by_folder(name: str) -> Damage:
 OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     "weights empty": (content(WEIGHTS, b""), [WEIGHTS]),
     "weights truncated": (bytes_of(WEIGHTS, lambda data: data[:-7]), [WEIGHTS]),
+    "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
     "weights pickled": (
         lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
         ["no weights in safetensors"],
