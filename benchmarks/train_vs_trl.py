@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_vs_trl                 # --json for JSON, --pairs 8 for a short one
 
-Both train the same random Llama on the same pairs in the same order, each in a process of its own,
+Both train the same random Llama on the same pairs in the same order, each in a separate process,
 in float32 on the CPU. The lengths are log-normal (prompts about 150 tokens, responses about 180).
 The seconds of precomputed reference log-probabilities count. ``--device cuda`` trains a Llama of
 random weights in bfloat16 on a GPU instead (``--shapes llama-8b --lora-rank 16``). ``--model`` and

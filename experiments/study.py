@@ -16,7 +16,7 @@ from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import Cell, cells, parse_axes
+from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
 from flows.report.summary import Summary, last_iteration, summarise
@@ -71,7 +71,7 @@ class StudyRun:
 
     row: Row
     """The cell."""
-    cell: Cell
+    cell: SweepCell
     """Its configuration, under the run's name."""
     coefficient: Mapping[str, Any]
     """The value of the row's grid that it has."""

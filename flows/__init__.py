@@ -2,7 +2,7 @@
 
 import os
 
-HEARTBEAT_SECONDS = 30
+PREFECT_HEARTBEAT_SECONDS = 30
 """Interval of a flow run's heartbeats; after three intervals without one it counts as dead."""
 
 HEARTBEAT_VARIABLE = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
@@ -10,4 +10,4 @@ HEARTBEAT_VARIABLE = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 
 # Set for every process that runs a flow, or the server takes it for dead. Prefect reads it when it
 # is imported.
-os.environ.setdefault(HEARTBEAT_VARIABLE, str(HEARTBEAT_SECONDS))
+os.environ.setdefault(HEARTBEAT_VARIABLE, str(PREFECT_HEARTBEAT_SECONDS))

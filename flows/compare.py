@@ -6,7 +6,7 @@ from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
-from flows.pipeline.presets import store_of
+from flows.pipeline.presets import store_of_overrides
 from flows.report.comparison import Comparison
 from flows.report.comparison_files import compare_runs
 from flows.report.prefect_artifacts import failed, publish_comparison
@@ -28,7 +28,7 @@ def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | St
         store: The store: a folder, or s3://, gs:// or az://; empty takes GEB_STORE's.
     """
     try:
-        comparison = compare_runs(open_store(store_of({"store": store})), runs, name)
+        comparison = compare_runs(open_store(store_of_overrides({"store": store})), runs, name)
     except GebError as error:
         return failed(error, name or "comparison")
     publish_comparison(comparison)

@@ -14,7 +14,7 @@ from flows.execution.observer import Session
 from flows.iterate import NOTHING, Preset, execute
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.form import SharedOverrides
-from flows.pipeline.grid import Cell, cells, parse_axes
+from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
@@ -57,7 +57,7 @@ def sweep(
 
 
 def sweep_cells(
-    name: str, planned: Sequence[Cell], parallel_runs: int, session: Session
+    name: str, planned: Sequence[SweepCell], parallel_runs: int, session: Session
 ) -> Comparison:
     """Runs and compares all cells, as a flow run of this process.
 
@@ -67,7 +67,9 @@ def sweep_cells(
     return as_flow("sweep", name, name, lambda: _sweep(name, planned, parallel_runs, session))
 
 
-def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int, session: Session) -> Comparison:
+def _sweep(
+    name: str, planned: Sequence[SweepCell], parallel_runs: int, session: Session
+) -> Comparison:
     store = open_store(planned[0].config.store, create=True)
     findings = run_cells(planned, parallel_runs, session, name)
     labels = {
@@ -94,13 +96,13 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int, session: Sess
 class Finding:
     """Result of one run, or the error that ended it."""
 
-    cell: Cell
+    cell: SweepCell
     summary: Summary | None
     error: str = ""
 
 
 def run_cells(
-    planned: Sequence[Cell], parallel_runs: int, session: Session, sweep: str = "sweep"
+    planned: Sequence[SweepCell], parallel_runs: int, session: Session, sweep: str = "sweep"
 ) -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
@@ -117,7 +119,7 @@ def run_cells(
         )
     ended = itertools.count(1)
 
-    def run(cell: Cell) -> Finding:
+    def run(cell: SweepCell) -> Finding:
         try:
             finding = Finding(cell, execute(resolve_run(cell.config), session).summary)
         except RunCancelledError:

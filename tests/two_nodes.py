@@ -10,10 +10,9 @@ from typing import Any
 
 import psutil
 
-from flows.runners.attempt_log import OnEvent
 from flows.runners.runner import Runner
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Event, Metric
+from stages.contract.events import Event, Metric, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Artifact, Store
 from tests.at_work import AtWork, at_work

@@ -290,7 +290,7 @@ _CHECKPOINTS: dict[str, Bad] = {
     ),
     "a template of megabytes": _template("{{ 'x' * 10 ** 8 }}", "chat template"),
     "a template that is a folder": Bad(replaced_by_folder("chat_template.jinja"), ("chat",)),
-    "pickled weights beside": Bad(
+    "pickled weights, too": Bad(
         content("pytorch_model.bin", b"no pickle"), by=None, why="they are never read"
     ),
 }
@@ -309,7 +309,7 @@ _OF_THE_REWARD_MODEL: dict[str, Bad] = {
     ),
     "no outputs": _config(num_labels=0),
 }
-# Damages that are tried on the reward model, too: those that another program looks for there.
+# The reward model is tried with these, too: another program looks for them there.
 _OF_BOTH = (
     "weights truncated",
     "weights pickled",
@@ -331,7 +331,7 @@ _OF_BOTH = (
     "none",
     "a template without end",
     "a context of nothing",
-    "pickled weights beside",
+    "pickled weights, too",
 )
 
 

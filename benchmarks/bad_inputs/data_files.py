@@ -225,7 +225,7 @@ _PROMPTS: dict[str, Bad] = {
         "bad",
         _folder(a_jsonl=_GOOD, b_jsonl=os.mkfifo),
         by=None,
-        why="other things in a folder are no part of it",
+        why="other things in a folder are not read",
     ),
     "a folder with a link to itself": Bad(
         "bad", _folder(a_jsonl=_GOOD, b_jsonl=_link("b.jsonl")), by="itself"

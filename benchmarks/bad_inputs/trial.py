@@ -136,12 +136,12 @@ def _faults(case: Case, codes: list[int], output: str) -> list[str]:
         faults.append("an escape sequence")
     if case.by is None:
         return faults
-    said = _ANSI.sub("", output)
-    if not _REMEDY.search(said):
+    shown = _ANSI.sub("", output)
+    if not _REMEDY.search(shown):
         faults.append("no remedy")
-    if (count := len(_ERROR.findall(said))) != 1:
+    if (count := len(_ERROR.findall(shown))) != 1:
         faults.append(f"{count} errors")
-    message = " ".join(said.split())
+    message = " ".join(shown.split())
     faults += [f"{text!r} is not named" for text in case.says if text not in message]
     if len(output) > _MOST_CHARACTERS:
         faults.append(f"{len(output)} characters")

@@ -108,15 +108,15 @@ class Campaign:
             while code and trial.attempts < _MOST_ATTEMPTS:
                 code = trial.end(trial.start())
             seconds = time.monotonic() - started
-            caused = sum(line.startswith("server restart") for line in trial.said)
+            caused = sum(line.startswith("server restart") for line in trial.fault_lines)
             if self._services.prefect.restarts > restarts + caused and setting.server == "shared":
-                trial.said.append("server restart of another run")
+                trial.fault_lines.append("server restart of another run")
             outcome = Outcome(
                 seed=self._seed,
                 run=number,
                 setting=str(setting),
                 steps=len(steps),
-                faults=tuple(trial.said),
+                faults=tuple(trial.fault_lines),
                 attempts=trial.attempts,
                 seconds=round(seconds, 1),
                 identical=code == 0 and trial.place.digests() == self.expected,
@@ -144,7 +144,7 @@ class Campaign:
             name = draw.choice(names)
             fault = FAULTS[name]
             moment = draw.uniform(0.0, self.seconds * share)
-            trial.said.append(f"{name}:" if fault.at_rest else f"{name}: at {moment:.0f} s")
+            trial.fault_lines.append(f"{name}:" if fault.at_rest else f"{name}: at {moment:.0f} s")
             if fault.at_rest:
                 fault.strike(trial)
                 code = 1
@@ -152,7 +152,7 @@ class Campaign:
             process = trial.start()
             try:
                 process.wait(moment)
-                trial.said[-1] += TOO_LATE
+                trial.fault_lines[-1] += TOO_LATE
             except subprocess.TimeoutExpired:
                 fault.strike(trial)
             if is_own_disk and fault.needs_root:

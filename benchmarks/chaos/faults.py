@@ -26,7 +26,7 @@ def kill(trial: Trial) -> None:
     if processes := trial.processes():
         victim = trial.draw.choice(processes)
         with contextlib.suppress(psutil.Error):
-            trial.said[-1] += f" {role(victim)}"
+            trial.fault_lines[-1] += f" {role(victim)}"
             victim.kill()
 
 
@@ -42,7 +42,7 @@ def stop(trial: Trial) -> None:
     if processes := trial.processes():
         victim = trial.draw.choice(processes)
         with contextlib.suppress(psutil.Error):
-            trial.said[-1] += f" {role(victim)}"
+            trial.fault_lines[-1] += f" {role(victim)}"
             victim.suspend()
             time.sleep(_STOP_SECONDS)
             victim.resume()
@@ -67,12 +67,12 @@ def make_read_only(trial: Trial) -> None:
     """Makes the file system read-only, which Linux does by itself after errors of a disk."""
     if not mount("-o", "remount,ro", str(trial.folder)):
         # The kernel waits for no file that is open for writing.
-        trial.said[-1] += " (refused: files are open)"
+        trial.fault_lines[-1] += " (refused: files are open)"
 
 
 def flip(trial: Trial) -> None:
     """Flips a bit in an artifact or in what an attempt left, and one in four times truncates it."""
-    trial.said[-1] += f" {trial.place.damage(trial.draw)}"
+    trial.fault_lines[-1] += f" {trial.place.damage(trial.draw)}"
 
 
 def cut(trial: Trial) -> None:
@@ -98,7 +98,7 @@ def restart_server(trial: Trial) -> None:
 
 def _wait(trial: Trial) -> None:
     seconds = trial.draw.uniform(*_CUT_SECONDS)
-    trial.said[-1] += f" for {seconds:.0f} s"
+    trial.fault_lines[-1] += f" for {seconds:.0f} s"
     time.sleep(seconds)
 
 

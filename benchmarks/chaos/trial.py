@@ -58,7 +58,7 @@ class Trial:
         gate: Its way to the bucket, if its store is in one.
         environment: Variables of its commands in addition to this process's.
         orphan_seconds: Time for its processes to end after their orchestrator.
-        said: Its faults.
+        fault_lines: Its faults.
         mark: Value of the environment variable of its processes.
     """
 
@@ -70,7 +70,7 @@ class Trial:
     gate: Gate | None
     environment: Mapping[str, str]
     orphan_seconds: float
-    said: list[str] = field(default_factory=list)
+    fault_lines: list[str] = field(default_factory=list)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     attempts: int = 0
     tracebacks: int = 0
@@ -121,7 +121,7 @@ class Trial:
         try:
             code = process.wait(_ATTEMPT_SECONDS)
         except subprocess.TimeoutExpired:
-            self.said.append("HANGS")
+            self.fault_lines.append("HANGS")
             process.kill()
             code = process.wait()
         self.tracebacks = self.log.read_bytes().count(b"Traceback (most recent call last)")

@@ -1,6 +1,6 @@
 """Log-probabilities of 8,192 tokens by a large head, both passes, compared with the bare products.
 
-Values and gradients are first compared with float64: ‖found − exact‖ / ‖exact‖.
+Values and gradients are first compared with float64: ‖value − exact‖ / ‖exact‖.
 
 Shapes: `N` tokens, `H` width, `V` vocabulary.
 """
@@ -131,14 +131,14 @@ def _check(
 ) -> None:
     rows, entries = _sampled(*inputs)
     d_hidden, d_weight = _both(way, inputs, gradient)
-    found = {
+    parts = {
         "values": way(*inputs).detach(),
         "d_hidden": d_hidden[rows],
         "d_weight": d_weight[entries],
     }
     gaps = {
         part: ((value.double() - exact[part]).norm() / exact[part].norm()).item()
-        for part, value in found.items()
+        for part, value in parts.items()
     }
     agrees = all(gaps[part] <= limit for part, limit in TOLERANCES.items())
     figures.write(f"agreement with float64, {name}", agrees=agrees, **gaps)

@@ -1,4 +1,4 @@
-"""Sampling by the transformers backend in batches, after its log-probabilities are found right."""
+"""Sampling by the transformers backend in batches, after a check of its log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gpu.figures import Figures, peak_gib, reset_peak, wait
 from benchmarks.gpu.step import TINY, fast_folder
 from benchmarks.training.shapes import SHAPES, make_model
 from stages.contract.events import Emitter
-from stages.generate.backend import Prompt, Sample
+from stages.generate.backend import EncodedPrompt, SampledResponse
 from stages.generate.params import GenerateParams
 from stages.generate.policy import load_policy
 from stages.generate.transformers_backend import TransformersBackend
@@ -53,13 +53,13 @@ def _sample(
     policy = replace(load_policy(source, params), stop_ids=frozenset())
     backend = TransformersBackend(policy, params, Emitter(io.StringIO()))
     prompts = [
-        Prompt([1 + index % 500] * _PROMPT_TOKENS, [2 * index, 2 * index + 1])
+        EncodedPrompt([1 + index % 500] * _PROMPT_TOKENS, [2 * index, 2 * index + 1])
         for index in range(size // 2)
     ]
     # Kernels are chosen, and memory is taken, by a first pass.
-    found = list(backend.generate(prompts[:_CHECKED]))
+    samples = list(backend.generate(prompts[:_CHECKED]))
     model = load_causal_lm(source, dtype=params.dtype)
-    gap = max(_gap(model, prompts[place], sample) for place, _, sample in found)
+    gap = max(_gap(model, prompts[place], sample) for place, _, sample in samples)
     del model
     figures.write(f"batches of {size}: agreement", agrees=gap <= TOLERANCE, largest_gap=gap)
     reset_peak(device)
@@ -79,7 +79,7 @@ def _sample(
 
 
 @torch.inference_mode()
-def _gap(model: Any, prompt: Prompt, sample: Sample) -> float:
+def _gap(model: Any, prompt: EncodedPrompt, sample: SampledResponse) -> float:
     """The largest difference of a sample's log-probabilities from a forward pass's."""
     ids = torch.tensor([[*prompt.token_ids, *sample.token_ids]], device=model.device)
     logp = model(ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(-1)

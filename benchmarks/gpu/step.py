@@ -1,8 +1,8 @@
 """Steps of plain DPO as the engine takes them, on models of random weights made in memory.
 
 Each variation trains from the same weights and pairs: a pass for log π_ref, steps
-that warm up, and steps that count. Tokens are those of all responses with their prompts; pairs'
-prompts are computed, and counted in model FLOPs, once.
+that warm up, and steps that count. Tokens are counted over all responses with their prompts. A
+pair's prompt is computed once, and counts once in model FLOPs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) ->
         variation = replace(planned, tokens=64) if dry else planned
         while True:
             try:
-                found, first = _train(figures, variation, task, shape, pairs, device, dry=dry)
+                step_losses, first = _train(figures, variation, task, shape, pairs, device, dry=dry)
             except torch.OutOfMemoryError as error:
                 figures.write(variation.name, tokens=variation.tokens, error=str(error)[:200])
                 variation = replace(variation, tokens=variation.tokens // 2)
@@ -81,12 +81,12 @@ def measure(figures: Figures, device: torch.device, task: Task, *, dry: bool) ->
                     raise
                 break
             else:
-                losses = losses or found
+                losses = losses or step_losses
                 gradient = first if gradient is None else gradient
-                gaps = [abs(one - other) for one, other in zip(found, losses, strict=False)]
+                gaps = [abs(one - other) for one, other in zip(step_losses, losses, strict=False)]
                 figures.write(
                     f"{variation.name}: losses",
-                    losses=found,
+                    losses=step_losses,
                     most_apart=max(gaps),
                     cosine_of_first_gradient=torch.cosine_similarity(first, gradient, dim=0).item(),
                 )

@@ -2,8 +2,8 @@
 
     .venv-eval/bin/python examples/oracles/reasoning_tasks.py ransom_note size=1000 > prompts.jsonl
 
-The oracle needs `make setup-eval`. Some scorers evaluate an answer as Python: run those in a
-container. A scorer that does not end is ended with its stage.
+The oracle needs `make setup-eval`. Some scorers evaluate an answer as Python: run them in a
+container. The end of the stage ends a scorer that goes on.
 """
 
 import json

@@ -15,7 +15,7 @@ from flows.execution.observer import Session
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING
 from flows.pipeline.form import SharedOverrides
-from flows.pipeline.presets import store_of
+from flows.pipeline.presets import store_of_overrides
 from flows.report.prefect_artifacts import failed
 from flows.sweep import run_cells
 from stages.contract.errors import GebError
@@ -73,7 +73,7 @@ def compute(
     chosen = study.choose(tuning, study.mean_rewards(tuning))
     errors |= _compute(study.reported_runs(computed, config, chosen), parallel_runs, session)
     reported = study.finished(study.reported_runs(rows, config, chosen))
-    store = open_store(store_of(config), create=True)
+    store = open_store(store_of_overrides(config), create=True)
     document, text = write_report(
         store, name, Findings(title, rows, reported, tuning, chosen, errors)
     )

@@ -86,7 +86,7 @@ console = TerminalConsole(
 )
 
 
-def configured(
+def config_of_command(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
     """The configuration that a command line names; UserError if it is wrong or not there."""

@@ -16,16 +16,16 @@ from flows.commands.common import (
     RunnerName,
     answer,
     answer_comparison,
-    configured,
+    config_of_command,
     prefect_session,
 )
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.grid import Cell, cells, parse_axes
+from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 
-Policy = Annotated[
+PolicyArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
@@ -36,7 +36,7 @@ Policy = Annotated[
 
 def evaluate(
     config: ConfigPath,
-    policy: Policy,
+    policy: PolicyArgument,
     base: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Compare with it, not with what CONFIG starts from."),
@@ -54,7 +54,7 @@ def evaluate(
 
     Other prompts: --set inputs.test_prompts=FILE.
     """
-    settings = configured(config, overrides, runner, store)
+    settings = config_of_command(config, overrides, runner, store)
     # Prompts, both models' samples and their scores, and the metrics.
     num_steps = 2 + 4 * settings.generate.num_shards
     name = f"{settings.name}-evaluation"
@@ -86,7 +86,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of settings over seeds, and compare them: mean ± standard deviation, tests."""
-    settings = configured(config, overrides, runner, store)
+    settings = config_of_command(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
     if len(planned) == 1:
@@ -112,7 +112,7 @@ def _seeds(text: str) -> list[int]:
         ) from None
 
 
-def _show_runs(planned: list[Cell], as_json: bool) -> None:
+def _show_runs(planned: list[SweepCell], as_json: bool) -> None:
     document = []
     rows = []
     for cell in planned:

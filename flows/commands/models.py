@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.common import AsJson, Registered, StorePath, answer, console
-from flows.report.model_card import export as copy_model
+from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable, formatted
 from stages.store.opening import open_store
 from stages.store.registry import LATEST, ModelRegistry, ModelVersion

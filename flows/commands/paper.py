@@ -18,7 +18,7 @@ from flows.commands.common import (
     watched,
 )
 from flows.pipeline.loading import overrides_of
-from flows.pipeline.presets import store_of
+from flows.pipeline.presets import store_of_overrides
 from flows.report.files import write_file
 from stages.contract.errors import UserError
 
@@ -58,7 +58,7 @@ def paper(
 
     name = f"paper-{scale}"
     title = f"The paper's tables, {scale} scale"
-    with prefect_session(store_of(config), name, as_json) as session:
+    with prefect_session(store_of_overrides(config), name, as_json) as session:
         computed = partial(compute, name, title, rows, only or (), session, parallel_runs, config)
         document = as_flow("paper", title, name, computed)
     answer(as_json, document, document["coverage"], f"report  {document['page']}")

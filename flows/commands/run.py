@@ -22,7 +22,7 @@ from flows.commands.common import (
     RunnerName,
     StorePath,
     answer,
-    configured,
+    config_of_command,
     configured_run,
     forced_from,
     prefect_session,
@@ -57,7 +57,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a configuration; whatever the store has already is reused."""
-    _run(configured(config, overrides, runner, store), from_stage, from_iteration, as_json)
+    _run(config_of_command(config, overrides, runner, store), from_stage, from_iteration, as_json)
 
 
 def resume(
@@ -82,7 +82,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would reuse, compute, and why, and its cost."""
-    settings = configured(config, overrides, runner, store)
+    settings = config_of_command(config, overrides, runner, store)
     _run(settings, from_stage, from_iteration, as_json, dry_run=True)
 
 

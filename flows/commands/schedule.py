@@ -10,7 +10,7 @@ from flows.commands.common import (
     ConfigStore,
     Overrides,
     RunnerName,
-    configured,
+    config_of_command,
     console,
     quiet_prefect,
 )
@@ -36,7 +36,7 @@ def schedule(
     store: ConfigStore = None,
 ) -> None:
     """Run a configuration by the clock, on the Prefect server in use, or on the one of `geb up`."""
-    run = configured(config, overrides, runner, store)
+    run = config_of_command(config, overrides, runner, store)
     quiet_prefect()
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate

@@ -47,9 +47,9 @@ def gc(
 ) -> None:
     """List (or delete) what no run and no registered model refers to."""
     opened = open_store(store)
-    garbage = collect(opened)
+    garbage = collect_garbage(opened)
     if delete:
-        garbage = remove(opened, garbage)
+        garbage = remove_garbage(opened, garbage)
     total = sum(item.held.bytes for item in garbage)
     document = [{"path": held.place, "why": why, "bytes": held.bytes} for held, why in garbage]
     shown = [f"{_mib(held.bytes):>10}  {held.place}  {why}" for held, why in garbage]
@@ -68,7 +68,7 @@ class Garbage(NamedTuple):
     why: str
 
 
-def collect(store: Store) -> list[Garbage]:
+def collect_garbage(store: Store) -> list[Garbage]:
     """Finds artifacts that no run's last steps and no registered model need, and leftovers.
 
     The inputs of a needed artifact are needed too. A key that is being computed is left alone.
@@ -82,8 +82,8 @@ def collect(store: Store) -> list[Garbage]:
     return sorted(garbage, key=lambda item: item.held.bytes, reverse=True)
 
 
-def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Deletes what :func:`collect` found, unless a run needs it; returns what it deleted."""
+def remove_garbage(store: Store, garbage: list[Garbage]) -> list[Garbage]:
+    """Deletes the garbage that no run has come to need, and returns it."""
     removed = []
     for item in garbage:
         # Runs record the keys that they want before they compute or read them.

@@ -10,7 +10,6 @@ from flows.execution.run_record import RunRecord, State
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.step import Output, Source, Step, StepFilter, no_step
-from flows.runners.attempt_log import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import (
@@ -19,7 +18,7 @@ from stages.contract.errors import (
     PreemptedError,
     StoppedError,
 )
-from stages.contract.events import Log
+from stages.contract.events import Log, OnEvent
 from stages.contract.request import ArtifactInput, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store

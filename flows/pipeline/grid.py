@@ -21,7 +21,7 @@ _HASH_DIGITS = 8
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One run of a sweep."""
 
     fields: Mapping[str, Any]
@@ -63,7 +63,7 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
 
 def cells(
     name: str, config: RunConfig, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
-) -> list[Cell]:
+) -> list[SweepCell]:
     """Every combination of values under every seed, the seeds of one combination together.
 
     Names of runs begin with the sweep's. UserError if the name, a field or a value is wrong, or
@@ -80,7 +80,7 @@ def cells(
         for seed in seeds:
             run = {"name": _run_name(name, fields, seed), "seed": seed}
             changed = with_fields(config, {**_OF_EVERY_RUN, **fields, **run}, f"sweep {name}")
-            planned.append(Cell(fields, changed))
+            planned.append(SweepCell(fields, changed))
     return planned
 
 

@@ -67,7 +67,7 @@ def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return merged(sections, overrides_of(lines))
 
 
-def store_of(overrides: Mapping[str, Any]) -> str:
+def store_of_overrides(overrides: Mapping[str, Any]) -> str:
     """The store that ``overrides`` name, else ``GEB_STORE``'s, else ``store`` here."""
     named = laid_over(overrides).get("store") or os.environ.get(STORE_VARIABLE)
     return location_of(named or DEFAULT_STORE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flows.pipeline.external import External
 from stages.contract.adapters import adapter_input
 from stages.contract.errors import UserError
-from stages.contract.params import Kind, StageParams, check_inputs, find_output
+from stages.contract.params import DataKind, StageParams, check_inputs, find_output
 from stages.contract.request import kind_of
 
 
@@ -24,7 +24,7 @@ class Output:
     step: str
     params: type[StageParams]
     path: str = ""
-    kind: Kind = "artifact"
+    kind: DataKind = "artifact"
 
     def at(self, path: str) -> Output:
         """One file or folder of the artifact; UserError if the stage declares no such output."""

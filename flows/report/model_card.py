@@ -14,7 +14,7 @@ from stages.store.registry import ModelRegistry, ModelVersion
 _ADAPTER = "adapter"
 
 
-def export(store: Store, model: str, folder: Path) -> ModelVersion:
+def export_model(store: Store, model: str, folder: Path) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
     Adapters that were saved next to a checkpoint go into the folder `adapter`.

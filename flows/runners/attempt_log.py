@@ -6,12 +6,12 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from stages.contract.events import Event, Failure, Log, escape_controls, parse_event
+from stages.contract.events import Failure, Log, OnEvent, escape_controls, parse_event
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -21,7 +21,6 @@ _STARTED = "%Y%m%d-%H%M%SZ"
 _KEPT_LINES = 30
 # As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
-OnEvent = Callable[[Event], None]
 
 
 def new_log(request: Request) -> Path:

@@ -19,7 +19,7 @@ from stages.contract.errors import (
 )
 from stages.contract.request import Request
 
-Kind = Literal["refused", "taken", "out_of_memory", "overdue", "failed", "exited"]
+EndingKind = Literal["refused", "taken", "out_of_memory", "overdue", "failed", "exited"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Ending:
         code: Exit code, if its program had one.
     """
 
-    kind: Kind
+    kind: EndingKind
     code: int | None = None
     message: str = ""
     remedy: str = ""

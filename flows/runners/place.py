@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, OnEvent
+from flows.runners.attempt_log import AttemptLog
 from flows.runners.base import program_of, supervised
 from flows.runners.ending import Ending
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Log
+from stages.contract.events import Log, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.locks import EXPIRY_SECONDS, FileLease

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, OnEvent, new_log
+from flows.runners.attempt_log import AttemptLog, new_log
 from flows.runners.ending import Ending, raise_for
 from flows.runners.place import Place, PlaceAwayError, PlaceNotice, StageJob, orchestrator_lease
 from stages.contract.errors import LeaseLostError, RefusedError, StoreError, UserError
-from stages.contract.events import Log
+from stages.contract.events import Log, OnEvent
 from stages.contract.request import FileInput, Input, Request
 from stages.store.base import Store
 from stages.store.opening import open_store

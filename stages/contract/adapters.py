@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stages.contract.manifest import Manifest
 
 ADAPTER_CONFIG = "adapter_config.json"
-BASE = "base.json"
+BASE_FILE = "base.json"
 """File next to the adapter's: the digest of its base, as requests give it."""
 _INPUT: TypeAdapter[Input] = TypeAdapter(Input)
 
@@ -41,7 +41,7 @@ def write_base(folder: Path, base: Input) -> None:
 
     By its digest alone: the same training then gives the same bytes wherever the base lies.
     """
-    (folder / BASE).write_text(json.dumps({"digest": base.digest}, indent=2) + "\n")
+    (folder / BASE_FILE).write_text(json.dumps({"digest": base.digest}, indent=2) + "\n")
 
 
 def check_adapter(folder: Path, base: Input) -> None:
@@ -54,7 +54,7 @@ def check_adapter(folder: Path, base: Input) -> None:
     remedy = "copy the adapter again, or pass another one"
     digest = None
     with contextlib.suppress(FileNotFoundError):
-        digest = read_record(folder / BASE, _Base, remedy).digest
+        digest = read_record(folder / BASE_FILE, _Base, remedy).digest
     if digest not in (None, base.digest):
         raise UserError(
             f"the adapter {folder} goes over the base with the digest {digest}, and is given one "
@@ -69,7 +69,7 @@ def base_of_adapter(manifest: Manifest, path: str) -> Input | None:
     An adapter's training reads the base as its `policy`, so that whatever needs an artifact's
     inputs (garbage collection, model cards) needs the base of its adapter.
     """
-    if not manifest.files_at(f"{path}/{BASE}"):
+    if not manifest.files_at(f"{path}/{BASE_FILE}"):
         return None
     (given,) = manifest.inputs["policy"]
     if given["kind"] == "hub":

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import (
@@ -83,6 +84,7 @@ class Done(BaseModel):
 
 
 Event = Annotated[Progress | Metric | Log | Failure | Done, Field(discriminator="type")]
+OnEvent = Callable[[Event], None]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 

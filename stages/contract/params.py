@@ -14,7 +14,7 @@ _MARK = "affects_result"
 # Names of the fields that hold a type of numbers.
 _NUMBER_TYPES = ("dtype", "precision")
 
-Kind = Literal[
+DataKind = Literal[
     "artifact",
     "model",
     "file",
@@ -38,7 +38,7 @@ code of lm-eval and AlpacaEval."""
 class InputSpec:
     """One input of a stage, which a request may leave out, or give several times in an order."""
 
-    kind: Kind
+    kind: DataKind
     optional: bool = False
     many: bool = False
 
@@ -51,12 +51,12 @@ class InputSpec:
 class OutputSpec:
     """One file or folder of a stage's artifact; an optional one is not in all of them."""
 
-    kind: Kind
+    kind: DataKind
     optional: bool = False
 
 
 def check_inputs(
-    stage: str, specs: Mapping[str, InputSpec], given: Mapping[str, Sequence[Kind | None]]
+    stage: str, specs: Mapping[str, InputSpec], given: Mapping[str, Sequence[DataKind | None]]
 ) -> None:
     """Compares the inputs of a request with the stage's declaration.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from stages.contract.digests import sha256_of
-from stages.contract.params import ImageName, Kind, StageParams, check_inputs
+from stages.contract.params import DataKind, ImageName, StageParams, check_inputs
 
 
 class _Frozen(BaseModel):
@@ -124,7 +124,7 @@ class Request(_Frozen):
         return cls.model_validate_json(path.read_bytes())
 
 
-def kind_of(source: Input) -> Kind | None:
+def kind_of(source: Input) -> DataKind | None:
     """Kind of an input as far as its source alone tells it."""
     if isinstance(source, HubInput):
         return "model" if source.repo_type == "model" else "file"

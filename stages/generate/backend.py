@@ -12,7 +12,7 @@ LENGTH = "length"
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EncodedPrompt:
     """A prompt ready to be continued."""
 
     token_ids: list[int]
@@ -21,7 +21,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledResponse:
     """One response."""
 
     token_ids: list[int]
@@ -36,8 +36,8 @@ class Backend(Protocol):
     """An engine with a policy loaded, made by its module's ``load(policy, params, events)``."""
 
     def generate(
-        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]] = frozenset()
-    ) -> Iterator[tuple[int, int, Sample]]:
+        self, prompts: Sequence[EncodedPrompt], held: frozenset[tuple[int, int]] = frozenset()
+    ) -> Iterator[tuple[int, int, SampledResponse]]:
         """Continues every prompt once per seed.
 
         An earlier attempt has drawn the samples ``held``, by the numbers of their prompts.

@@ -7,11 +7,11 @@ from typing import Any
 
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
-from stages.generate.backend import Prompt
+from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
 from stages.modeling.chat import render_prompt, require_chat_template
-from stages.modeling.load import context_tokens, load_config
+from stages.modeling.load import context_tokens, load_model_config
 from stages.modeling.tokenizers import load_tokenizer
 
 
@@ -35,7 +35,9 @@ class Policy:
         """Folder of the adapter."""
         return None if self.source.adapter is None else Path(self.source.adapter)
 
-    def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
+    def render(
+        self, row: Mapping[str, Any], params: GenerateParams, seed: int
+    ) -> EncodedPrompt | None:
         """The prompt of a row of the prompts table, or None if it is too long for the context."""
         try:
             token_ids = render_prompt(self.tokenizer, row["messages"], params)
@@ -52,7 +54,7 @@ class Policy:
         seeds = [
             derive_seed(seed, row["prompt_id"], sample) for sample in range(params.num_samples)
         ]
-        return Prompt(token_ids, seeds)
+        return EncodedPrompt(token_ids, seeds)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a response, without its stop token and other special tokens."""
@@ -67,7 +69,7 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     """Reads a checkpoint's tokenizer and configuration; UserError if they cannot serve."""
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path, params.chat_template_args)
-    config = load_config(source)
+    config = load_model_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
     vocabulary = config.get_text_config().vocab_size

@@ -12,7 +12,7 @@ from typing import Any
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.generate.backend import LENGTH, Backend, Prompt, Sample
+from stages.generate.backend import LENGTH, Backend, EncodedPrompt, SampledResponse
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.harness.context import StageContext
@@ -28,8 +28,8 @@ from stages.tables.schemas import (
     read_rows,
 )
 
-Context = StageContext[GenerateParams]
-Samples = dict[tuple[int, int], Sample]
+GenerateContext = StageContext[GenerateParams]
+SampledResponses = dict[tuple[int, int], SampledResponse]
 """Samples by the number of their prompt in a chunk and their own."""
 # Time between two saves of a chunk: a kill loses at most that much sampling.
 SAVE_SECONDS = 60.0
@@ -37,7 +37,7 @@ SAVE_SECONDS = 60.0
 _WARNED_SHARE = 0.1
 
 
-def run(ctx: Context) -> None:
+def run(ctx: GenerateContext) -> None:
     """Samples K responses for each prompt of the shard.
 
     Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
@@ -60,7 +60,7 @@ def run(ctx: Context) -> None:
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 
-def _warn_if_turns_run_on(ctx: Context, policy: Policy) -> None:
+def _warn_if_turns_run_on(ctx: GenerateContext, policy: Policy) -> None:
     """Warns if the token that ends a turn of the chat template ends no response."""
     turn = [{"role": "user", "content": "a"}]
     # A template that opens <think> renders no such answer.
@@ -74,7 +74,7 @@ def _warn_if_turns_run_on(ctx: Context, policy: Policy) -> None:
             )
 
 
-def _shard(ctx: Context, prompts: Path) -> tuple[int, int]:
+def _shard(ctx: GenerateContext, prompts: Path) -> tuple[int, int]:
     """First prompt of the shard and the one after its last: shards have about as many prompts."""
     total = num_rows(prompts)
     if total == 0:
@@ -113,7 +113,7 @@ def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:
 
 
 def _sample(
-    ctx: Context, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
+    ctx: GenerateContext, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
 ) -> None:
     """Writes the missing chunks of a shard's ``num_prompts``."""
     num_samples = ctx.params.num_samples
@@ -152,13 +152,13 @@ def _sample(
 
 def _read_samples(
     path: Path, rows: Sequence[Mapping[str, Any]], warn: Callable[[str], None]
-) -> Samples:
+) -> SampledResponses:
     """The samples that an earlier attempt has kept; none without its file."""
     if not find_readable(path, RESPONSES, warn):
         return {}
     places = {row["prompt_id"]: place for place, row in enumerate(rows)}
     return {
-        (places[row["prompt_id"]], row["sample_index"]): Sample(
+        (places[row["prompt_id"]], row["sample_index"]): SampledResponse(
             row["response_token_ids"], row["response_logprobs"], row["finish_reason"]
         )
         for row in read_rows(path, RESPONSES)
@@ -168,8 +168,8 @@ def _read_samples(
 def _to_rows(
     policy: Policy,
     rows: Sequence[Mapping[str, Any]],
-    prompts: Sequence[Prompt],
-    samples: Samples,
+    prompts: Sequence[EncodedPrompt],
+    samples: SampledResponses,
 ) -> Iterator[dict[str, Any]]:
     """Rows of RESPONSES for rows of PROMPTS whose samples are there."""
     for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -189,7 +189,7 @@ def _to_rows(
             }
 
 
-def _assemble(ctx: Context, chunks: Sequence[Chunk], num_known_ids: int) -> dict[str, Any]:
+def _assemble(ctx: GenerateContext, chunks: Sequence[Chunk], num_known_ids: int) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
     num_prompts = sum(map(len, chunks))
     reasons: Counter[str] = Counter()

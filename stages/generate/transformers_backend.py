@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.backend import LENGTH, STOP, EncodedPrompt, SampledResponse
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.engine_errors import engine_error
@@ -43,8 +43,8 @@ class TransformersBackend:
         """Nothing to end: the model goes with its last reference."""
 
     def generate(
-        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]] = frozenset()
-    ) -> Iterator[tuple[int, int, Sample]]:
+        self, prompts: Sequence[EncodedPrompt], held: frozenset[tuple[int, int]] = frozenset()
+    ) -> Iterator[tuple[int, int, SampledResponse]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         size = self._params.transformers.batch_size
         longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
@@ -69,8 +69,8 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def _generate_batch(
-        self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]]
-    ) -> list[Sample]:
+        self, prompts: Sequence[EncodedPrompt], rows: Sequence[tuple[int, int]]
+    ) -> list[SampledResponse]:
         """Continues the rows (prompt index, sample index) together."""
         params = self._params
         device = self._model.device
@@ -87,7 +87,9 @@ class TransformersBackend:
         alive = torch.arange(len(rows), device=device)
         for step in range(params.max_new_tokens):
             now = uniform[alive, step]
-            drawn = draw(decoder.logits, now, temperature=params.temperature, top_p=params.top_p)
+            drawn = draw_tokens(
+                decoder.logits, now, temperature=params.temperature, top_p=params.top_p
+            )
             # The raw policy's: before temperature and top-p.
             chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
             tokens[alive, step] = drawn
@@ -115,7 +117,9 @@ class TransformersBackend:
         for row, length in enumerate(lengths.tolist()):
             reason = STOP if finished[row] else LENGTH
             samples.append(
-                Sample(tokens[row, :length].tolist(), logprobs[row, :length].tolist(), reason)
+                SampledResponse(
+                    tokens[row, :length].tolist(), logprobs[row, :length].tolist(), reason
+                )
             )
         return samples
 
@@ -123,7 +127,7 @@ class TransformersBackend:
 load = TransformersBackend
 
 
-def _split_batches(prompts: Sequence[Prompt], size: int) -> list[list[tuple[int, int]]]:
+def _split_batches(prompts: Sequence[EncodedPrompt], size: int) -> list[list[tuple[int, int]]]:
     """Batches of rows (prompt index, sample index) of about the same length, the longest first."""
     rows = []
     for index, prompt in enumerate(prompts):
@@ -141,7 +145,7 @@ class _Decoder:
     def __init__(
         self,
         model: Any,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[EncodedPrompt],
         rows: Sequence[tuple[int, int]],
         pad_id: int,
     ):
@@ -243,7 +247,7 @@ def _likeliest(
     return ordered, likeliest.gather(-1, place), ordered.cumsum(-1) - ordered
 
 
-def draw(
+def draw_tokens(
     logits: torch.Tensor, uniform: torch.Tensor, *, temperature: float, top_p: float
 ) -> torch.Tensor:
     """Draws one token per row of logits, [B, V], by inverting its cumulative distribution.

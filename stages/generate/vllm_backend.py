@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.backend import LENGTH, STOP, EncodedPrompt, SampledResponse
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.vllm_engine import MEMORY_REMEDY, require_vllm, start_engine
@@ -30,8 +30,8 @@ class VllmBackend:
         self._engine = start_engine(policy, params)
 
     def generate(
-        self, prompts: Sequence[Prompt], held: frozenset[tuple[int, int]] = frozenset()
-    ) -> Iterator[tuple[int, int, Sample]]:
+        self, prompts: Sequence[EncodedPrompt], held: frozenset[tuple[int, int]] = frozenset()
+    ) -> Iterator[tuple[int, int, SampledResponse]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         from vllm.inputs.engine import tokens_input
 
@@ -77,7 +77,7 @@ class VllmBackend:
 load = VllmBackend
 
 
-def _to_sample(completion: Any) -> Sample:
+def _to_sample(completion: Any) -> SampledResponse:
     token_ids = list(completion.token_ids)
     logprobs = [
         position[token].logprob
@@ -85,4 +85,4 @@ def _to_sample(completion: Any) -> Sample:
     ]
     if completion.finish_reason not in (STOP, LENGTH):
         raise RuntimeError(f"vLLM ended a response with {completion.finish_reason!r}")
-    return Sample(token_ids, logprobs, completion.finish_reason)
+    return SampledResponse(token_ids, logprobs, completion.finish_reason)

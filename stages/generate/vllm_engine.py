@@ -12,7 +12,7 @@ from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
-from stages.modeling.checkpoint_files import check_finite_files, local_folder
+from stages.modeling.checkpoint_files import check_finite_files, checkpoint_folder
 from stages.modeling.engine_errors import engine_error, is_out_of_memory
 
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
@@ -43,7 +43,7 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
         UserError: vLLM refuses the model or a setting, or has no such argument.
         EngineError: The engine does not start, for lack of memory or another reason of the moment.
     """
-    if (folder := local_folder(policy.source)) is not None:
+    if (folder := checkpoint_folder(policy.source)) is not None:
         # The engine's own error would name no file, and pass for one of the moment.
         check_weight_files(folder)
         # It would load any values, and answer with whatever token comes of them.

@@ -11,7 +11,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Request
 from stages.harness.program import Stage, execute
-from stages.store.opening import cache_home, open_store, store_of
+from stages.store.opening import cache_home, open_store, store_of_record
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import compute, signs_passed_on
 
@@ -25,7 +25,7 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
     ``place`` is the request's, as :meth:`stages.store.base.Store.share` returned it. UserError if
     the request is missing, or something in it is wrong.
     """
-    store = open_store(store_of(place))
+    store = open_store(store_of_record(place))
     assert isinstance(store, RemoteStore)
     name = place.removeprefix(f"{store.location}/")
     request = store.bucket.read(name, Request)

@@ -16,7 +16,7 @@ from stages.modeling.engine_errors import is_out_of_memory
 _SHOWN_CHARACTERS = 300
 
 
-def local_folder(source: ModelSource) -> Path | None:
+def checkpoint_folder(source: ModelSource) -> Path | None:
     """The folder that ``source`` names, or None for a hub id."""
     folder = Path(source.name_or_path)
     if folder.is_dir():
@@ -85,7 +85,7 @@ def explained(what: str, source: ModelSource) -> Iterator[None]:
     except Exception as error:
         is_usual = isinstance(error, OSError | ValueError)
         # A hub may answer the next time.
-        if is_out_of_memory(error) or not (is_usual or local_folder(source)):
+        if is_out_of_memory(error) or not (is_usual or checkpoint_folder(source)):
             raise
         message = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
         # A library's own code raised it: `'zelu'` alone says little.

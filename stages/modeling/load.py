@@ -22,9 +22,9 @@ from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import (
     check_finite_files,
+    checkpoint_folder,
     explained,
     is_finite,
-    local_folder,
     not_finite_error,
     some_of,
 )
@@ -48,9 +48,9 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_config(source: ModelSource) -> Any:
+def load_model_config(source: ModelSource) -> Any:
     """Loads a checkpoint's configuration; tied only if the weights have no other head."""
-    if (folder := local_folder(source)) is not None:
+    if (folder := checkpoint_folder(source)) is not None:
         check_config_files(folder)
     with explained("the configuration", source):
         config = AutoConfig.from_pretrained(
@@ -171,8 +171,8 @@ def _load(
     *,
     exactly: bool = False,
 ) -> Any:
-    config = load_config(source)
-    if (folder := local_folder(source)) is not None:
+    config = load_model_config(source)
+    if (folder := checkpoint_folder(source)) is not None:
         check_weight_files(folder)
     # Without it transformers raises at the first weight of another shape and names no other; but
     # under ZeRO-3 no weight has its shape while it is loaded.

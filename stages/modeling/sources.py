@@ -22,7 +22,7 @@ from stages.harness.context import ResolvedInput
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """Something that yields the same rows each time it is read."""
 
     name: str
@@ -60,7 +60,7 @@ def open_source(
     split: str,
     hub_file: str | None = None,
     columns: tuple[str, ...] = (),
-) -> Source:
+) -> RowSource:
     """Opens one input of the request: a file, a folder of files (by name), or a hub data set.
 
     Hidden files of a folder are left out, as in its digest.
@@ -87,7 +87,7 @@ def open_source(
             "name a file, or a folder that holds such files",
         )
     parts = [_open_file(path, what, columns) for path in files]
-    return Source(
+    return RowSource(
         name=str(given.path),
         num_rows=sum(part.num_rows for part in parts),
         read=lambda: (row for part in parts for row in part.read()),
@@ -95,20 +95,20 @@ def open_source(
     )
 
 
-def _open_file(path: Path, what: str, columns: tuple[str, ...]) -> Source:
+def _open_file(path: Path, what: str, columns: tuple[str, ...]) -> RowSource:
     if path.suffix not in FILE_SUFFIXES:
         raise UserError(
             f"{path} is of no known kind: {what} are read from {', '.join(FILE_SUFFIXES)} files",
             "convert the file, or rename it to what it is",
         )
-    return Source(
+    return RowSource(
         str(path), count_rows(path), lambda: read_data_file(path, columns), column_names(path)
     )
 
 
 def _open_hub_data(
     source: HubInput, subset: str | None, split: str, columns: Collection[str]
-) -> Source:
+) -> RowSource:
     # Takes seconds to import: only if a hub data set is asked for.
     import datasets
 
@@ -126,7 +126,7 @@ def _open_hub_data(
     def read() -> Iterator[Row]:
         return number_rows(name, chosen.iter(batch_size=BATCH_ROWS))
 
-    return Source(name, len(data), read, tuple(data.column_names))
+    return RowSource(name, len(data), read, tuple(data.column_names))
 
 
 def _fetch(source: HubInput, name: str) -> Path:

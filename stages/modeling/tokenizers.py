@@ -7,12 +7,12 @@ from transformers import AutoTokenizer
 from stages.contract.checkpoints import check_tokenizer_files
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.checkpoint_files import explained, local_folder, some_of
+from stages.modeling.checkpoint_files import checkpoint_folder, explained, some_of
 
 
 def load_tokenizer(source: ModelSource) -> Any:
     """Loads a checkpoint's tokenizer; a missing, empty or damaged one is refused."""
-    if (folder := local_folder(source)) is not None:
+    if (folder := checkpoint_folder(source)) is not None:
         check_tokenizer_files(folder)
     with explained("the tokenizer", source):
         tokenizer = AutoTokenizer.from_pretrained(

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from stages.contract.params import Settings
 
-Divergence = (
+DivergenceName = (
     Annotated[Literal["reverse_kl", "hellinger", "forward_kl", "js"], Field(title="name")]
     | Annotated[float, Field(ge=0, le=1, title="α")]
 )
@@ -18,7 +18,7 @@ class ObjectiveParams(Settings):
     The preference term L of a tied pair is zero; its bonus and NLL count.
     """
 
-    divergence: Divergence = "reverse_kl"
+    divergence: DivergenceName = "reverse_kl"
     """`reverse_kl`, `hellinger`, `forward_kl`, `js`, or α of an α-divergence in [0, 1]."""
     design: Literal[
         "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"

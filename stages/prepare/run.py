@@ -16,7 +16,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import ResolvedInput, StageContext
 from stages.harness.program import Stage
-from stages.modeling.sources import Source, open_source
+from stages.modeling.sources import RowSource, open_source
 from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import Prompt, read_prompt
 from stages.prepare.split import TEST, Split, as_ids, split
@@ -61,7 +61,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
         source.warn_of_unread_fields(ctx.events)
 
 
-def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
+def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, RowSource]]:
     """The sources in reading order, each with its label for :func:`split`."""
     params = ctx.params
     train = ctx.inputs.get("train", ())
@@ -85,14 +85,14 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
     )
     hub = {"subset": params.subset, "hub_file": params.hub_file}
 
-    def opened(given: ResolvedInput, split: str) -> Source:
+    def opened(given: ResolvedInput, split: str) -> RowSource:
         return open_source(given, "prompts", split=split, columns=columns, **hub)
 
     sources = [(number, opened(source, params.split)) for number, source in enumerate(train, 1)]
     return sources + [(_TEST_SOURCE, opened(source, params.test_split)) for source in test]
 
 
-def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:
+def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt | None, bytes]]:
     """The prompts of a source with their identities; None for an invalid row to drop."""
     for place, row in source.rows():
         try:
@@ -104,7 +104,9 @@ def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | N
             yield None, b""
 
 
-def _scan(ctx: StageContext[PrepareParams], sources: list[tuple[int, Source]], total: int) -> _Scan:
+def _scan(
+    ctx: StageContext[PrepareParams], sources: list[tuple[int, RowSource]], total: int
+) -> _Scan:
     scan = _Scan()
     for label, source in sources:
         before = len(scan.identities)
@@ -129,7 +131,7 @@ def _scan(ctx: StageContext[PrepareParams], sources: list[tuple[int, Source]], t
 
 def _write(
     ctx: StageContext[PrepareParams],
-    sources: list[tuple[int, Source]],
+    sources: list[tuple[int, RowSource]],
     scan: _Scan,
     decided: Split,
     total: int,

@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.score.oracle import Oracle, Verdict, prompt_starts
+from stages.score.oracle import Oracle, OracleVerdict, prompt_starts
 from stages.score.params import JudgeSettings, ScoreParams
-from stages.score.remote import Remote, Rows
+from stages.score.remote import Remote, RequestRows
 
 _TEMPLATES = {
     "scored": "judge.jinja",
@@ -40,7 +40,7 @@ _SECOND = "M"
 # Following samples that each sample is compared with, the first following the last.
 _OPPONENTS = 2
 _SHOWN_CHARACTERS = 80
-Row = Mapping[str, Any]
+JudgedRow = Mapping[str, Any]
 
 
 class UnscoredError(Exception):
@@ -117,7 +117,7 @@ class Judge:
     marks: tuple[float, float]
     by_token: bool
 
-    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: RequestRows) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         compares_samples = (
             self.settings.mode == "pairwise"
@@ -127,13 +127,13 @@ class Judge:
         starts = prompt_starts(rows) if compares_samples else range(len(rows) + 1)
         return self.remote.score(rows, starts, self._verdicts)
 
-    def _verdicts(self, rows: Rows) -> list[Verdict]:
+    def _verdicts(self, rows: RequestRows) -> list[OracleVerdict]:
         try:
-            return [Verdict(score) for score in self._scores(rows)]
+            return [OracleVerdict(score) for score in self._scores(rows)]
         except UnscoredError as error:
-            return [Verdict(None, str(error)) for _ in rows]
+            return [OracleVerdict(None, str(error)) for _ in rows]
 
-    def _scores(self, rows: Rows) -> list[float]:
+    def _scores(self, rows: RequestRows) -> list[float]:
         """Scores of one row, or of a prompt's rows that are compared with each other."""
         row = rows[0]
         if self.settings.mode == "scored":
@@ -144,7 +144,7 @@ class Judge:
             return [self._points(row, row["opponent"])]
         return self._shares(rows)
 
-    def _mark(self, row: Row) -> float:
+    def _mark(self, row: JudgedRow) -> float:
         """The judge's mark of a response."""
         lowest, highest = self.marks
         shown = {name: row[name] for name in ("messages", "response", "reference_answer")}
@@ -160,7 +160,7 @@ class Judge:
             )
         return mark
 
-    def _shares(self, rows: Rows) -> list[float]:
+    def _shares(self, rows: RequestRows) -> list[float]:
         """Share of the points that each response to a prompt wins against the others."""
         size = len(rows)
         if size == 1:
@@ -177,7 +177,7 @@ class Judge:
             points[second].append(1 - won)
         return [sum(point) / len(point) for point in points]
 
-    def _points(self, row: Row, other: str | None) -> float:
+    def _points(self, row: JudgedRow, other: str | None) -> float:
         """Points of a response: 1 won, 0 lost, ½ a tie or won in one order only."""
         if other is None:
             raise UnscoredError("the prompt has no reference answer to compare with")
@@ -188,7 +188,7 @@ class Judge:
             self._first_wins(row, response, other) + 1 - self._first_wins(row, other, response)
         ) / 2
 
-    def _first_wins(self, row: Row, first: str, second: str) -> float:
+    def _first_wins(self, row: JudgedRow, first: str, second: str) -> float:
         """Share of the point that the judge gives to the answer shown first."""
         # The judge does not learn which of the two the reference answer is.
         is_hidden = self.settings.against == "reference"

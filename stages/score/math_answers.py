@@ -18,12 +18,12 @@ from typing import Any
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
 from stages.harness.supervisor import die_with_parent
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 
-Pair = tuple[str | None, str]
+AnswerPair = tuple[str | None, str]
 """A reference answer, if the prompt has one, and a response."""
-TIMEOUT_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
 """Wall time for one answer; one that takes longer gets no score."""
 # At most one for each core.
 _MOST_PROCESSES = 8
@@ -47,13 +47,13 @@ class MathVerify:
             initializer=die_with_parent,
         )
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         pairs = [(row["reference_answer"], row["response"]) for row in rows]
-        return enumerate(self._pool.map(partial(_grade_in_time, TIMEOUT_SECONDS), pairs))
+        return enumerate(self._pool.map(partial(_grade_in_time, ANSWER_SECONDS), pairs))
 
 
-def _grade_in_time(seconds: float, pair: Pair) -> Verdict:
+def _grade_in_time(seconds: float, pair: AnswerPair) -> OracleVerdict:
     """Grades in a fork of this process of the pool, which has no other threads."""
     # Before the fork: the first answer's time does not pay for it.
     load_grader()
@@ -64,24 +64,24 @@ def _grade_in_time(seconds: float, pair: Pair) -> Verdict:
     other.close()
     try:
         if connection.poll(seconds):
-            verdict: Verdict = connection.recv()
+            verdict: OracleVerdict = connection.recv()
             return verdict
-        return Verdict(None, f"the answer took more than {seconds:g} s")
+        return OracleVerdict(None, f"the answer took more than {seconds:g} s")
     except EOFError:
-        return Verdict(None, "the process that checked the answer died")
+        return OracleVerdict(None, "the process that checked the answer died")
     finally:
         process.kill()
         process.join()
         connection.close()
 
 
-def _send_grade(connection: Connection, pair: Pair) -> None:
+def _send_grade(connection: Connection, pair: AnswerPair) -> None:
     die_with_parent()
     connection.send(load_grader()(pair))
 
 
 @cache
-def load_grader() -> Callable[[Pair], Verdict]:
+def load_grader() -> Callable[[AnswerPair], OracleVerdict]:
     """Loads the library; returns the verdict on a pair."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -93,20 +93,20 @@ def load_grader() -> Callable[[Pair], Verdict]:
     def read(text: str) -> list[Any]:
         return list(parse(text, targets, parsing_timeout=None))
 
-    def grade(pair: Pair) -> Verdict:
+    def grade(pair: AnswerPair) -> OracleVerdict:
         reference, response = pair
         if reference is None:
-            return Verdict(None, "the prompt has no reference answer")
+            return OracleVerdict(None, "the prompt has no reference answer")
         # Bare LaTeX is read only inside delimiters; what they spoil ("\\$10") as it stands.
         boxed = f"\\boxed{{{reference}}}"
         delimited = any(mark in reference for mark in ("$", "\\boxed", "\\(", "\\["))
         texts = (reference, boxed) if delimited else (boxed, reference)
         gold = read(texts[0]) or read(texts[1])
         if not gold:
-            return Verdict(None, f"the reference answer {reference[:80]!r} cannot be read")
+            return OracleVerdict(None, f"the reference answer {reference[:80]!r} cannot be read")
         answer = read(response)
         is_right = bool(answer) and verify(gold, answer, timeout_seconds=None)
-        return Verdict(float(is_right), components={"answered": float(bool(answer))})
+        return OracleVerdict(float(is_right), components={"answered": float(bool(answer))})
 
     return grade
 

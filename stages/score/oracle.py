@@ -10,7 +10,7 @@ from stages.score.params import ORACLES, ScoreParams
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OracleVerdict:
     """An oracle's answer to one response: a score or why there is none, and its named parts."""
 
     score: float | None
@@ -26,7 +26,7 @@ class Oracle(Protocol):
         """Name and digest or revision: the same text for the same oracle on every machine."""
         ...
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[int, Verdict]]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[int, OracleVerdict]]:
         """One verdict for each row of the responses table, as they are known.
 
         Args:

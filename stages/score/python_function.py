@@ -11,7 +11,7 @@ from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
 from stages.harness.user_code import UserFunction
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 
 _TRIAL_PROMPT = {
@@ -26,7 +26,7 @@ class PythonOracle(UserFunction):
 
     ``prompts`` are lists of messages (``role`` and ``content``), ``responses`` texts, and
     ``references`` reference answers or None. For each response it returns a number, None if it
-    cannot score it, or a mapping with the number under ``score`` and named components beside it.
+    cannot score it, or a mapping with the number under ``score`` and named components.
     """
 
     noun = "oracle"
@@ -40,7 +40,7 @@ class PythonOracle(UserFunction):
         # The file's content, not its name: the key leaves the name out.
         self.identity = f"python:{name}@{sha256_file(path)[:16]}"
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         scores = self.call(
             [row["messages"] for row in rows],
@@ -58,17 +58,17 @@ class PythonOracle(UserFunction):
         for place, (row, score) in enumerate(zip(rows, scores, strict=True)):
             yield place, self._verdict(row, score)
 
-    def _verdict(self, row: Mapping[str, Any], score: Any) -> Verdict:
+    def _verdict(self, row: Mapping[str, Any], score: Any) -> OracleVerdict:
         if score is None:
-            return Verdict(None, f"{self.title} returned None")
+            return OracleVerdict(None, f"{self.title} returned None")
         values = score if isinstance(score, Mapping) else {"score": score}
         if "score" not in values:
             raise UserError(
                 f"{self.title} returned {score!r} for {_place(row)}, a mapping without 'score'",
-                "put the number under 'score', components under names of their own",
+                "put the number under 'score', components under other names",
             )
         checked = {str(name): self._number(row, name, value) for name, value in values.items()}
-        return Verdict(checked.pop("score"), components=checked)
+        return OracleVerdict(checked.pop("score"), components=checked)
 
     def _number(self, row: Mapping[str, Any], name: str, value: Any) -> float:
         with suppress(TypeError, ValueError, OverflowError):

@@ -12,11 +12,11 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from stages.contract.errors import GebError, UserError
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ServerSettings
 
 Answer = TypeVar("Answer", bound=BaseModel)
-Rows = Sequence[Mapping[str, Any]]
+RequestRows = Sequence[Mapping[str, Any]]
 ATTEMPTS = 5
 WAIT_SECONDS = 1.0
 """Wait before the second attempt; doubled each time."""
@@ -52,15 +52,18 @@ class Remote:
         }
 
     def score(
-        self, rows: Rows, starts: Sequence[int], verdicts: Callable[[Rows], Sequence[Verdict]]
-    ) -> Iterator[tuple[int, Verdict]]:
+        self,
+        rows: RequestRows,
+        starts: Sequence[int],
+        verdicts: Callable[[RequestRows], Sequence[OracleVerdict]],
+    ) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores blocks of rows in threads and yields the verdicts of each block as it is done.
 
         ``starts`` are the first rows of the blocks, and the number of rows. ``verdicts`` scores a
         block by calls of :meth:`post`.
         """
         # Blocks in the order of their ends: an answer is kept before a later failure.
-        ended: SimpleQueue[Future[Sequence[Verdict]]] = SimpleQueue()
+        ended: SimpleQueue[Future[Sequence[OracleVerdict]]] = SimpleQueue()
         blocks = {}
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="remote")
         try:

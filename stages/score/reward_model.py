@@ -21,11 +21,11 @@ from stages.modeling.chat import (
     require_chat_template,
     spelled_control_tokens,
 )
-from stages.modeling.load import context_tokens, load_config, load_sequence_classifier
+from stages.modeling.load import context_tokens, load_model_config, load_sequence_classifier
 from stages.modeling.probe import require_static_rope
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 
 Conversations = Sequence[Sequence[int]]
@@ -38,11 +38,11 @@ class Classifier:
     model: Any
     pad_id: int | None
     """The padding id that the checkpoint names, if any."""
-    read: Callable[[Any], list[Verdict]]
+    read: Callable[[Any], list[OracleVerdict]]
     """The model's output for a batch to one verdict per conversation."""
 
     @torch.inference_mode()
-    def __call__(self, conversations: Conversations) -> list[Verdict]:
+    def __call__(self, conversations: Conversations) -> list[OracleVerdict]:
         """Verdicts on conversations, padded to one [B, T] batch on the right."""
         pad_id = self._pad_id(conversations)
         rows = [torch.tensor(conversation) for conversation in conversations]
@@ -76,7 +76,7 @@ class RewardModel:
     ``max_length_tokens`` or spells control tokens has no score.
     """
 
-    classifier: Callable[[Conversations], list[Verdict]]
+    classifier: Callable[[Conversations], list[OracleVerdict]]
     config: Any
     tokenizer: Any
     identity: str
@@ -86,7 +86,7 @@ class RewardModel:
     opens_with_bos: bool = False
     allow_control_tokens: bool = False
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         conversations = []
         fitting = []
@@ -101,7 +101,7 @@ class RewardModel:
             if reason is None:
                 fitting.append(index)
             else:
-                yield index, Verdict(None, reason)
+                yield index, OracleVerdict(None, reason)
         lengths = [len(conversations[index]) for index in fitting]
         require_static_rope(
             self.config,
@@ -147,7 +147,7 @@ def load_reward_model(
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    config = load_config(source)
+    config = load_model_config(source)
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
@@ -185,10 +185,10 @@ def _widen_head(model: Any) -> None:
             )
 
 
-def _read_first_logit(output: Any) -> list[Verdict]:
+def _read_first_logit(output: Any) -> list[OracleVerdict]:
     return [
-        Verdict(reward)
+        OracleVerdict(reward)
         if math.isfinite(reward)
-        else Verdict(None, f"the reward model gave {reward}")
+        else OracleVerdict(None, f"the reward model gave {reward}")
         for reward in output.logits[:, 0].float().tolist()
     ]

@@ -13,16 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
-from stages.score.remote import Remote, Rows
+from stages.score.remote import Remote, RequestRows
 
 _SENT = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-class Item(BaseModel):
+class ScoredItem(BaseModel):
     """The server's answer to one response: a score, or none and the reason."""
 
     model_config = ConfigDict(extra="forbid")
@@ -32,19 +32,19 @@ class Item(BaseModel):
     components: dict[str, Number] = {}
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Item:
+    def _one_of_both(self) -> ScoredItem:
         if (self.score is None) != bool(self.error):
             raise ValueError("an item has either a score or an error")
         return self
 
 
-class Answer(BaseModel):
+class ServerAnswer(BaseModel):
     """The server's answer to one request."""
 
     model_config = ConfigDict(extra="forbid")
 
     oracle: str
-    scores: list[Item]
+    scores: list[ScoredItem]
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class HttpOracle:
         """Name and version of the server."""
         return f"http:{self.server_identity}"
 
-    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: RequestRows) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         starts = [*range(0, len(rows), self.rows_per_request), len(rows)]
         return self.remote.score(rows, starts, self._verdicts)
 
-    def _verdicts(self, rows: Rows) -> list[Verdict]:
+    def _verdicts(self, rows: RequestRows) -> list[OracleVerdict]:
         responses = [{name: row[name] for name in _SENT} for row in rows]
-        answer = self.remote.post({"responses": responses}, Answer)
+        answer = self.remote.post({"responses": responses}, ServerAnswer)
         if answer.oracle != self.server_identity:
             raise UserError(
                 f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected "
@@ -78,7 +78,7 @@ class HttpOracle:
             )
         if len(answer.scores) != len(rows):
             raise self.remote.disagreement(f"{len(answer.scores)} scores for {len(rows)} responses")
-        return [Verdict(item.score, item.error, item.components) for item in answer.scores]
+        return [OracleVerdict(item.score, item.error, item.components) for item in answer.scores]
 
 
 def load(ctx: StageContext[ScoreParams]) -> HttpOracle:

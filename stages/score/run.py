@@ -16,7 +16,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.score.oracle import Oracle, Verdict, load_oracle, prompt_starts
+from stages.score.oracle import Oracle, OracleVerdict, load_oracle, prompt_starts
 from stages.score.params import ScoreParams
 from stages.tables.schemas import (
     RESPONSES,
@@ -29,8 +29,8 @@ from stages.tables.schemas import (
     read_rows,
 )
 
-Context = StageContext[ScoreParams]
-Row = dict[str, Any]
+ScoreContext = StageContext[ScoreParams]
+ResponseRow = dict[str, Any]
 COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
 # Responses held in memory and given to the oracle at once.
 BATCH_ROWS = 4096
@@ -38,7 +38,7 @@ BATCH_ROWS = 4096
 _SAVE_SECONDS = 5.0
 
 
-def run(ctx: Context) -> None:
+def run(ctx: ScoreContext) -> None:
     """Scores each row of a responses table, in order and streaming.
 
     Inputs: ``responses`` (one RESPONSES table), ``code`` (a Python file for the oracle ``python``,
@@ -85,7 +85,7 @@ def _statistics(scores: Any) -> dict[str, Any]:
     }
 
 
-def _check_nulls(ctx: Context, scored: pa.Table) -> None:
+def _check_nulls(ctx: ScoreContext, scored: pa.Table) -> None:
     num_null = scored["score"].null_count
     if not num_null:
         return
@@ -101,9 +101,9 @@ def _check_nulls(ctx: Context, scored: pa.Table) -> None:
     ctx.events.warning(f"{summary}; their prompts are left out of the pairs")
 
 
-def _read_prompts(ctx: Context) -> Iterator[tuple[int, list[Row]]]:
+def _read_prompts(ctx: ScoreContext) -> Iterator[tuple[int, list[ResponseRow]]]:
     """Yields (number of the first row, rows): whole prompts, at least a batch of rows."""
-    rows: list[Row] = []
+    rows: list[ResponseRow] = []
     first = 0
     for row in _with_opponents(ctx):
         if len(rows) >= BATCH_ROWS and row["prompt_id"] != rows[-1]["prompt_id"]:
@@ -115,7 +115,7 @@ def _read_prompts(ctx: Context) -> Iterator[tuple[int, list[Row]]]:
         yield first, rows
 
 
-def _with_opponents(ctx: Context) -> Iterator[Row]:
+def _with_opponents(ctx: ScoreContext) -> Iterator[ResponseRow]:
     """Rows of the responses, each with the text of the same row of the opponents if it has one."""
     rows = read_rows(ctx.path("responses"), RESPONSES, columns=COLUMNS)
     if not ctx.has("opponents"):
@@ -134,7 +134,9 @@ def _with_opponents(ctx: Context) -> Iterator[Row]:
         yield row | {"opponent": other["response"]}
 
 
-def _read_known(path: Path, rows: Sequence[Row], warn: Callable[[str], None]) -> dict[int, Row]:
+def _read_known(
+    path: Path, rows: Sequence[ResponseRow], warn: Callable[[str], None]
+) -> dict[int, ResponseRow]:
     """The rows of SCORES that an attempt has left in a file, by their place in ``rows``.
 
     Prompts count as a whole: some oracles look at all responses of one. One with a response that
@@ -147,7 +149,7 @@ def _read_known(path: Path, rows: Sequence[Row], warn: Callable[[str], None]) ->
         for row in read_rows(path, SCORES)
         if row["score"] is not None
     }
-    by_place: dict[int, Row] = {}
+    by_place: dict[int, ResponseRow] = {}
     for start, stop in pairwise(prompt_starts(rows)):
         keys = [(row["prompt_id"], row["sample_index"]) for row in rows[start:stop]]
         if all(key in saved for key in keys):
@@ -157,7 +159,7 @@ def _read_known(path: Path, rows: Sequence[Row], warn: Callable[[str], None]) ->
 
 def _ask(
     oracle: Oracle,
-    rows: Sequence[Row],
+    rows: Sequence[ResponseRow],
     path: Path,
     events: Emitter,
     done: int,
@@ -192,11 +194,11 @@ def _ask(
     return len(places)
 
 
-def _save(scored: Mapping[int, Row], path: Path) -> None:
+def _save(scored: Mapping[int, ResponseRow], path: Path) -> None:
     publish_table(path, SCORES, [scored[place] for place in sorted(scored)])
 
 
-def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
+def _to_row(row: ResponseRow, verdict: OracleVerdict, identity: str) -> ResponseRow:
     return {
         **{name: row[name] for name in ("prompt_id", "sample_index")},
         "score": verdict.score,

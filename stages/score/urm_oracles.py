@@ -16,7 +16,7 @@ from transformers import LlamaModel, LlamaPreTrainedModel
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.load import load_exactly
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 from stages.score.reward_model import Classifier, RewardModel, load_reward_model
 
@@ -83,11 +83,11 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     dtype = ctx.params.reward_model.dtype
-    load_weights = partial(load_classifier, ctx.model("model"), dtype, ctx.params.oracle)
+    load_weights = partial(load_urm, ctx.model("model"), dtype, ctx.params.oracle)
     return load_reward_model(ctx, load_weights, opens_with_bos=True)
 
 
-def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:
+def load_urm(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:
     """Loads the model, to be read as the oracle of that name does."""
     reading = _READINGS[oracle]
     return Classifier(
@@ -98,7 +98,7 @@ def load_classifier(source: ModelSource, dtype: NumberType, oracle: str) -> Clas
     )
 
 
-def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[Verdict]:
+def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[OracleVerdict]:
     """One verdict for each conversation of a batch, with means and gate weights."""
     names = (*ATTRIBUTES, *(f"gate_{name}" for name in ATTRIBUTES))
     rows = zip(reading(output).tolist(), output.means.tolist(), output.gates.tolist(), strict=True)
@@ -106,7 +106,7 @@ def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> li
     for score, means, gates in rows:
         components = dict(zip(names, (*means, *gates), strict=True))
         if all(map(math.isfinite, (score, *components.values()))):
-            verdicts.append(Verdict(score, components=components))
+            verdicts.append(OracleVerdict(score, components=components))
         else:
-            verdicts.append(Verdict(None, f"the reward model gave {score} from {components}"))
+            verdicts.append(OracleVerdict(None, f"the reward model gave {score} from {components}"))
     return verdicts

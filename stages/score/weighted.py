@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stages.harness.context import StageContext
-from stages.score.oracle import Oracle, Verdict, load_oracle
+from stages.score.oracle import Oracle, OracleVerdict, load_oracle
 from stages.score.params import ORACLES, ScoreParams, ServerSettings
 
 
@@ -37,16 +37,16 @@ class WeightedOracle:
         """Weights and identities of the parts."""
         return f"weighted:{'+'.join(sorted(map(str, self.parts)))}"
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        verdicts: list[dict[str, Verdict]] = [{} for _ in rows]
+        verdicts: list[dict[str, OracleVerdict]] = [{} for _ in rows]
         for part in self.parts:
             for place, verdict in part.oracle.score(rows):
                 verdicts[place][part.name] = verdict
                 if len(verdicts[place]) == len(self.parts):
                     yield place, self._total(verdicts[place])
 
-    def _total(self, verdicts: Mapping[str, Verdict]) -> Verdict:
+    def _total(self, verdicts: Mapping[str, OracleVerdict]) -> OracleVerdict:
         components: dict[str, float] = {}
         errors = []
         terms = []
@@ -59,8 +59,8 @@ class WeightedOracle:
                 components[part.name] = verdict.score
                 terms.append(part.weight * verdict.score)
         if errors:
-            return Verdict(None, "; ".join(errors), components)
-        return Verdict(math.fsum(terms), components=components)
+            return OracleVerdict(None, "; ".join(errors), components)
+        return OracleVerdict(math.fsum(terms), components=components)
 
 
 def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:

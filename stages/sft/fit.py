@@ -13,7 +13,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import load_config
+from stages.modeling.load import load_model_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
@@ -144,7 +144,9 @@ class ConversationFit(Fit[SftParams]):
         """The model's context or the smaller limit asked for; some models have no context."""
         params = self.ctx.params
         source = self._source
-        config = params.architecture if source is None else load_config(source).get_text_config()
+        config = (
+            params.architecture if source is None else load_model_config(source).get_text_config()
+        )
         context = getattr(config, "max_position_embeddings", None)
         return min(limit or sys.maxsize for limit in (params.max_length_tokens, context))
 

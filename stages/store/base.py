@@ -39,7 +39,7 @@ from stages.contract.errors import (
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
-from stages.store.local_usage import Held, Kind, bytes_below
+from stages.store.local_usage import Held, HeldKind, bytes_below
 from stages.store.locks import FileLease
 
 MARKER = "store.json"
@@ -263,7 +263,7 @@ class Store:
         """Yields everything that takes room, for garbage collection."""
         root = self.root
 
-        def entry(kind: Kind, stage: str, key: str, path: Path) -> Held:
+        def entry(kind: HeldKind, stage: str, key: str, path: Path) -> Held:
             return Held(kind, stage, key, path.relative_to(root).as_posix(), bytes_below(path))
 
         for stage, key in self.artifacts():

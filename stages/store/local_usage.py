@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["artifact", "work", "scratch", "aside"]
+HeldKind = Literal["artifact", "work", "scratch", "aside"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Held:
         place: Where it is, below the store's root.
     """
 
-    kind: Kind
+    kind: HeldKind
     stage: str
     key: str
     place: str

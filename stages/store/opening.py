@@ -29,7 +29,7 @@ def local_folder(location: str) -> Path:
     return cache_home() if "://" in location else Path(location_of(location))
 
 
-def store_of(record: str) -> str:
+def store_of_record(record: str) -> str:
     """Address of the store in a bucket that has a log or request of a key at this address."""
     return record.rsplit("/", 4)[0]
 

@@ -211,7 +211,7 @@ class PairBatch(Batch):
         return of(slice(0, pairs)), of(slice(pairs, 2 * pairs))
 
 
-def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
+def make_pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
     """A micro-batch of pairs and of the fields of :class:`Batch`."""
     responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     return PairBatch(

@@ -16,7 +16,7 @@ from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
 from stages.objectives.params import ObjectiveParams
-from stages.train.data import Pair, PairBatch, RefLogprobs, pair_batch
+from stages.train.data import Pair, PairBatch, RefLogprobs, make_pair_batch
 from stages.train.params import TrainParams
 from stages.training.engine import Engine, Process
 from stages.training.loop import Objective
@@ -49,7 +49,7 @@ class PairObjective(Objective[PairBatch]):
 
     def make_batch(self, samples: Sequence[Pair], **fields: Any) -> PairBatch:
         """A micro-batch of pairs."""
-        return pair_batch(self.ref_logprobs, samples, **fields)
+        return make_pair_batch(self.ref_logprobs, samples, **fields)
 
     def before_step(self, batches: list[PairBatch]) -> None:
         """Settles the step's κ."""

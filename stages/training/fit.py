@@ -15,7 +15,7 @@ from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.engine_errors import is_out_of_memory
-from stages.modeling.load import load_causal_lm, load_config
+from stages.modeling.load import load_causal_lm, load_model_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
 from stages.modeling.save import save_checkpoint, save_tokenizer
@@ -131,7 +131,7 @@ class Fit(ABC, Generic[P]):
         longest = max(sample.num_tokens for sample in samples)
         for source in sources:
             require_static_rope(
-                load_config(source),
+                load_model_config(source),
                 source.name_or_path,
                 longest=longest,
                 remedy=f"set {self.ctx.params.stage}.max_length_tokens={{limit}}",
@@ -232,7 +232,7 @@ class Fit(ABC, Generic[P]):
         exact: Any = policy
         # Adapters and a new model are made in float32, and DeepSpeed rounds them.
         if self._base is not None and not has_adapters(policy):
-            if load_config(self._base).get_text_config().dtype == torch.bfloat16:
+            if load_model_config(self._base).get_text_config().dtype == torch.bfloat16:
                 return None
             exact = self._load_base() if self.process.is_first else nn.Module()
         return {

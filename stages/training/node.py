@@ -44,7 +44,7 @@ from stages.harness.program import deferred_stop, run_program
 
 ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
 """Environment variable with the first node's address for the others, and optionally a port."""
-TIMEOUT_SECONDS = 600.0
+MEETING_SECONDS = 600.0
 """Seconds that nodes wait for each other before training starts."""
 SILENT_SECONDS = 30.0
 """Seconds without a sign of life after which a node is treated as lost."""
@@ -69,7 +69,7 @@ class Node:
         self._closed = threading.Event()
         self._signs = dict.fromkeys(range(resources.nodes), 0)
         # No sign is missed while the nodes may still come.
-        may_come = time.monotonic() + TIMEOUT_SECONDS - SILENT_SECONDS
+        may_come = time.monotonic() + MEETING_SECONDS - SILENT_SECONDS
         self.heard_at = dict.fromkeys(self._signs, may_come)
         self._thread = threading.Thread(target=self._beat, name="beat", daemon=True)
 
@@ -114,7 +114,7 @@ class Node:
             return None
         return (
             f"{silent} of {self.resources.nodes} nodes gave no sign for {SILENT_SECONDS:g} s, or "
-            f"did not come in {TIMEOUT_SECONDS:g} s; `python -m stages.training.node WORK` starts "
+            f"did not come in {MEETING_SECONDS:g} s; `python -m stages.training.node WORK` starts "
             "one, with this stage's work folder"
         )
 
@@ -262,7 +262,7 @@ def host(work: Path, resources: Resources, call: str) -> Node:
 def join(work: Path) -> Node:
     """Another node, once the store is there of the first, whose stage has this work folder."""
     path = work / _FILE
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + MEETING_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError, *_LOST):
             place = json.loads(path.read_text())
@@ -274,7 +274,7 @@ def join(work: Path) -> Node:
                 resources = Resources.model_validate_json(store.get("resources"))
                 return Node(resources, store, rank=store.add("tickets", 1))
         time.sleep(_BEAT_SECONDS)
-    raise StageFailedError(f"no first node came to {path} in {TIMEOUT_SECONDS:g} s")
+    raise StageFailedError(f"no first node came to {path} in {MEETING_SECONDS:g} s")
 
 
 def _listen(host: str, port: str) -> socket.socket:

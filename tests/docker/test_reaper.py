@@ -13,7 +13,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from flows.runners.docker.container import reap
+from flows.runners.docker.container import reap_containers
 from stages.store.base import Store
 from tests.docker.containers import PROBE_IMAGE, Docker
 from tests.flows.probe_flow import ProbeConfig
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 def test_containers_of_dead_orchestrators_are_removed(launcher: Docker, store: Store) -> None:
     request = launcher.request(store, behaviour="hang")
     with orchestrator(request, launcher.execution(request)):
-        assert reap() == []
+        assert reap_containers() == []
     elsewhere = store.root.rename(store.root.with_name("elsewhere"))
-    assert reap() == []
+    assert reap_containers() == []
     assert launcher.left(store) != []
     elsewhere.rename(store.root)
-    assert len(reap()) == 1
+    assert len(reap_containers()) == 1
 
 
 class Engine:

@@ -12,10 +12,10 @@ from experiments.paper.report import kappa_figures, write_report
 from experiments.paper.tables import Findings, paper_rows, paper_tables
 from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import Cell
+from flows.pipeline.grid import SweepCell
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
-from flows.report.table import Cell as Shown
+from flows.report.table import SweepCell as Shown
 from stages.store.base import Store
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
@@ -36,7 +36,7 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
     summary = Summary(config.name, config, "store", rows=[base | others, first, last, unevaluated])
     if suite:
         summary.suites[suite] = [first, last]
-    return StudyRun(row, Cell({}, config), coefficient, tunes, summary)
+    return StudyRun(row, SweepCell({}, config), coefficient, tunes, summary)
 
 
 def findings(rows: list[Row], *reported: StudyRun, tuning: tuple[StudyRun, ...] = ()) -> Findings:

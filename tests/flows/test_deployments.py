@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.base import BaseJobConfiguration
 
-from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
+from flows import HEARTBEAT_VARIABLE, PREFECT_HEARTBEAT_SECONDS
 from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.pipeline.presets import configured
@@ -67,7 +67,7 @@ def test_every_deployment_is_made_and_is_what_it_says(
         assert (deployment.work_pool_name, deployment.work_queue_name) == ("geb", "runs")
         environment = deployment.job_variables["env"]
         # A run that sends none is treated as dead.
-        assert environment[HEARTBEAT_VARIABLE] == str(HEARTBEAT_SECONDS)
+        assert environment[HEARTBEAT_VARIABLE] == str(PREFECT_HEARTBEAT_SECONDS)
         assert environment["GEB_STORE"] == "/srv/geb/store"
         assert deployment.job_variables["working_dir"] == str(tmp_path)
         # A variable that was not set would have become nothing.
@@ -124,7 +124,7 @@ def test_the_job_of_a_run_on_kubernetes(prefect_server: str, tmp_path: Path) -> 
 
 def test_the_automation_is_prefect_s_and_as_patient_as_runs_need() -> None:
     loaded = yaml.safe_load(ZOMBIES.read_text())
-    assert loaded["trigger"]["within"] >= 3 * HEARTBEAT_SECONDS
+    assert loaded["trigger"]["within"] >= 3 * PREFECT_HEARTBEAT_SECONDS
     assert AutomationCore.model_validate(loaded).name.startswith("geb: ")
 
 

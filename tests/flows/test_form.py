@@ -13,7 +13,7 @@ from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import LONG_NAMES, RunForm
-from flows.pipeline.presets import configured, preset_names, store_of
+from flows.pipeline.presets import configured, preset_names, store_of_overrides
 from flows.sweep import sweep
 from stages.contract.errors import UserError
 from stages.score.params import ORACLES
@@ -91,7 +91,7 @@ def test_lines_of_settings_override_the_form_s_fields() -> None:
     assert train.divergence == 0.5
     assert config.promote.min_win_rate is None
     assert config.train.epochs == 2
-    assert store_of({"store": "/one", "settings": ["store=/other"]}) == "/other"
+    assert store_of_overrides({"store": "/one", "settings": ["store=/other"]}) == "/other"
 
 
 SHOWN = [

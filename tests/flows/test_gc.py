@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.commands.cli import app
-from flows.commands.store import collect, remove
+from flows.commands.store import collect_garbage, remove_garbage
 from flows.execution.run_record import RunRecord
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
@@ -43,12 +43,12 @@ def needs(store: Store, artifact: Artifact, run: str = "nightly") -> None:
 def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
-    garbage = collect(store)
+    garbage = collect_garbage(store)
     assert {entry.held.key for entry in garbage} == {second.manifest.key, third.manifest.key}
     needs(store, second)
-    assert [entry.held.key for entry in remove(store, garbage)] == [third.manifest.key]
+    assert [entry.held.key for entry in remove_garbage(store, garbage)] == [third.manifest.key]
     assert set(store.artifacts()) == {("note", one.manifest.key) for one in (first, second)}
-    assert collect(store) == []
+    assert collect_garbage(store) == []
 
 
 def test_what_a_run_comes_to_need_during_the_removal_stays(
@@ -63,16 +63,16 @@ def test_what_a_run_comes_to_need_during_the_removal_stays(
             needs(store, left[-1])
 
     monkeypatch.setattr(Store, "remove", remove_beside_a_run)
-    assert len(remove(store, collect(store))) < len(artifacts)
+    assert len(remove_garbage(store, collect_garbage(store))) < len(artifacts)
 
 
 def test_what_is_computed_after_the_look_stays(store: Store) -> None:
     artifact = made(store, "one")
-    garbage = collect(store)
+    garbage = collect_garbage(store)
     with store.lease("note", artifact.manifest.key) as lease:
         lease.acquire()
-        assert remove(store, garbage) == []
-    assert len(remove(store, garbage)) == 1
+        assert remove_garbage(store, garbage) == []
+    assert len(remove_garbage(store, garbage)) == 1
 
 
 def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
@@ -87,9 +87,9 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
     (folder / "file").write_text("12345")
     (folder / "link").symlink_to(precious)
     (folder / "loop").symlink_to(folder / "loop")
-    sizes = {garbage.held.key: garbage.held.bytes for garbage in collect(store)}
+    sizes = {garbage.held.key: garbage.held.bytes for garbage in collect_garbage(store)}
     assert sizes == {"file": 5, "link": 0, "loop": 0}
-    remove(store, collect(store))
+    remove_garbage(store, collect_garbage(store))
     assert sorted(path.name for path in folder.iterdir()) == [artifact.manifest.key]
     assert json.loads((artifact.path / "manifest.json").read_text())["stage"] == "note"
     assert (precious / "letter.txt").read_text() == "dear"

@@ -9,7 +9,7 @@ import yaml
 
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
-from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
+from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput, Request, Resources
 from stages.promote.params import PromoteParams
@@ -29,7 +29,7 @@ def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: 
 
 def attempt_at(
     request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any
-) -> Attempt:
+) -> PodGroup:
     values = {"image": "geb-core:1", "volumes": {request.store: {"claim": "store"}}} | settings
     # The folder of these requests' inputs, which do not exist.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
@@ -38,7 +38,7 @@ def attempt_at(
     )
     path = f"{request.store}/request.json"
     name = attempt_name(request)
-    return Attempt(request, execution, name, (1000, 1000), path, request.store)
+    return PodGroup(request, execution, name, (1000, 1000), path, request.store)
 
 
 def pod(request: Request, **settings: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store: Store) -> Non
     execution = Execution(kubernetes=KubernetesSettings(image="geb-core:1"), sync_seconds=7)
     url = "s3://bucket/prefix/logs/pair/key/request-1.json"
     [manifest] = pods_for(
-        Attempt(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here")
+        PodGroup(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here")
     )
     assert is_restricted(manifest["spec"])
     assert {volume["name"] for volume in manifest["spec"]["volumes"]} == {"cache", "tmp", "shm"}

@@ -12,10 +12,10 @@ from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
-from flows.runners.attempt_log import OnEvent
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError
+from stages.contract.events import OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig

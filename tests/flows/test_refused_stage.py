@@ -6,12 +6,12 @@ from pathlib import Path
 from flows.execution import step_executor
 from flows.execution.run_record import RunRecord
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import OnEvent
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import (
     RefusedError,
 )
+from stages.contract.events import OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig, probes

@@ -74,7 +74,7 @@ def runner() -> Runner:
 
 
 def submit(request: Request, name: str, stopping: threading.Event | None = None) -> str:
-    return submission.submit(job_of(request, stopping), Execution(), name, "")
+    return submission.submit_job(job_of(request, stopping), Execution(), name, "")
 
 
 def new_folder(request: Request) -> Path:

@@ -16,7 +16,7 @@ from scipy import stats
 from flows.execution import cancellation
 from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import Cell
+from flows.pipeline.grid import SweepCell
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
@@ -89,7 +89,7 @@ def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("flows.sweep.resolve_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_cells([Cell({}, RunConfig(seed=seed)) for seed in range(3)], 1, Session())
+        run_cells([SweepCell({}, RunConfig(seed=seed)) for seed in range(3)], 1, Session())
     assert started == [0]
 
 

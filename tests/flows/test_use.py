@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from flows.pipeline.inputs import resolve_model
-from flows.report.model_card import export
+from flows.report.model_card import export_model
 from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
@@ -83,7 +83,7 @@ def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(
     for number, artifact in enumerate((first, second), start=1):
         ModelRegistry(store).register("many", artifact.ref("checkpoint"), metrics={})
         folder = tmp_path / f"model-{number}"
-        export(store, f"many:{number}", folder)
+        export_model(store, f"many:{number}", folder)
         for name in ("config.json", "adapter/adapter_config.json"):
             saved = artifact.path / ("checkpoint" if "/" not in name else "") / name
             assert (folder / name).read_bytes() == saved.read_bytes()
@@ -100,11 +100,11 @@ def test_an_export_without_room_leaves_no_folder(store: Store, tmp_path: Path) -
     empty.mkdir()
     for folder in (new, empty):
         with pytest.raises(OSError) as caught, no_room():
-            export(store, "tiny", folder)
+            export_model(store, "tiny", folder)
         assert caught.value.filename is not None, "the command line names it"
     assert not new.exists()
     assert list(empty.iterdir()) == []
-    export(store, "tiny", new)
+    export_model(store, "tiny", new)
     assert (new / "README.md").exists()
 
 
@@ -112,7 +112,7 @@ def test_an_adapter_as_checkpoint_is_exported_with_its_base(store: Store, tmp_pa
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)
     ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
-    export(store, "kept", tmp_path / "model")
+    export_model(store, "kept", tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         *("adapter_config.json", "base.json", "README.md")
     }

@@ -8,7 +8,7 @@ import pytest
 from flows.pipeline.placement import DockerSettings, Execution, KubernetesSettings, SlurmSettings
 from flows.runners.base import supervised
 from flows.runners.docker.options import container_options
-from flows.runners.kubernetes.manifest import Attempt, pods_for
+from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, submit_options
 from stages.contract.request import Request, Resources
@@ -37,7 +37,7 @@ def test_no_pod_has_it(request_: Request) -> None:
     settings = KubernetesSettings.model_validate({"volumes": {request_.store: {"claim": "store"}}})
     path = str(store / "request.json")
     execution = Execution(kubernetes=settings)
-    pods = pods_for(Attempt(request_, execution, "geb-x", (1000, 1000), path, request_.store))
+    pods = pods_for(PodGroup(request_, execution, "geb-x", (1000, 1000), path, request_.store))
     assert len(pods) == 2
     assert is_clean(json.dumps(pods))
 

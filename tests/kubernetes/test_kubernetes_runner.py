@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.runner import KubernetesPlace, reap
+from flows.runners.kubernetes.runner import KubernetesPlace, reap_pods
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -102,4 +102,4 @@ def test_pods_of_a_dead_orchestrator_are_taken_over_together(
             assert [pod["metadata"]["uid"] for pod in launcher.cluster.pods()] == pods
     with killed_orchestrator(launcher, store, "stop") as request:
         lines = {f"removed pod {name}: its orchestrator is gone" for name in launcher.left(store)}
-        assert set(reap(Cluster(launcher.pod_settings(request)))) == lines
+        assert set(reap_pods(Cluster(launcher.pod_settings(request)))) == lines

@@ -12,7 +12,7 @@ from experiments.bandit import DIVERGENCE_LABELS, LABELS
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.placement import OWN_RUNNERS, stage_sections
 from flows.runners.choose import RUNNERS
-from stages.contract.params import ImageName, Kind
+from stages.contract.params import DataKind, ImageName
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
@@ -47,7 +47,7 @@ def field(model: type[BaseModel], name: str) -> set[str]:
     [
         (set(OWN_RUNNERS), RUNNERS),
         (names(ImageName), TARGETS - {"flows"}),
-        (names(Kind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
+        (names(DataKind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
         (field(GenerateParams, "dtype"), {"auto", *DTYPES}),
         (field(EvaluateParams, "dtype"), {"auto", *DTYPES}),
         (field(ClassifierSettings, "dtype"), {"auto", *DTYPES}),

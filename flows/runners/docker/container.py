@@ -74,13 +74,13 @@ class StageContainer:
             ending = self._wait()
         return Ending("overdue", ending.code) if overdue.is_set() else ending
 
-    def remove(self) -> None:
+    def remove_container(self) -> None:
         """See :class:`flows.runners.place.Work`."""
         self._end()
         self._held.close()
 
     def _end(self) -> None:
-        stop(self._container, self._grace_seconds)
+        stop_container(self._container, self._grace_seconds)
 
     def _lines(self) -> Iterator[str]:
         """Yields the lines that the container printed and prints, until it ends.
@@ -110,7 +110,7 @@ class StageContainer:
         return Ending("out_of_memory" if memory else "exited", state["ExitCode"])
 
 
-def stop(container: Container, grace_seconds: float) -> None:
+def stop_container(container: Container, grace_seconds: float) -> None:
     """Ends a container, from any thread, and returns when it has ended.
 
     The supervisor hears SIGTERM and gives the stage its grace period; the engine kills the rest.
@@ -122,14 +122,14 @@ def stop(container: Container, grace_seconds: float) -> None:
         client.api.stop(str(container.id), timeout=timeout)
 
 
-def remove(container: Container) -> None:
+def remove_container(container: Container) -> None:
     """Removes a container, running or not."""
     # Without an engine there is nothing to remove; a reaper finds the container.
     with contextlib.suppress(*_ENGINE_ERRORS):
         container.remove(force=True, v=True)
 
 
-def reap() -> list[str]:
+def reap_containers() -> list[str]:
     """Removes containers that dead orchestrators left; returns a line for each."""
     with contextlib.closing(connect()) as client:
         containers = [left for left in containers_with(client, KEY_LABEL) if _is_left(left)]
@@ -151,6 +151,6 @@ def remove_left(container: Container) -> str:
     """Removes the container of a dead orchestrator; returns a message about it."""
     # Another reaper may be as far as this one.
     with contextlib.suppress(APIError):
-        stop(container, _REAP_SECONDS)
+        stop_container(container, _REAP_SECONDS)
         container.remove(force=True, v=True)
     return f"removed container {container.name}: its orchestrator is gone"

@@ -22,8 +22,8 @@ from flows.runners.docker.container import (
     StageContainer,
     connect,
     containers_with,
-    reap,
-    remove,
+    reap_containers,
+    remove_container,
     remove_left,
 )
 from flows.runners.docker.images import find_image
@@ -54,7 +54,7 @@ class DockerPlace:
     def __init__(self, execution: Execution) -> None:
         self._settings = execution.docker
         self._grace_seconds = execution.grace_seconds
-        for line in reap():
+        for line in reap_containers():
             _log.warning(line)
 
     def find(self, job: StageJob) -> None:
@@ -76,7 +76,7 @@ class DockerPlace:
             _wait_for_gpus(client, job, gpus)
             try:
                 container = self._create(client, request, tuple(gpus))
-                stack.callback(remove, container)
+                stack.callback(remove_container, container)
                 stack.enter_context(_started(container, self._secrets(request)))
             except APIError as error:
                 raise _refused(request, error) from error

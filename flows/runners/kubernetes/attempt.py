@@ -17,7 +17,7 @@ from flows.runners.base import SUPERVISOR_SECONDS
 from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 from flows.runners.kubernetes.diagnosis import (
-    Event,
+    PodEvent,
     ending_of,
     has_started,
     is_asked_to_end,
@@ -280,7 +280,7 @@ class PodAttempt:
                 "pending_seconds where the cluster is only busy; `kubectl describe pod` shows more",
             )
 
-    def _events_of(self, name: str) -> list[Event]:
+    def _events_of(self, name: str) -> list[PodEvent]:
         try:
             return self._cluster.events(name)
         except _AWAY:

@@ -98,7 +98,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def explained(cluster: Cluster) -> Iterator[None]:
+def explain_api_errors(cluster: Cluster) -> Iterator[None]:
     """Turns what the API server refuses, or that it does not answer, into an error for a person."""
     try:
         yield

@@ -10,21 +10,21 @@ from flows.runners.ending import Ending
 from flows.runners.kubernetes.identity import Pod
 from stages.contract.errors import StageFailedError, UserError
 
-Event = dict[str, Any]
+PodEvent = dict[str, Any]
 
 # Conditions of a pod that Kubernetes and Kueue take away.
 _DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
 _LAST_EVENTS = 3
 
 
-def last_events(events: Sequence[Event]) -> str:
+def last_events(events: Sequence[PodEvent]) -> str:
     """The last events of a pod, in the cluster's words."""
     return "; ".join(
         f"{event.get('reason', '')}: {event.get('message', '')}" for event in events[-_LAST_EVENTS:]
     )
 
 
-def last_warnings(events: Sequence[Event]) -> str:
+def last_warnings(events: Sequence[PodEvent]) -> str:
     """The last warnings of a pod, in the cluster's words; empty if there are none."""
     return last_events([event for event in events if event.get("type") == "Warning"])
 
@@ -83,7 +83,7 @@ def ending_of(pod: Pod) -> Ending | None:
     return Ending("exited", code)
 
 
-def why_taken(pod: Pod | None, events: Sequence[Event]) -> str:
+def why_taken(pod: Pod | None, events: Sequence[PodEvent]) -> str:
     """Reason for the deletion of a pod that its orchestrator did not delete."""
     if pod is not None and (disruption := _disruption(pod)):
         return disruption

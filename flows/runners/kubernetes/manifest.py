@@ -38,7 +38,7 @@ from stages.store.opening import CACHE_VARIABLE
 _CACHE = "/geb-cache"
 
 
-def _mounts_for(attempt: Attempt) -> list[dict[str, Any]]:
+def _mounts_for(attempt: PodGroup) -> list[dict[str, Any]]:
     """Mounts of a stage: claims are read-only, except writable ones and its own store folders."""
     settings = attempt.execution.kubernetes
     mounts = {
@@ -98,7 +98,7 @@ def _volume_name(claim: str) -> str:
     return "claim-" + claim.replace(".", "-")
 
 
-def _volumes_for(attempt: Attempt) -> list[dict[str, Any]]:
+def _volumes_for(attempt: PodGroup) -> list[dict[str, Any]]:
     """Volumes of a pod: its claims, and room that ends with it."""
     settings = attempt.execution.kubernetes
     chosen = attempt.settings
@@ -124,7 +124,7 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PodGroup:
     """One attempt at a request, in one pod for each of its nodes.
 
     Attributes:
@@ -167,7 +167,7 @@ def attempt_name(request: Request) -> str:
     return f"geb-{title.strip('-')[:40].strip('-')}-{uuid.uuid4().hex[:6]}"
 
 
-def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
+def pods_for(attempt: PodGroup) -> list[dict[str, Any]]:
     """Manifests of an attempt's pods: the stage's program in the first, its peers in the others.
 
     Raises:
@@ -181,7 +181,7 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _pod(
-    attempt: Attempt, node: int, command: list[str], mounts: list[dict[str, Any]]
+    attempt: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     request = attempt.request
     limits = _limits(attempt)
@@ -223,7 +223,7 @@ def _pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
+def _spec(attempt: PodGroup, container: dict[str, Any]) -> dict[str, Any]:
     chosen = attempt.settings
     resources = attempt.request.resources
     settings = attempt.execution.kubernetes
@@ -265,7 +265,7 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
     return chosen.spec | spec
 
 
-def _environment(attempt: Attempt) -> list[dict[str, Any]]:
+def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
     chosen = attempt.settings
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
@@ -285,7 +285,7 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     ]
 
 
-def _limits(attempt: Attempt) -> dict[str, str]:
+def _limits(attempt: PodGroup) -> dict[str, str]:
     resources = attempt.request.resources
     chosen = attempt.settings
     limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}

@@ -18,7 +18,7 @@ from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import write_request
 from flows.runners.base import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explained, reason_of
+from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explain_api_errors, reason_of
 from flows.runners.kubernetes.diagnosis import (
     QuotaError,
     ending_of,
@@ -37,7 +37,7 @@ from flows.runners.kubernetes.identity import (
     name_of,
     selector,
 )
-from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
+from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
 from flows.runners.place import Poller, StageJob, chown_outputs, orchestrator_lease
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
@@ -67,13 +67,13 @@ class KubernetesPlace:
             lambda: {name_of(pod): pod for pod in self._cluster.pods(selector())},
             (ApiException, ValueError, *UNREACHABLE),
         )
-        for line in reap(self._cluster):
+        for line in reap_pods(self._cluster):
             _log.warning(line)
 
     def find(self, job: StageJob) -> PodAttempt | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
-        with explained(self._cluster):
+        with explain_api_errors(self._cluster):
             for pods in self._attempts(job.request):
                 if taken is None and _is_whole(pods, job.request.resources.nodes):
                     taken = self._work(job, pods[0])
@@ -84,7 +84,7 @@ class KubernetesPlace:
 
     def start(self, job: StageJob) -> PodAttempt:
         """See :class:`flows.runners.place.Place`."""
-        with explained(self._cluster):
+        with explain_api_errors(self._cluster):
             first = self._create(job)
         return self._work(job, first)
 
@@ -110,7 +110,7 @@ class KubernetesPlace:
             path = open_store(store.mirror_of).share(Path(path))
         else:
             chown_outputs(request, *self._user)
-        attempt = Attempt(
+        attempt = PodGroup(
             request,
             self._execution,
             name=attempt_name(request),
@@ -171,7 +171,7 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     return os.geteuid(), os.getegid()
 
 
-def reap(cluster: Cluster) -> list[str]:
+def reap_pods(cluster: Cluster) -> list[str]:
     """Removes pods of dead orchestrators; a stage at work gets its grace period.
 
     Pods at work that are to outlive their orchestrator stay. Returns a line for each pod that was
@@ -182,7 +182,7 @@ def reap(cluster: Cluster) -> list[str]:
         StageFailedError: The cluster does not answer.
     """
     removed = []
-    with explained(cluster):
+    with explain_api_errors(cluster):
         for pod in cluster.pods(selector()):
             if is_asked_to_end(pod):
                 continue
@@ -219,10 +219,10 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     folder = str(local_folder(store))
     path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
     user = user_of(execution.kubernetes)
-    with explained(cluster):
+    with explain_api_errors(cluster):
         for stage in type(resources).model_fields:
             request = preflight_request(stage, getattr(resources, stage), folder)
-            attempt = Attempt(request, execution, "geb-preflight", user, path, folder)
+            attempt = PodGroup(request, execution, "geb-preflight", user, path, folder)
             try:
                 cluster.create(pods_for(attempt)[0], dry_run=True)
             except ApiException as error:

@@ -27,7 +27,7 @@ from stages.store.base import Store
 # Bytes at the end of a log in which its last lines are looked for.
 _TAIL_BYTES = 1 << 16
 
-Process = subprocess.Popen[str] | ForkedProcess
+SupervisedProcess = subprocess.Popen[str] | ForkedProcess
 
 
 class StageProcess:
@@ -38,7 +38,7 @@ class StageProcess:
     def __init__(
         self,
         job: StageJob,
-        process: Process,
+        process: SupervisedProcess,
         held: contextlib.ExitStack,
         grace_seconds: float,
     ) -> None:
@@ -107,7 +107,7 @@ class ProcessPlace:
             environment = _environment(request, gpus)
             # The stage itself writes into the log.
             stderr = stack.enter_context(job.log.path.open("a", encoding="utf-8"))
-            process: Process
+            process: SupervisedProcess
             if execution.fork_server and gains_by_fork:
                 process = start_forked(command, environment, stderr.fileno())
             else:

@@ -15,8 +15,8 @@ _SECONDS = 120.0
 # The queue is asked for again anyhow, and whoever asks hears nothing else meanwhile.
 _QUEUE_SECONDS = 20.0
 _FORMAT = "%i|%T|%r|%N|%j"
-# Of the job that the orchestrator may be itself, which a new job must not inherit; and a person's
-# defaults for squeue, which would hide jobs.
+# A new job must not inherit variables of the job that the orchestrator may be itself. A person's
+# defaults for squeue would hide jobs.
 _LEFT_OUT = ("SLURM_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 

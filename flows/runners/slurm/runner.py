@@ -13,7 +13,7 @@ from flows.runners.place import Poller, StageJob, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import batch_program, default_interpreter
-from flows.runners.slurm.submission import submit
+from flows.runners.slurm.submission import submit_job
 from flows.runners.slurm.work import SlurmJob, folders_for, jobs_folder
 from stages.contract.events import Log
 
@@ -61,7 +61,7 @@ class SlurmPlace:
             # Where logs are kept, so that people find it after the job's folder is gone.
             path = write_request(request)
             program = batch_program(request, execution, path, folder, interpreter)
-            number = submit(job, execution, name, program)
+            number = submit_job(job, execution, name, program)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

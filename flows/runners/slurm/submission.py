@@ -78,7 +78,7 @@ def check_job(request: Request, execution: Execution, options: Sequence[str]) ->
             raise mistake(done.stderr, request, options)
 
 
-def submit(job: StageJob, execution: Execution, name: str, program: str) -> str:
+def submit_job(job: StageJob, execution: Execution, name: str, program: str) -> str:
     """Submits a job, as soon as Slurm takes it, and returns its number.
 
     Raises:

@@ -35,7 +35,7 @@ from stages.contract.errors import (
 )
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
 from stages.store.base import FORMAT, MARKER, Artifact, Store, quarantine_place
-from stages.store.local_usage import Held, Kind
+from stages.store.local_usage import Held, HeldKind
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.records import Records
@@ -203,7 +203,7 @@ class RemoteStore(Store):
         there = set(self.artifacts())
         for place, (size, _) in self._usage("quarantine", 1).items():
             yield Held("aside", "", "", place, size)
-        kinds: dict[str, Kind] = {"artifacts": "scratch", "work": "work"}
+        kinds: dict[str, HeldKind] = {"artifacts": "scratch", "work": "work"}
         for root, kind in kinds.items():
             for place, (size, written) in self._usage(root, 2).items():
                 _, stage, key = place.split("/")

@@ -17,12 +17,10 @@ from pathlib import Path
 
 from stages.contract.digests import files_of
 from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedError, StoreError
-from stages.contract.events import Event, Log
+from stages.contract.events import Log, OnEvent
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.transfer import download_folder, repeated, upload_missing
-
-OnEvent = Callable[[Event], None]
 
 SIGN_SECONDS = 20.0
 """Time between two signs of an orchestrator, and between two looks for one."""

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from stages.store.base import Store
-from stages.store.local_usage import Held, Kind
+from stages.store.local_usage import Held, HeldKind
 from tests.writer_stage import compute
 
 KEY = "0123456789abcdef" * 4
 
 # Kind, stage, key, file that holds the room, place of the entry.
-LEFT: list[tuple[Kind, str, str, str, str]] = [
+LEFT: list[tuple[HeldKind, str, str, str, str]] = [
     ("work", "train", KEY, f"work/train/{KEY}/step-1/state", f"work/train/{KEY}"),
     (
         "scratch",

@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stages.generate.transformers_backend import draw, filtered_probabilities, uniforms
+from stages.generate.transformers_backend import draw_tokens, filtered_probabilities, uniforms
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
 CHI_SQUARE_4 = 18.47  # 0.1 % point of χ² with four degrees of freedom.
@@ -12,7 +12,7 @@ CHI_SQUARE_4 = 18.47  # 0.1 % point of χ² with four degrees of freedom.
 
 def draws(count, *, temperature):
     uniform = torch.from_numpy(uniforms(7, count))
-    return draw(LOGITS.expand(count, -1), uniform, temperature=temperature, top_p=1.0)
+    return draw_tokens(LOGITS.expand(count, -1), uniform, temperature=temperature, top_p=1.0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -45,7 +45,9 @@ def test_top_p_takes_the_first_of_equal_tokens(top_p):
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True))
 def test_a_filtered_token_is_never_drawn(logits, uniform):
     row = torch.tensor([logits])
-    token = draw(row, torch.tensor([uniform], dtype=torch.float64), temperature=1.0, top_p=0.5)
+    token = draw_tokens(
+        row, torch.tensor([uniform], dtype=torch.float64), temperature=1.0, top_p=0.5
+    )
     assert filtered_probabilities(row, temperature=1.0, top_p=0.5)[0, token[0]] > 0
 
 
@@ -53,7 +55,7 @@ def test_the_last_uniform_number_stays_in_the_vocabulary():
     largest = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
     for seed in range(200):
         row = torch.randn(1, 7, generator=torch.Generator().manual_seed(seed))
-        assert draw(row, largest, temperature=1.0, top_p=1.0).item() == 6
+        assert draw_tokens(row, largest, temperature=1.0, top_p=1.0).item() == 6
 
 
 def test_a_longer_response_goes_on_with_the_same_numbers():

@@ -11,7 +11,7 @@ import pytest
 
 from stages.contract.events import Emitter
 from stages.generate import vllm_backend
-from stages.generate.backend import Prompt
+from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.harness.context import ModelSource
@@ -121,7 +121,7 @@ def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.Monkey
     params = GenerateParams.model_validate({"backend": "vllm", "dtype": "bfloat16", **settings})
     policy = Policy(HERE, None, frozenset({5, 2}), 128, 16)
     backend = vllm_backend.load(policy, params, Emitter(io.StringIO()))
-    prompts = [Prompt([7, 8], [11, 12]), Prompt([9], [13, 14])]
+    prompts = [EncodedPrompt([7, 8], [11, 12]), EncodedPrompt([9], [13, 14])]
     held = frozenset({(1, 1)})
     assert list(backend.generate(prompts, held)) == []
     shared = {"temperature": 0.3, "top_p": 0.4, "max_tokens": 5, "stop_token_ids": [2, 5]}

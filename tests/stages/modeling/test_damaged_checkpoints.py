@@ -16,7 +16,7 @@ from stages.generate.policy import Policy
 from stages.generate.vllm_engine import start_engine
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files
-from stages.modeling.load import load_causal_lm, load_config, load_sequence_classifier
+from stages.modeling.load import load_causal_lm, load_model_config, load_sequence_classifier
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
 
@@ -219,14 +219,14 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, whole: Path) ->
     make_tiny_tokenizer(words=(*WORDS, "purple", "orange")).save_pretrained(folder)
     source = ModelSource(str(folder))
     with pytest.raises(UserError, match="2 tokens beyond the model's vocabulary of 19: orange"):
-        require_vocabulary(load_tokenizer(source), load_config(source), source)
+        require_vocabulary(load_tokenizer(source), load_model_config(source), source)
 
 
 def test_a_token_that_only_pads_need_not_be_embedded(whole: Path) -> None:
     source = ModelSource(str(whole))
     tokenizer = load_tokenizer(source)
     tokenizer.add_special_tokens({"pad_token": "<padding>"})
-    require_vocabulary(tokenizer, load_config(source), source)
+    require_vocabulary(tokenizer, load_model_config(source), source)
 
 
 def test_lack_of_memory_does_not_blame_the_checkpoint(

@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.load import context_tokens, load_causal_lm, load_config
+from stages.modeling.load import context_tokens, load_causal_lm, load_model_config
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from tests.tiny_models import (
     WORDS,
@@ -60,7 +60,7 @@ class TestHead:
             model.save_pretrained(tmp_path / "parts", max_shard_size=shard_size)
             for part in (tmp_path / "parts").glob("model*"):
                 part.rename(odd / part.name)
-        assert not load_config(source(odd)).tie_word_embeddings
+        assert not load_model_config(source(odd)).tie_word_embeddings
         model = load_causal_lm(source(odd), dtype="float32")
         assert not model.config.tie_word_embeddings
         expected = AutoModelForCausalLM.from_pretrained(plain)
@@ -70,10 +70,10 @@ class TestHead:
     def test_equal_or_missing_head_stays_tied(self, tmp_path):
         tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
         weights = load_file(tied / "model.safetensors")
-        assert load_config(source(tied)).tie_word_embeddings
+        assert load_model_config(source(tied)).tie_word_embeddings
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
         save_file(weights, tied / "model.safetensors", metadata={"format": "pt"})
-        assert load_config(source(tied)).tie_word_embeddings
+        assert load_model_config(source(tied)).tie_word_embeddings
         model = load_causal_lm(source(tied), dtype="float32")
         assert model.lm_head.weight is model.model.embed_tokens.weight
 

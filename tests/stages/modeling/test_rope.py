@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate import transformers_backend
-from stages.generate.backend import Prompt
+from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.harness.context import ModelSource
 from stages.modeling.probe import require_static_rope
 from stages.score import reward_model
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from tests import tiny_models
 
 LIMIT = 16
@@ -76,9 +76,9 @@ def test_sampling_stays_below_the_length_that_moves_a_neighbour(
     policy = Policy(ModelSource("here"), tokenizer, frozenset({2}), 64, 37)
     params = GenerateParams(num_samples=1, max_new_tokens=4, temperature=0.0)
     backend = transformers_backend.load(policy, params, Emitter(io.StringIO()))
-    short, long = (Prompt([3] * length, [0]) for length in (4, LIMIT - 4))
+    short, long = (EncodedPrompt([3] * length, [0]) for length in (4, LIMIT - 4))
     assert len(list(backend.generate([short, long]))) == 2
-    longer = Prompt([3] * (LIMIT - 3), [0])
+    longer = EncodedPrompt([3] * (LIMIT - 3), [0])
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens") as caught:
         list(backend.generate([short, longer]))
     assert f"generate.max_length_tokens={LIMIT}" in caught.value.remedy
@@ -89,8 +89,8 @@ def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(
 ) -> None:
     monkeypatch.setattr(reward_model, "render_conversation", lambda tokenizer, turns: turns[0])
 
-    def classify(batch: reward_model.Conversations) -> list[Verdict]:
-        return [Verdict(1.0)] * len(batch)
+    def classify(batch: reward_model.Conversations) -> list[OracleVerdict]:
+        return [OracleVerdict(1.0)] * len(batch)
 
     model = reward_model.RewardModel(
         classify, LONGROPE, None, "it", 64, 64, allow_control_tokens=True

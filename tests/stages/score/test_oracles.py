@@ -6,7 +6,7 @@ from typing import Literal
 
 from stages.contract.params import Settings
 from stages.harness.program import Stage
-from stages.score.oracle import Verdict
+from stages.score.oracle import OracleVerdict
 from stages.score.params import ORACLES, OracleEntry, ScoreParams
 from stages.score.run import STAGE
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
@@ -41,7 +41,7 @@ class ToyOracle:
 
     def score(self, rows):
         for place, row in enumerate(rows):
-            yield place, Verdict(len(row["response"]) + self.bonus)
+            yield place, OracleVerdict(len(row["response"]) + self.bonus)
 
 
 def load(ctx):

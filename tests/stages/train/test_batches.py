@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.data import Pair, PairBatch, Response, pair_batch
+from stages.train.data import Pair, PairBatch, Response, make_pair_batch
 from stages.train.params import TrainParams
 from stages.training.batches import ROWS, Plan
 
@@ -37,7 +37,7 @@ def pair_batches(plan: Plan[Pair], rank: int) -> list[PairBatch]:
     reference = {
         pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in plan.samples
     }
-    return plan.batches(0, rank, partial(pair_batch, reference))
+    return plan.batches(0, rank, partial(make_pair_batch, reference))
 
 
 def odd_pairs(num_pairs: int) -> list[Pair]:

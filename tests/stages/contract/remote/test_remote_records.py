@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.commands.store import collect, remove
+from flows.commands.store import collect_garbage, remove_garbage
 from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import ConflictError, UserError
@@ -85,15 +85,15 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, monkey
     with here.lease("make", "busy") as lease:
         lease.acquire()
         # Another host may be at work on what is young.
-        assert [entry.held.kind for entry in collect(here)] == ["aside"]
+        assert [entry.held.kind for entry in collect_garbage(here)] == ["aside"]
         monkeypatch.setattr(store_module, "_LEFT_SECONDS", -60.0)
-        garbage = collect(here)
+        garbage = collect_garbage(here)
         assert {entry.held.place: entry.held.bytes for entry in garbage} == {
             "artifacts/make/abandoned": 5,
             "work/make/forgotten": 2,
             "quarantine/make-old": 10,
         }
-        remove(here, garbage)
-        assert collect(here) == []
+        remove_garbage(here, garbage)
+        assert collect_garbage(here) == []
     left = {name.split("/")[2] for name in objects(here.location) if name.startswith("work/")}
     assert left == {"wanted", "busy"}
