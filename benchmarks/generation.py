@@ -253,6 +253,7 @@ def _time_stage(command: list[str], log: Path) -> tuple[float, float, float]:
     before = resource.getrusage(children)
     started = time.perf_counter()
     began = started
+    ended = started
     cpu_at_start = 0.0
     with (
         log.open("w") as file,
@@ -262,14 +263,16 @@ def _time_stage(command: list[str], log: Path) -> tuple[float, float, float]:
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            if began == started and isinstance(parse_event(line), Progress):
-                began = time.perf_counter()
-                cpu_at_start = sum(psutil.Process(process.pid).cpu_times()[:2])
+            if isinstance(parse_event(line), Progress):
+                ended = time.perf_counter()
+                if began == started:
+                    began = ended
+                    cpu_at_start = sum(psutil.Process(process.pid).cpu_times()[:2])
     if process.returncode:
         raise RuntimeError(f"the stage ended with {process.returncode}:\n{log.read_text()[-4000:]}")
     after = resource.getrusage(children)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return began - started, time.perf_counter() - began, cpu - cpu_at_start
+    return began - started, ended - began, cpu - cpu_at_start
 
 
 def _finish(command: list[str], log: Path) -> str:

@@ -54,7 +54,9 @@ def item(score):
     if not hasattr(score, "items"):
         return {"score": float(score), "components": {}}
     values = {name: float(value) for name, value in score.items()}
-    return {"score": values.pop("score", None), "components": values}
+    if "score" not in values:
+        return {"score": None, "error": "the function gave a mapping without 'score'"}
+    return {"score": values.pop("score"), "components": values}
 
 
 if __name__ == "__main__":
@@ -67,5 +69,6 @@ if __name__ == "__main__":
     KEY = os.environ.get("REWARD_KEY")
     SCORE = runpy.run_path(OPTIONS.file)["score"]
     SERVER = ThreadingHTTPServer((OPTIONS.host, OPTIONS.port), Handler)
-    print(f"serving at http://{OPTIONS.host}:{SERVER.server_port}", flush=True)
+    ACCESS = "with REWARD_KEY" if KEY else "without a key"
+    print(f"serving {ACCESS} at http://{OPTIONS.host}:{SERVER.server_port}", flush=True)
     SERVER.serve_forever()

@@ -23,13 +23,10 @@ from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 
-NUM_NAMES = 4
-"""Number of a cell's names."""
-
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One cell of a study."""
+    """One cell of a study; equal rows of two readings of a table are two cells."""
 
     experiment: str
     """The table or figure that it belongs to, such as ``main``."""
@@ -121,9 +118,8 @@ def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
     """
     kept = list(rows)
     missing = set(only)
-    for kind in range(NUM_NAMES):
-        existing = {row.names()[kind] for row in rows}
-        names = existing.intersection(only)
+    for kind, existing in enumerate(zip(*(row.names() for row in rows), strict=True)):
+        names = set(existing).intersection(only)
         missing -= names
         if names:
             kept = [row for row in kept if row.names()[kind] in names]
@@ -201,11 +197,11 @@ def reported_runs(
     return runs
 
 
-def planned_runs(rows: Sequence[Row], overrides: Mapping[str, Any]) -> list[str]:
-    """Names of all runs, where each cell has the first coefficient of its grid."""
+def planned_runs(rows: Sequence[Row], overrides: Mapping[str, Any]) -> dict[str, RunConfig]:
+    """All runs by name, where each cell has the first coefficient of its grid."""
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     runs = [*tuning_runs(rows, overrides), *reported_runs(rows, overrides, first)]
-    return list(dict.fromkeys(run.name for run in runs))
+    return {run.name: run.cell.config for run in runs}
 
 
 def _runs(

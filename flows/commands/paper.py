@@ -1,5 +1,6 @@
 """Commands ``geb paper`` and ``geb bandit``: the experiments of the paper."""
 
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -17,6 +18,8 @@ from flows.commands.common import (
     quiet_prefect,
     watched,
 )
+from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.loading import overrides_of
 from flows.pipeline.presets import store_of_overrides
 from flows.report.files import write_file
@@ -48,10 +51,14 @@ def paper(
 
     config = overrides_of(overrides or ())
     rows = paper_rows(scale)
+    planned = planned_runs(selected(rows, only or ()), config)
     if dry_run:
-        planned = planned_runs(selected(rows, only or ()), config)
-        answer(as_json, {"runs": planned}, *planned, f"{len(planned)} runs")
+        note = "a coefficient that is still to be chosen is shown as the first of its values"
+        answer(as_json, {"runs": [*planned]}, *planned, f"{len(planned)} runs; {note}")
         return
+    # A mistake in the settings of all runs ends the command before the first one.
+    with suppress(HubUnreachableError):
+        resolve_run(next(iter(planned.values())))
     quiet_prefect()
     from experiments.paper.flow import compute
     from flows.report.prefect_artifacts import as_flow
@@ -60,7 +67,7 @@ def paper(
     title = f"The paper's tables, {scale} scale"
     with prefect_session(store_of_overrides(config), name, as_json) as session:
         computed = partial(compute, name, title, rows, only or (), session, parallel_runs, config)
-        document = as_flow("paper", title, name, computed)
+        document = as_flow("paper", f"paper, {scale} scale", name, computed)
     answer(as_json, document, document["coverage"], f"report  {document['page']}")
 
 

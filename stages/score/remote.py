@@ -62,21 +62,27 @@ class Remote:
         ``starts`` are the first rows of the blocks, and the number of rows. ``verdicts`` scores a
         block by calls of :meth:`post`.
         """
+
+        def ask(block_rows: RequestRows) -> Sequence[OracleVerdict]:
+            try:
+                return verdicts(block_rows)
+            except BaseException:
+                # Set in this thread, which begins with the next block at once.
+                self._has_failed = True
+                raise
+
         # Blocks in the order of their ends: an answer is kept before a later failure.
         ended: SimpleQueue[Future[Sequence[OracleVerdict]]] = SimpleQueue()
         blocks = {}
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="remote")
         try:
             for start, stop in pairwise(starts):
-                block = pool.submit(verdicts, rows[start:stop])
+                block = pool.submit(ask, rows[start:stop])
                 blocks[block] = start
                 block.add_done_callback(ended.put)
             for _ in blocks:
                 block = ended.get()
                 yield from enumerate(block.result(), blocks[block])
-        except BaseException:
-            self._has_failed = True
-            raise
         finally:
             # After a failure nothing more is asked, and requests under way are not waited for.
             pool.shutdown(wait=False, cancel_futures=True)

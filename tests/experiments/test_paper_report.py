@@ -15,7 +15,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
-from flows.report.table import SweepCell as Shown
+from flows.report.table import Cell as Shown
 from stages.store.base import Store
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
