@@ -15,7 +15,6 @@ ON_THIS_MACHINE = ("process", "docker")
 OWN_RUNNERS = (*ON_THIS_MACHINE, "kubernetes", "slurm")
 RUNNER_GROUP = "geb.runners"
 """Group of entry points under which other packages bring runners."""
-"""Image, and environment (`make setup-eval`), with the code of lm-eval and AlpacaEval."""
 
 
 def stage_sections(config: type[Settings]) -> dict[str, type[StageParams]]:

@@ -30,8 +30,7 @@ DataKind = Literal[
 tables by the names of their schemas in ``stages.tables.schemas``; other files and folders."""
 
 ImageName = Literal["core", "torch", "vllm"]
-"""Container image by what it holds: nothing beyond the contract's packages, torch, vLLM, or the
-code of lm-eval and AlpacaEval."""
+"""Container image by what it holds: nothing beyond the contract's packages, torch, or vLLM."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class StageContainer:
             ending = self._wait()
         return Ending("overdue", ending.code) if overdue.is_set() else ending
 
-    def remove_container(self) -> None:
+    def remove(self) -> None:
         """See :class:`flows.runners.place.Work`."""
         self._end()
         self._held.close()

@@ -36,7 +36,7 @@ from flows.runners.docker.options import (
     user_for,
 )
 from flows.runners.local.gpus import hold_gpus
-from flows.runners.place import StageJob, chown_outputs, work_name
+from flows.runners.place import StageJob, Work, chown_outputs, work_name
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.request import Request
 
@@ -65,7 +65,7 @@ class DockerPlace:
             for container in containers_with(client, *labels):
                 remove_left(container)
 
-    def start(self, job: StageJob) -> StageContainer:
+    def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
         request = job.request
         with contextlib.ExitStack() as stack:

@@ -38,7 +38,7 @@ from flows.runners.kubernetes.identity import (
     selector,
 )
 from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
-from flows.runners.place import Poller, StageJob, chown_outputs, orchestrator_lease
+from flows.runners.place import Poller, StageJob, Work, chown_outputs, orchestrator_lease
 from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
@@ -70,7 +70,7 @@ class KubernetesPlace:
         for line in reap_pods(self._cluster):
             _log.warning(line)
 
-    def find(self, job: StageJob) -> PodAttempt | None:
+    def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
         with explain_api_errors(self._cluster):
@@ -82,7 +82,7 @@ class KubernetesPlace:
                     self._cluster.delete_pod(name_of(pod))
         return taken
 
-    def start(self, job: StageJob) -> PodAttempt:
+    def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
         with explain_api_errors(self._cluster):
             first = self._create(job)

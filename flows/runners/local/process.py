@@ -20,7 +20,7 @@ from flows.runners.base import (
 from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpus import hold_gpus
-from flows.runners.place import StageJob
+from flows.runners.place import StageJob, Work
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -90,7 +90,7 @@ class ProcessPlace:
     def find(self, job: StageJob) -> None:
         """See :class:`flows.runners.place.Place`: no subprocess outlives its orchestrator."""
 
-    def start(self, job: StageJob) -> StageProcess:
+    def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
         request = job.request
         execution = self._execution

@@ -9,7 +9,7 @@ import shutil
 from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import write_request
-from flows.runners.place import Poller, StageJob, work_name
+from flows.runners.place import Poller, StageJob, Work, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import batch_program, default_interpreter
@@ -29,7 +29,7 @@ class SlurmPlace:
             lambda: {job.name: job for job in client.own_jobs()}, (SlurmUnavailableError,)
         )
 
-    def find(self, job: StageJob) -> SlurmJob | None:
+    def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
         folders = folders_for(job.request)
         # Mostly there is none, and Slurm is not asked.
@@ -45,7 +45,7 @@ class SlurmPlace:
                 work = SlurmJob(number, folder, job, self._execution, self._poller)
         return work
 
-    def start(self, job: StageJob) -> SlurmJob:
+    def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
         request = job.request
         execution = self._execution
