@@ -135,10 +135,10 @@ def _tell(error: BaseException) -> int:
             remedy = "make room on the disk, then call the command again"
             return _say(EXIT_FAILED, f"a file or the output: {error.strerror}", remedy)
         case OSError(filename=str() | bytes()):
-            # Permissions, a full disk, a folder where a file should be.
-            remedy = "check that the place exists, is yours, and has room"
-            code = EXIT_USER if error.errno in _MISTAKES else EXIT_FAILED
-            return _say(code, f"{error.filename!s}: {error.strerror}", remedy)
+            message = f"{error.filename!s}: {error.strerror}"
+            if error.errno in _MISTAKES:
+                return _say(EXIT_USER, message, "name another place")
+            return _say(EXIT_FAILED, message, "check that the place exists, is yours, and has room")
     causes = list(_causes(error))
     # pydantic turns a signal that comes while it serialises into its error.
     if any(isinstance(cause, typer.Abort | StoppedError | KeyboardInterrupt) for cause in causes):

@@ -91,7 +91,7 @@ def test_geb_up_deploys_the_same_file(
     by_hand = deploy(prefect_server, "process", tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        assert set(register("/srv/geb/store", tmp_path, 2)) == DEPLOYED
+        register("/srv/geb/store", tmp_path, 2)
         register("/srv/geb/store", tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         for name, deployment in by_hand.items():
