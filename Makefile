@@ -10,6 +10,7 @@ WORKERS_OF_LONG_TESTS ?= 3
 # Images that `make images` builds, all for the CPU if none is named, and options of `docker build`.
 IMAGES ?=
 BUILD_OPTIONS ?=
+RUN_STAMP := $(VENV)/.installed-run
 STAMP := $(VENV)/.installed
 # Container images set it. Then each process that starts compiles all that it imports, torch in seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,14 +21,21 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
 
-setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
+setup: $(STAMP) ## Make .venv: the orchestrator, the torch stages, buckets, Kubernetes, and the tools of tests and docs
 
-$(STAMP): pyproject.toml constraints/torch.txt constraints/torch.lock
+# Python compiles what it imports. All but PyTorch, whose build depends on the machine, is what a lock names, file by file.
+PIP_INSTALL = $(BIN)/pip install --progress-bar off --no-compile
+
+$(RUN_STAMP): pyproject.toml constraints/torch.txt constraints/run.lock
 	$(PYTHON) scripts/check-python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# Python compiles what it imports. All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
-	$(BIN)/pip install --progress-bar off --no-compile --no-deps --require-hashes -r constraints/torch.lock
-	$(BIN)/pip install --progress-bar off --no-compile -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
+	$(PIP_INSTALL) --no-deps --require-hashes -r constraints/run.lock
+	$(PIP_INSTALL) -c constraints/torch.txt -e '.[orchestrator,torch]'
+	touch $(RUN_STAMP)
+
+$(STAMP): $(RUN_STAMP) constraints/torch.lock
+	$(PIP_INSTALL) --no-deps --require-hashes -r constraints/torch.lock
+	$(PIP_INSTALL) -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
 	touch $(STAMP)
 
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)
@@ -48,13 +56,13 @@ audit: setup ## Known vulnerabilities of what constraints/*.lock names (pip-audi
 images: setup ## Build the container images for the CPU (docs/clusters.md); needs a Docker engine
 	docker/build.sh $(IMAGES) $(BUILD_OPTIONS)
 
-run: setup ## Run the quickstart: three GEB iterations on a small model, on this machine
+run: $(RUN_STAMP) ## Run the quickstart: three GEB iterations on a small model, on this machine
 	$(BIN)/geb run configs/quickstart.yaml
 
-run-fdpo: setup ## The same without the bonus (f-DPO), to compare
+run-fdpo: $(RUN_STAMP) ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
-run-chat: setup ## A real chat model, SmolLM2-135M from PyPI, learns to keep rules (configs/chat/rules.yaml)
+run-chat: $(RUN_STAMP) ## A real chat model, SmolLM2-135M from PyPI, learns to keep rules (configs/chat/rules.yaml)
 	$(BIN)/geb run configs/chat/rules.yaml --set inputs.policy="$$($(BIN)/python data/chat/smollm2.py)"
 
 # The theme's makers advertise their next project in each build.

