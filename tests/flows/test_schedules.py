@@ -1,11 +1,15 @@
 """`geb schedule` against a real Prefect server."""
 
+import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.server.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.standing.deployments import register
@@ -34,6 +38,13 @@ def schedules(client: SyncPrefectClient) -> dict[str | None, DeploymentSchedule]
     return {schedule.slug: schedule for schedule in deployed}
 
 
+def starts(schedule: DeploymentSchedule) -> list[int]:
+    """Local hours of two starts, in the weeks in which Europe's clocks go forward."""
+    cron = CronSchedule.model_validate(schedule.schedule.model_dump())
+    dates = asyncio.run(cron.get_dates(2, datetime(2027, 3, 20, tzinfo=UTC)))
+    return [date.astimezone(ZoneInfo("Europe/Berlin")).hour for date in dates]
+
+
 def test_a_schedule_has_the_whole_configuration_as_its_parameters(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
@@ -46,6 +57,7 @@ def test_a_schedule_has_the_whole_configuration_as_its_parameters(
         "cron": "0 3 * * 1",
         "timezone": "Europe/Berlin",
     }
+    assert starts(schedule) == [3, 3], "o'clock, before and after a change of clocks"
     assert schedule.parameters["fresh"]
     assert schedule.parameters["config"]["train"]["beta"] == 0.07
     assert schedule.parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"

@@ -44,7 +44,8 @@ def test_a_stage_that_ends_well_leaves_artifact_events_and_log(
     launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    request = launcher.request(store, message="hello", prints="noise from a library")
+    noise = Log(message="noise from a library").model_dump_json()
+    request = launcher.request(store, message="hello", prints=noise)
     heard = launcher.run(request)
     artifact = store.load("probe", request.key)
     assert artifact is not None

@@ -4,11 +4,13 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.contract.errors import UserError
 from stages.contract.params import ChatSettings
+from stages.harness.context import ModelSource
 from stages.modeling.chat import (
     render_answered,
     render_prompt,
     with_one_bos,
 )
+from stages.modeling.tokenizers import load_tokenizer
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_tokenizer
 
 PLAIN = ChatSettings()
@@ -72,6 +74,39 @@ def test_an_answer_may_open_with_newlines_that_merge():
     prompt, answer = render_answered(fast, [{"role": "user", "content": "r"}], "\n\nb", PLAIN)
     assert fast.convert_ids_to_tokens(prompt) == ["<", "\n", "r", ">", "<", "\n"]
     assert fast.convert_ids_to_tokens(answer) == ["\n\n", "b", ">"]
+
+
+def test_an_answer_ends_with_its_turn_under_another_eos():
+    """As a base checkpoint's tokenizer, whose end token is not the template's."""
+    tokenizer = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("eos_token", "'</s> one'"))
+    tokenizer.eos_token = "<pad>"
+    _, answer = render_answered(tokenizer, [{"role": "user", "content": "red"}], "cat", PLAIN)
+    assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
+
+
+MARKED = CHAT_TEMPLATE.replace(
+    "{{ message['content'] }}", "{% generation %}{{ message['content'] }}{% endgeneration %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template", [MARKED, {"default": CHAT_TEMPLATE, "rag": "{{ bos_token }}<system><assistant>"}]
+)
+def test_marks_of_answers_and_named_templates_change_no_prompt(tmp_path, tokenizer, template):
+    make_tiny_tokenizer(chat_template=template).save_pretrained(tmp_path)
+    turns = [{"role": "user", "content": "red"}]
+    loaded = load_tokenizer(ModelSource(str(tmp_path)))
+    expected = render_answered(tokenizer, turns, "cat", PLAIN)
+    assert render_answered(loaded, turns, "cat", PLAIN) == expected
+
+
+def test_named_templates_without_a_default_are_refused(tmp_path):
+    named = {"rag": CHAT_TEMPLATE, "tool_use": CHAT_TEMPLATE}
+    make_tiny_tokenizer(chat_template=named).save_pretrained(tmp_path)
+    loaded = load_tokenizer(ModelSource(str(tmp_path)))
+    with pytest.raises(UserError, match=r"no default specified.*'rag', 'tool_use'") as refused:
+        render_prompt(loaded, [{"role": "user", "content": "red"}], PLAIN)
+    assert "correct the template" in refused.value.remedy
 
 
 def test_the_date_in_a_template_is_the_same_every_day():

@@ -1,3 +1,4 @@
+import json
 import math
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PROMPTS, read_rows
-from tests.stage_calls import call, file_input, metrics, write_jsonl
+from tests.stage_calls import EventLog, call, file_input, metrics, write_jsonl
 
 
 def chat(question: str, **more: object) -> dict[str, object]:
@@ -98,6 +99,30 @@ def test_reference_answers_keep_their_form(store, tmp_path):
         "b": "0.5",
         "c": None,
     }
+
+
+@pytest.mark.parametrize("character", "\0\r\v\f\x1e\x85\u2028\u2029")
+def test_texts_keep_characters_that_separate_lines(store, tmp_path, character):
+    rows = [chat(f"{number}{character}b", reference_answer=f"x{character}y") for number in "01"]
+    # As other programs write them: only what JSON reserves is escaped.
+    written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "p.jsonl").write_bytes(written.encode())
+    artifact = prepare(store, tmp_path / "p.jsonl", iterations=1, test_prompts=1)
+    prepared = table(artifact, "iteration-1") + table(artifact, "test")
+    assert sorted(text(row) for row in prepared) == [f"{number}{character}b" for number in "01"]
+    assert {row["reference_answer"] for row in prepared} == {f"x{character}y"}
+
+
+def test_fields_of_messages_that_are_not_read_are_named(store, tmp_path):
+    turns = [{"role": "user", "content": "red"}, {"role": "user", "content": "blue", "name": "Ann"}]
+    # Arrow gives every turn of a table the fields of all, with nulls.
+    rows = [{"messages": [{**turn, "tool_calls": None}]} for turn in turns]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    events = EventLog()
+    settings = PrepareParams(test_prompts=1, iterations=1)
+    call(STAGE, settings, {"train": [tmp_path / "p.parquet"]}, store, events=events)
+    [message] = [event.message for event in events.events if event.type == "log"]
+    assert message.endswith("p.parquet: fields of messages that are not read: name")
 
 
 def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from stages.contract.digests import sha256_file
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log, Progress
+from tests.stage_calls import response
 from tests.stages.score.responses import response_rows
 
 LENGTHS = """
@@ -74,6 +75,19 @@ class TestPython:
         for score, row in zip(scores, response_rows(), strict=True):
             assert score["score"] == 1.0
             assert dict(score["components"]) == {"warmth": len(row["response"]) / 100}
+
+    @pytest.mark.parametrize("character", "\0\r\v\f\x1e\x85\u2028\u2029")
+    def test_characters_that_separate_lines_reach_function_and_table(self, score, character):
+        word = f"a{character}b"
+        code = f"""
+        def score(prompts, responses, references):
+            assert [prompts[0][0]["content"], *responses, *references] == [{word!a}] * 3
+            print(references[0])
+            return [{{"score": 1.0, references[0]: 2.0}}]
+        """
+        rows = [response(word, 0, word, reference_answer=word)]
+        [row], _, _ = score(code=code, rows=rows)
+        assert dict(row["components"]) == {word: 2.0}
 
     @pytest.mark.parametrize(
         ("code", "message"),

@@ -47,6 +47,9 @@ def test_a_template_that_opens_with_reasoning_takes_an_argument():
     with pytest.raises(UserError, match="does not continue a prompt") as caught:
         make_example(tokenizer, CONVERSATION, SftParams())
     assert "chat_template_args: {enable_thinking: false}" in caught.value.remedy
+    reasoned = [CONVERSATION[3], {"role": "assistant", "content": "one blue"}]
+    answer = make_example(tokenizer, reasoned, SftParams()).response.tolist()
+    assert tokenizer.convert_ids_to_tokens(answer) == ["blue", "</s>"]
     params = SftParams(chat_template_args={"enable_thinking": False})
     example = make_example(tokenizer, CONVERSATION, params)
     assert tokenizer.convert_ids_to_tokens(example.response.tolist())[0] == "blue"
