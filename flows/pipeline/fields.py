@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig, StageResources
+from stages.contract.params import SPEED_ONLY
 from stages.contract.request import Resources
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -76,13 +77,12 @@ def _row(name: str, field: FieldInfo) -> FieldRow:
     default = json.dumps(
         field.get_default(call_default_factory=True), default=str, ensure_ascii=False
     )
-    extra = field.json_schema_extra
     return FieldRow(
         name=name,
         default=None if field.is_required() else default,
         kind=_kind(field),
         meaning=" ".join((field.description or "").split()),
-        speed_only=isinstance(extra, dict) and extra.get("affects_result") is False,
+        speed_only=field.json_schema_extra == SPEED_ONLY,
     )
 
 

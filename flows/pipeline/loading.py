@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
@@ -38,54 +39,50 @@ OUR_NAMES = {
     "r": "train.lora.rank",
 }
 """Settings by the names that TRL, PEFT and transformers give them."""
-S = TypeVar("S", bound=BaseModel)
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads the configuration of a run; see :func:`load_settings`."""
-    return load_settings(path, overrides, RunConfig)
-
-
-def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) -> S:
-    """Reads a configuration file and applies ``section.field=value`` overrides.
+    """Reads the configuration of a run and applies ``section.field=value`` overrides.
 
     ``extends`` names one or several files, relative to this one, that are read first. Paths are
     relative to the file that names them; paths in overrides, and the default store, to
-    the present folder. Without a file, settings have their defaults.
+    the present folder.
 
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
-    values = {} if path is None else read_sections(path)
+    values = read_sections(path)
     for override in overrides:
-        _apply(values, override, schema)
-    origin = "the command line" if path is None else str(path.absolute())
-    origin += " with --set" if overrides and path else ""
-    return _with_absolute_store(_check(values, origin, schema))
+        _apply(values, override)
+    return check_config(values, f"{path.absolute()}{' with --set' if overrides else ''}")
 
 
-def overrides_of(said: Sequence[str]) -> dict[str, Any]:
+def overrides_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Values of ``--set NAME=VALUE`` as nested sections; paths start in the present folder."""
     values: dict[str, Any] = {}
-    for override in said:
-        _apply(values, override, RunConfig)
+    for override in overrides:
+        _apply(values, override)
     return values
 
 
 def load_overridden(path: Path, overrides: Mapping[str, Any], origin: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 
-    Errors are as in :func:`load_settings`, and name the overrides' ``origin``.
+    Errors are as in :func:`load_config`, and name the overrides' ``origin``.
     """
     current = copy.deepcopy(dict(overrides))
     anchor_paths(current, Path.cwd())
-    return _with_absolute_store(check_config(merged(read_sections(path), current), origin))
+    return check_config(merged(read_sections(path), current), origin)
 
 
 def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested sections with others laid over them, as a copy."""
-    result = copy.deepcopy(dict(values))
-    _merge(result, others)
+    """Nested sections with others laid over them."""
+    result = dict(values)
+    for name, other in others.items():
+        value = result.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            other = merged(value, other)
+        result[name] = other
     return result
 
 
@@ -104,43 +101,29 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> Ru
     return check_config(values, origin)
 
 
-def check_config(values: dict[str, Any], origin: str) -> RunConfig:
+def check_config(values: Mapping[str, Any], origin: str) -> RunConfig:
     """Validates a run's configuration; ``origin`` says in messages where the values come from."""
-    return _check(values, origin, RunConfig)
-
-
-def _check(values: dict[str, Any], origin: str, schema: type[S]) -> S:
-    """Validates settings."""
-    listed = "; `geb fields` lists all of them with their meaning" if schema is RunConfig else ""
-    remedy = f"correct these settings{listed}"
     try:
-        checked = schema.model_validate(values)
+        config = RunConfig.model_validate(values)
+        # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
+        problems = list(unusable(config.model_dump()))
+        if not problems:
+            check(config)
     except ValidationError as error:
-        problems = [_explain(dict(problem), schema) for problem in error.errors()]
-        raise _invalid(origin, problems, remedy) from error
-    # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
-    if wrong := list(unusable(checked.model_dump())):
-        raise _invalid(origin, wrong, "correct these settings, or leave them out")
-    if isinstance(checked, RunConfig):
-        try:
-            check(checked)
-        except ValueError as error:
-            raise _invalid(origin, [f"configuration: {error}"], remedy) from error
-        return cast(S, checked.for_processors())
-    return checked
-
-
-def _with_absolute_store(config: S) -> S:
-    """The settings with the default store in full: the next command may be called elsewhere."""
-    store = getattr(config, "store", None)
-    return config if store is None else config.model_copy(update={"store": location_of(store)})
-
-
-def _invalid(origin: str, problems: Sequence[str], remedy: str) -> UserError:
-    shown = list(problems[:_SHOWN_PROBLEMS])
-    if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown)} more")
-    return UserError(f"{origin} is not a valid configuration:\n  " + "\n  ".join(shown), remedy)
+        problems = [_explain(problem) for problem in error.errors()]
+    except ValueError as error:
+        problems = [f"configuration: {error}"]
+    if problems:
+        shown = problems[:_SHOWN_PROBLEMS]
+        if len(problems) > len(shown):
+            shown.append(f"and {len(problems) - len(shown)} more")
+        raise UserError(
+            f"{origin} is not a valid configuration:\n  " + "\n  ".join(shown),
+            "correct these settings; `geb fields` lists all of them with their meaning",
+        )
+    # In full: the next command may be called elsewhere.
+    store = location_of(config.store)
+    return config.for_processors().model_copy(update={"store": store})
 
 
 def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -162,38 +145,29 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise UserError(f"{path} holds no settings", "write `name: value` lines")
     values: dict[str, Any] = loaded or {}
     parents = values.pop("extends", [])
-    merged: dict[str, Any] = {}
     named = [parents] if isinstance(parents, str) else parents
     if not isinstance(named, list) or not all(isinstance(parent, str) for parent in named):
         raise UserError(
             f"{path}: extends names no files: {_shown(parents)}", "write `extends: other.yaml`"
         )
+    extended: dict[str, Any] = {}
     for parent in named:
-        _merge(merged, read_sections(path.parent / parent, (*seen, path)))
+        extended = merged(extended, read_sections(path.parent / parent, (*seen, path)))
     anchor_paths(values, path.parent)
-    _merge(merged, values)
-    return merged
+    return merged(extended, values)
 
 
-def _merge(values: dict[str, Any], others: Mapping[str, Any]) -> None:
-    for name, other in others.items():
-        if isinstance(other, dict) and isinstance(values.get(name), dict):
-            _merge(values[name], other)
-        else:
-            values[name] = other
-
-
-def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> None:
+def _apply(values: dict[str, Any], override: str) -> None:
     """Sets what ``NAME=VALUE`` says."""
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise UserError(
             f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
         )
-    value = parse_yaml(text, f"the value of --set {_shown(name)}")
     names = name.split(".")
-    alone: Any = {}
-    _set(alone, names, _as_list(value, schema, name))
+    alone = parse_yaml(text, f"the value of --set {_shown(name)}")
+    for part in reversed(names):
+        alone = {part: alone}
     anchor_paths(alone, Path.cwd())
     # A name may be a path, and is absolute now.
     for depth in range(len(names)):
@@ -201,68 +175,57 @@ def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> No
     _set(values, names, alone)
 
 
-def _as_list(value: Any, schema: type[BaseModel], name: str) -> Any:
-    """One value instead of a list of one; only if the setting is a list."""
-    *sections, last = name.split(".")
-    field = _fields_at(schema, sections).get(last)
-    is_list = field is not None and get_origin(field.annotation) is tuple
-    return [value] if is_list and isinstance(value, str | int | float) else value
-
-
 def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
-    holder = values
+    section = values
     *sections, last = names
-    for section in sections:
-        holder = holder.setdefault(section, {})
-        if not isinstance(holder, dict):
-            raise UserError(f"{'.'.join(names)}: {section!r} is no section", "check the name")
-    holder[last] = value
+    for name in sections:
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise UserError(f"{'.'.join(names)}: {name!r} is no section", "check the name")
+    section[last] = value
 
 
-def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
+def _explain(error: ErrorDetails) -> str:
     parts = [str(part) for part in error["loc"]]
     # Where a field takes several kinds of values, pydantic ends with the kind that it has tried.
     if parts and re.fullmatch(r"literal\[.*\]|constrained-(int|float)", parts[-1]):
         parts.pop()
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
-        names = list(_fields_at(schema, parts[:-1]))
-        near = _elsewhere(schema, parts) or difflib.get_close_matches(parts[-1], names, n=1)
-        setting = OUR_NAMES.get(parts[-1])
-        if schema is RunConfig and setting and setting.startswith(".".join(parts[:-1])):
-            near = [setting]
-        listed = "" if schema is RunConfig else f"; known here: {', '.join(names)}"
-        hint = f"; did you mean {near[0]!r}?" if near else listed
-        return f"{name}: no such setting{hint}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+        return f"{name}: no such setting{_hint(_settings_like(parts))}"
+    message = error["msg"].removeprefix("Value error, ")
     if isinstance(error["input"], dict | BaseModel):
         return f"{name}: {message}"
     expected = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
     near = difflib.get_close_matches(str(error["input"]), expected, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{name}: {message}, not {_shown(error['input'])}{hint}"
+    return f"{name}: {message}, not {_shown(error['input'])}{_hint(near)}"
 
 
-def _elsewhere(schema: type[BaseModel], parts: Sequence[str]) -> list[str]:
-    """Full names of the fields that a name without its section may mean: `kappa`, `train.kappa`."""
-    if len(parts) != 1:
-        return []
-    sections = [name for name in schema.model_fields if parts[0] in _fields_at(schema, [name])]
-    return [f"{section}.{parts[0]}" for section in sections]
+def _hint(names: Sequence[str]) -> str:
+    return f"; did you mean {names[0]!r}?" if names else ""
+
+
+def _settings_like(parts: Sequence[str]) -> Sequence[str]:
+    """Settings that an unknown one may mean: of another section or library, or spelt alike."""
+    *sections, last = parts
+    setting = OUR_NAMES.get(last)
+    if setting and setting.startswith(".".join(sections)):
+        return [setting]
+    elsewhere = [name for name in RunConfig.model_fields if last in _fields_at([name])]
+    if elsewhere and not sections:
+        return [f"{elsewhere[0]}.{last}"]
+    return difflib.get_close_matches(last, _fields_at(sections), n=1)
 
 
 def _shown(value: Any) -> str:
-    """A value as JSON for a message, cut if it is long."""
-    return _cut(json.dumps(value, default=str))
-
-
-def _cut(text: str) -> str:
-    text = re.sub(r"(?<=://)[^/\s]*@", "…@", text)  # An address may have a password.
+    """A value as JSON for a message, without an address's password, cut if it is long."""
+    text = re.sub(r"(?<=://)[^/\s]*@", "…@", json.dumps(value, default=str))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _fields_at(model: type[BaseModel], parts: Iterable[str]) -> dict[str, FieldInfo]:
+def _fields_at(parts: Iterable[str]) -> dict[str, FieldInfo]:
     """Fields of the section at ``parts``; none without the section."""
+    model: type[BaseModel] = RunConfig
     for part in parts:
         field = model.model_fields.get(part)
         if field is None or not (

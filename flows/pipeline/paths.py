@@ -3,17 +3,12 @@
 import json
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages.contract.errors import UserError
 
-_OF_SUITES = ("prompts", "oracle_model", "oracle_code")
-# A runner's section, and its table whose names are paths.
-_PATHS_OF_RUNNERS = (
-    ("docker", "mounts"),
-    ("kubernetes", "volumes"),
-)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
 
@@ -24,64 +19,72 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     Hub ids, URLs and commands stay as they are. Values that are not text stay, too: validation
     says what is wrong with them. UserError if a path names the home folder of an unknown user.
     """
-    if _is_path(values.get("store")) and "://" not in values["store"]:
-        values["store"] = _absolute(values["store"], folder, "store")
-    inputs = values.get("inputs")
-    if isinstance(inputs, dict):
-        if isinstance(inputs.get("prompts"), str):
-            inputs["prompts"] = [inputs["prompts"]]
-        for name, named in inputs.items():
-            inputs[name] = _input(named, folder, f"inputs.{name}")
-    suites = values.get("suites")
-    for suite, section in suites.items() if isinstance(suites, dict) else ():
-        if isinstance(section, dict):
-            for name in _OF_SUITES:
-                if name in section:
-                    section[name] = _input(section[name], folder, f"suites.{suite}.{name}")
-    execution = values.get("execution")
-    if isinstance(execution, dict):
-        _anchor_execution(execution, folder)
+    for pattern, anchored in _ANCHORED.items():
+        for section, name, title in _settings(values, pattern.split(".")):
+            section[name] = anchored(section[name], folder, title)
 
 
-def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
-    interpreters = execution.get("interpreters")
-    if isinstance(interpreters, dict):
-        for stage, location in interpreters.items():
-            # A name without a folder is a command on the path.
-            if _is_path(location) and os.sep in location:
-                interpreters[stage] = _absolute(location, folder, f"execution.interpreters.{stage}")
-    for runner, table in _PATHS_OF_RUNNERS:
-        section = execution.get(runner)
-        if not isinstance(section, dict):
+def _settings(
+    values: Any, pattern: Sequence[str], title: str = ""
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yields section, name and full name of each setting that a pattern names."""
+    if not isinstance(values, dict):
+        return
+    first, *rest = pattern
+    for name in list(values):
+        if first not in (name, "*"):
             continue
-        if isinstance(section.get(table), dict):
-            name = f"execution.{runner}.{table}"
-            section[table] = {
-                _absolute(location, folder, name) if _is_path(location) else location: value
-                for location, value in section[table].items()
-            }
+        if rest:
+            yield from _settings(values[name], rest, f"{title}{name}.")
+        else:
+            yield values, name, f"{title}{name}"
 
 
-def _input(location: Any, folder: Path, name: str) -> Any:
-    if isinstance(location, list):
-        return [_input(part, folder, name) for part in location]
-    if not _is_path(location):
-        return location
-    path = _absolute(location, folder, name)
-    looks_remote = _HUB_ID.fullmatch(location) and not location.startswith((".", "~"))
-    looks_remote = looks_remote and not location.endswith(_FILE_SUFFIXES)
-    return location if looks_remote and not Path(path).exists() else path
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and value.strip() != "" and "\0" not in value
-
-
-def _absolute(location: str, folder: Path, name: str) -> str:
+def _path(location: Any, folder: Path, title: str) -> Any:
     """The path without ``..``; links stay, since an environment's interpreter is one."""
+    if not isinstance(location, str) or not location.strip() or "\0" in location:
+        return location
     try:
         return os.path.normpath(folder.absolute() / Path(location).expanduser())
     except RuntimeError as error:
         raise UserError(
-            f"{name}: {json.dumps(location)}: {error}", "write the folder out"
+            f"{title}: {json.dumps(location)}: {error}", "write the folder out"
         ) from error
+
+
+def _store(location: Any, folder: Path, title: str) -> Any:
+    return location if "://" in str(location) else _path(location, folder, title)
+
+
+def _interpreter(location: Any, folder: Path, title: str) -> Any:
+    """A name without a folder is a command on the path."""
+    return _path(location, folder, title) if os.sep in str(location) else location
+
+
+def _table(table: Any, folder: Path, title: str) -> Any:
+    """A table whose names are paths."""
+    if not isinstance(table, dict):
+        return table
+    return {_path(location, folder, title): value for location, value in table.items()}
+
+
+def _input(location: Any, folder: Path, title: str) -> Any:
+    if isinstance(location, list):
+        return [_input(part, folder, title) for part in location]
+    path = _path(location, folder, title)
+    if not isinstance(location, str) or not _HUB_ID.fullmatch(location):
+        return path
+    is_file = location.startswith((".", "~")) or location.endswith(_FILE_SUFFIXES)
+    return path if is_file or Path(path).exists() else location
+
+
+_ANCHORED = {
+    "store": _store,
+    "inputs.*": _input,
+    "suites.*.prompts": _input,
+    "suites.*.oracle_model": _input,
+    "suites.*.oracle_code": _input,
+    "execution.interpreters.*": _interpreter,
+    "execution.docker.mounts": _table,
+    "execution.kubernetes.volumes": _table,
+}

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from stages.contract.errors import UserError
 from stages.contract.number_types import Processor
 
-_MARK = "affects_result"
+SPEED_ONLY: dict[str, Any] = {"affects_result": False}
+"""Mark of fields that stay out of the key."""
 # Names of the fields that hold a type of numbers.
 _NUMBER_TYPES = ("dtype", "precision")
 
@@ -41,10 +42,6 @@ class InputSpec:
     optional: bool = False
     many: bool = False
 
-    def __str__(self) -> str:
-        notes = [self.kind, *["optional"] * self.optional, *["several"] * self.many]
-        return ", ".join(notes)
-
 
 @dataclass(frozen=True)
 class OutputSpec:
@@ -64,8 +61,7 @@ def check_inputs(
     Raises:
         UserError: An input is missing, unknown, given too often, or of another kind.
     """
-    accepted = "; ".join(f"{name} ({spec})" for name, spec in specs.items()) or "none"
-    remedy = f"inputs of {stage}: {accepted}"
+    remedy = f"inputs of {stage}: {', '.join(specs)}"
     for name, kinds in given.items():
         if name not in specs:
             raise UserError(f"stage {stage!r} has no input {name!r}", remedy)
@@ -100,7 +96,7 @@ def speed_only(default: Any, **options: Any) -> Any:
     >>> class Example(StageParams):
     ...     batch_size: int = speed_only(8, description="Rows per forward pass.")
     """
-    return Field(default, json_schema_extra={_MARK: False}, **options)
+    return Field(default, json_schema_extra=SPEED_ONLY, **options)
 
 
 class Settings(BaseModel):
@@ -110,13 +106,14 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _number_is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        # To pydantic `true` is the number 1.
-        if not isinstance(value, bool):
-            return value
+    def _read_plain(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(info.field_name)].annotation
+        if get_origin(annotation) is tuple and isinstance(value, str | int | float):
+            # One value is a list of one.
+            return (value,)
+        # To pydantic `true` is the number 1.
         kinds = get_args(annotation) or (annotation,)
-        if bool not in kinds and (int in kinds or float in kinds):
+        if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
             raise ValueError("a number is wanted")
         return value
 
@@ -130,8 +127,7 @@ class Settings(BaseModel):
         dumped = self.model_dump(mode="json")
         unused = self.unused_fields()
         for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            if name in unused or extra.get(_MARK) is False:
+            if name in unused or field.json_schema_extra == SPEED_ONLY:
                 continue
             value = getattr(self, name)
             kept[name] = value.result_fields() if isinstance(value, Settings) else dumped[name]

@@ -1,7 +1,7 @@
 """The ``python`` strategy: the two responses to compare by a function in a Python file."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,9 @@ class UserStrategy(UserFunction):
     signature = "(responses, seed, **settings) -> (i, j)"
     remedy = "fix the function, or pair.python.settings"
 
-    def over(self, batch: ScoredBatch) -> Callable[[Sequence[int], int], Selection]:
-        """Selects among rows of a batch."""
-
-        def select(rows: Sequence[int], seed: int) -> Selection:
-            return self.select(_responses(batch, rows), seed)
-
-        return select
+    def select_rows(self, batch: ScoredBatch, rows: Sequence[int], seed: int) -> Selection:
+        """Places of two among rows of a batch, the better scored one first."""
+        return self.select(_responses(batch, rows), seed)
 
     def select(self, responses: Sequence[Mapping[str, Any]], seed: int) -> Selection:
         """Places of the two responses, the better scored one first."""
@@ -53,23 +49,20 @@ def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
     places = pa.array(rows)
     texts = batch.responses.select(["messages", "response", "response_logprobs"]).take(places)
     scored = batch.scored.select(["score", "components"]).take(places)
-    return [
-        {
-            "messages": text["messages"],
-            "response": text["response"],
-            "score": score["score"],
-            "components": dict(score["components"] or ()),
-            "num_tokens": len(text["response_logprobs"]),
-            "logprob": sum(text["response_logprobs"]),
-        }
-        for text, score in zip(texts.to_pylist(), scored.to_pylist(), strict=True)
-    ]
+    responses = []
+    for response, score in zip(texts.to_pylist(), scored.to_pylist(), strict=True):
+        logprobs = response.pop("response_logprobs")
+        score["components"] = dict(score["components"] or ())
+        length = {"num_tokens": len(logprobs), "logprob": sum(logprobs)}
+        responses.append({**response, **score, **length})
+    return responses
 
 
 def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
     """Calls the function ``name`` of a file on made-up responses without components."""
-    made_up = [
-        {
+    made_up = []
+    for number, score in enumerate((0.25, 1.0, -0.5, 0.25)):
+        response = {
             "messages": [{"role": "user", "content": "A trial prompt."}],
             "response": f"Trial response {number}.",
             "score": score,
@@ -77,6 +70,5 @@ def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
             "num_tokens": 3 + number,
             "logprob": -2.0 - number,
         }
-        for number, score in enumerate((0.25, 1.0, -0.5, 0.25))
-    ]
+        made_up.append(response)
     UserStrategy(path, name, settings).select(made_up, 1)

@@ -27,7 +27,6 @@ from stages.pair.select import STRATEGIES, Selection
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
 
-Array = npt.NDArray[np.float64]
 # Column of the responses table -> column of the pairs table, for each side.
 _SIDE_COLUMNS = {
     "sample_index": "sample_index",
@@ -35,6 +34,8 @@ _SIDE_COLUMNS = {
     "response_logprobs": "logprobs",
     "finish_reason": "finish_reason",
 }
+_Select = Callable[[ScoredBatch, Sequence[int], int], Selection]
+"""(batch, rows of one prompt, seed) → places of the chosen and the rejected one among the rows."""
 
 
 def run(ctx: StageContext[PairParams]) -> None:
@@ -44,116 +45,98 @@ def run(ctx: StageContext[PairParams]) -> None:
     what the oracle failed on.
     """
     responses = ctx.paths("responses")
-    scores = ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
-    python = ctx.params.python
-    is_own = ctx.params.strategy == "python"
-    strategy = UserStrategy(ctx.path("code"), python.function, python.settings) if is_own else None
-    parts = ("components",) if strategy else ()
+    select = _strategy(ctx)
+    parts = ("components",) if ctx.params.strategy == "python" else ()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for batch in read_scored(responses, scores, score_columns=parts):
-            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, strategy)
+        for batch in read_scored(responses, ctx.paths("scores"), score_columns=parts):
+            pairs = _pairs(ctx, batch, select, tally)
             if pairs.num_rows:
                 writer.write_batch(pairs)
-            ctx.events.progress(tally.responses, total, "responses")
+            ctx.events.progress(len(tally.lengths), total, "responses")
     _check_not_empty(tally)
-    report: dict[str, Any] = tally.report()
+    report = tally.report()
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
     (ctx.out / "metrics.json").write_text(dump_json(report))
     if tally.null_scores:
         ctx.events.warning(
-            f"{tally.null_scores} of {tally.responses} responses have no score; their "
+            f"{tally.null_scores} of {total} responses have no score; their "
             f"{tally.prompts_with_null_score} prompts make no pair"
         )
-    if warning := ctx.params.tie_warning(tally.pairs, tally.ties):
+    if warning := ctx.params.tie_warning(len(tally.margins), tally.ties):
         ctx.events.warning(warning)
 
 
-def pair_batch(
-    batch: ScoredBatch,
-    params: PairParams,
-    seed: int,
-    tally: Tally,
-    own: UserStrategy | None = None,
+def _strategy(ctx: StageContext[PairParams]) -> _Select:
+    params = ctx.params
+    if params.strategy == "python":
+        function = params.python.function
+        return UserStrategy(ctx.path("code"), function, params.python.settings).select_rows
+    by_scores = STRATEGIES[params.strategy]
+
+    def select(batch: ScoredBatch, rows: Sequence[int], seed: int) -> Selection:
+        return by_scores(batch.scores.take(pa.array(rows)).to_pylist(), seed)
+
+    return select
+
+
+def _pairs(
+    ctx: StageContext[PairParams], batch: ScoredBatch, select: _Select, tally: Tally
 ) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
     scores = batch.scores.to_numpy(zero_copy_only=False)
     tally.add(batch, scores)
+    token_ids = batch.responses["response_token_ids"]
     chosen = []
     rejected = []
     ties = []
-    token_ids = batch.responses["response_token_ids"]
-    select = _selector(batch, scores.tolist(), params, own)
-    for better, worse in _selections(batch, scores.tolist(), params, seed, tally, select):
-        same = token_ids[better] == token_ids[worse]
-        tie = same or bool(scores[better] <= scores[worse])
-        tally.ties += tie
-        if tie and params.ties == "drop":
-            continue
-        chosen.append(better)
-        rejected.append(worse)
-        ties.append(tie)
-    tally.pairs += len(chosen)
-    tally.margins.append(scores[chosen] - scores[rejected])
+    for prompt_id, rows in _comparable(batch, scores, ctx.params, tally):
+        seed = derive_seed(ctx.request.seed, "pair", prompt_id)
+        for better, worse in _disjoint(batch, rows, select, ctx.params.pairs_per_prompt, seed):
+            same = token_ids[better] == token_ids[worse]
+            tie = same or bool(scores[better] <= scores[worse])
+            tally.ties += tie
+            if tie and ctx.params.ties == "drop":
+                continue
+            chosen.append(better)
+            rejected.append(worse)
+            ties.append(tie)
+    tally.margins.extend((scores[chosen] - scores[rejected]).tolist())
     return _gather(batch, chosen, rejected, ties)
 
 
-_Select = Callable[[Sequence[int], int], Selection]
-"""(rows of a prompt's responses, seed) → places of the chosen and the rejected one among them."""
-
-
-def _selector(
-    batch: ScoredBatch, scores: list[float], params: PairParams, own: UserStrategy | None
-) -> _Select:
-    if own is not None:
-        return own.over(batch)
-    by_scores = STRATEGIES[params.strategy]
-    return lambda rows, seed: by_scores([scores[row] for row in rows], seed)
-
-
-def _selections(
-    batch: ScoredBatch,
-    scores: list[float],
-    params: PairParams,
-    seed: int,
-    tally: Tally,
-    select: _Select,
-) -> Iterator[tuple[int, int]]:
-    """Yields the rows of the chosen and the rejected response of each pair.
+def _comparable(
+    batch: ScoredBatch, scores: npt.NDArray[np.float64], params: PairParams, tally: Tally
+) -> Iterator[tuple[str, list[int]]]:
+    """Yields each prompt whose responses all have scores, with the rows that may be in a pair.
 
     Scores are of all rows, NaN if there is none. The tally gets the prompts left out, and the
     best scores.
     """
-    best = []
-    usable = _usable(batch, params)
+    reasons = batch.responses["finish_reason"].to_pylist()
     for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
         if end - start < 2:
             raise UserError(
                 f"prompt {prompt_id} has one response; a pair wants two",
                 "sample at least 2 responses a prompt",
             )
-        if any(score != score for score in scores[start:end]):
+        best = scores[start:end].max()
+        if np.isnan(best):
             tally.prompts_with_null_score += 1
             continue
-        best.append(max(scores[start:end]))
-        rows = [row for row in range(start, end) if usable[row]]
+        tally.best.append(best)
+        rows = list(range(start, end))
+        if params.truncated == "drop":
+            rows = [row for row in rows if reasons[row] != "length"]
         tally.prompts_cut_off += len(rows) < 2
-        drawn = derive_seed(seed, "pair", prompt_id)
-        yield from _disjoint(rows, select, params.pairs_per_prompt, drawn)
-    tally.best.append(np.array(best))
+        yield prompt_id, rows
 
 
-def _usable(batch: ScoredBatch, params: PairParams) -> list[bool]:
-    """A flag for each response: it may be in a pair."""
-    if params.truncated == "keep":
-        return [True] * batch.responses.num_rows
-    whole = pc.not_equal(batch.responses["finish_reason"], "length")
-    return list(whole.to_pylist())
-
-
-def _disjoint(rows: list[int], select: _Select, most: int, seed: int) -> Iterator[tuple[int, int]]:
+def _disjoint(
+    batch: ScoredBatch, rows: list[int], select: _Select, most: int, seed: int
+) -> Iterator[tuple[int, int]]:
     """Yields pairs of one prompt's rows, each of responses that are in no pair before it.
 
     The seed is the first pair's; the others' are derived from it.
@@ -162,7 +145,7 @@ def _disjoint(rows: list[int], select: _Select, most: int, seed: int) -> Iterato
         if len(rows) < 2:
             return
         drawn = derive_seed(seed, "pair", str(number)) if number else seed
-        better, worse = select(rows, drawn)
+        better, worse = select(batch, rows, drawn)
         yield rows[better], rows[worse]
         rows = [row for place, row in enumerate(rows) if place not in (better, worse)]
 
@@ -176,27 +159,25 @@ def _gather(
         "prompt_id": rows["prompt_id"].take(sides["chosen"]),
         "prompt": rows["messages"].take(sides["chosen"]),
         "prompt_token_ids": rows["prompt_token_ids"].take(sides["chosen"]),
+        "tie": ties,
     }
     for side, indices in sides.items():
         columns[side] = _messages(rows["response"].take(indices))
         for source, target in _SIDE_COLUMNS.items():
             columns[f"{side}_{target}"] = rows[source].take(indices)
         columns[f"{side}_score"] = batch.scores.take(indices)
-    columns["tie"] = pa.array(ties, pa.bool_())
-    return pa.table({name: columns[name] for name in PAIRS.names}, schema=PAIRS)
+    return pa.table(columns, schema=PAIRS)
 
 
-def _messages(responses: Any) -> pa.Array:
+def _messages(responses: pa.StringArray) -> pa.Array:
     """A list with one message of the assistant for each response."""
     roles = pa.repeat("assistant", len(responses))
-    messages = pa.StructArray.from_arrays(
-        [roles, pa.array(responses.to_pylist(), pa.string())], ["role", "content"]
-    )
+    messages = pa.StructArray.from_arrays([roles, responses], ["role", "content"])
     return pa.ListArray.from_arrays(pa.array(range(len(responses) + 1), pa.int32()), messages)
 
 
 def _check_not_empty(tally: Tally) -> None:
-    if tally.pairs:
+    if tally.margins:
         return
     raise UserError(
         f"no pair is left to train on: of {tally.prompts} prompts {tally.ties} make a tie, "
@@ -213,29 +194,33 @@ STAGE = Stage(PairParams, run)
 
 @dataclass
 class Tally:
-    """Counts and means over all prompts."""
+    """Counts and values over all prompts."""
 
     prompts: int = 0
-    responses: int = 0
-    pairs: int = 0
     ties: int = 0
-    null_scores: int = 0
     prompts_with_null_score: int = 0
     truncated: int = 0
     prompts_cut_off: int = 0
-    rewards: list[Array] = field(default_factory=list)
-    best: list[Array] = field(default_factory=list)
-    margins: list[Array] = field(default_factory=list)
-    lengths: list[Array] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """Scores of the responses that have one."""
+    best: list[float] = field(default_factory=list)
+    """Best score of each prompt that may be in a pair."""
+    margins: list[float] = field(default_factory=list)
+    """Difference of the scores of each pair."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each response."""
 
-    def add(self, batch: ScoredBatch, scores: Array) -> None:
+    @property
+    def null_scores(self) -> int:
+        """Number of responses without a score."""
+        return len(self.lengths) - len(self.rewards)
+
+    def add(self, batch: ScoredBatch, scores: npt.NDArray[np.float64]) -> None:
         """Counts the responses of a batch of prompts; scores are NaN if there is none."""
         self.prompts += batch.num_prompts
-        self.responses += batch.responses.num_rows
-        self.null_scores += batch.scores.null_count
-        self.rewards.append(scores[~np.isnan(scores)])
+        self.rewards.extend(scores[~np.isnan(scores)].tolist())
         lengths = pc.list_value_length(batch.responses["response_token_ids"])
-        self.lengths.append(lengths.to_numpy().astype(np.float64))
+        self.lengths.extend(lengths.to_pylist())
         truncated = pc.equal(batch.responses["finish_reason"], "length")
         self.truncated += pc.sum(truncated).as_py() or 0
 
@@ -243,21 +228,19 @@ class Tally:
         """Metrics of the stage."""
         return {
             "prompts": self.prompts,
-            "responses": self.responses,
-            "pairs": self.pairs,
+            "responses": len(self.lengths),
+            "pairs": len(self.margins),
             "ties": self.ties,
             "null_scores": self.null_scores,
             "prompts_with_null_score": self.prompts_with_null_score,
-            "mean_reward": _joined(self.rewards, np.mean),
-            "std_reward": _joined(self.rewards, np.std),
-            "mean_best_reward": _joined(self.best, np.mean),
-            "mean_margin": _joined(self.margins, np.mean),
-            "mean_response_tokens": _joined(self.lengths, np.mean),
-            "truncated_share": self.truncated / self.responses,
+            "mean_reward": _statistic(np.mean, self.rewards),
+            "std_reward": _statistic(np.std, self.rewards),
+            "mean_best_reward": _statistic(np.mean, self.best),
+            "mean_margin": _statistic(np.mean, self.margins),
+            "mean_response_tokens": _statistic(np.mean, self.lengths),
+            "truncated_share": self.truncated / len(self.lengths),
         }
 
 
-def _joined(batches: Sequence[Array], statistic: Callable[[Array], Any]) -> float | None:
-    """A statistic of the values of all batches; None without values."""
-    values = np.concatenate(batches)
-    return float(statistic(values)) if len(values) else None
+def _statistic(function: Callable[[Sequence[float]], Any], values: Sequence[float]) -> float | None:
+    return float(function(values)) if values else None

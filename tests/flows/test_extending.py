@@ -14,7 +14,7 @@ from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import Do, resolve_run
 from flows.pipeline.config import RunConfig, StageSettings
-from flows.pipeline.loading import load_config, load_settings
+from flows.pipeline.loading import load_config
 from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
@@ -125,9 +125,9 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
     monkeypatch.setattr(Steps, "toy", toy, raising=False)
     monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
     monkeypatch.setattr("flows.commands.common.RunConfig", ToyConfig)
-    config = load_settings(
-        write_config(tmp_path, toy={"count": 3}), ["resources.toy.cpus=2"], ToyConfig
-    )
+    monkeypatch.setattr("flows.pipeline.loading.RunConfig", ToyConfig)
+    config = load_config(write_config(tmp_path, toy={"count": 3}), ["resources.toy.cpus=2"])
+    assert isinstance(config, ToyConfig)
     return config.model_copy(
         update={"execution": config.execution.model_copy(update={"runner": "toy"})}
     )

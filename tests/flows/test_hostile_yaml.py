@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.config import RunConfig
-from flows.pipeline.loading import load_config, load_overridden, load_settings
+from flows.pipeline.loading import load_config, load_overridden
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
@@ -105,9 +104,10 @@ def test_words_are_words_and_truth_values_take_them(tmp_path: Path, word: str) -
     assert config.train.gradient_checkpointing is (word in ("on", "yes"))
 
 
-def test_off_is_the_setting_of_that_name() -> None:
-    settings = ["train.deepspeed.zero_stage=off", "evaluate.log_pi_ref=off"]
-    config = load_settings(None, settings, RunConfig)
+def test_off_is_the_setting_of_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("train: {deepspeed: {zero_stage: off}}\nevaluate: {log_pi_ref: off}\n")
+    config = load_config(path)
     assert config.train.deepspeed.zero_stage == "off"
     assert config.evaluate.log_pi_ref == "off"
 

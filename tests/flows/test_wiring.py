@@ -20,7 +20,7 @@ from tests.flows.loop import write_config
 Inputs = dict[str, Any]
 # What there is, by the stage that is called wrongly.
 KNOWN = {
-    "train": "inputs of train: policy (model); reference (model); pairs (pairs, several)",
+    "train": "inputs of train: policy, reference, pairs",
     "score": "outputs of generate: responses.parquet, metrics.json",
 }
 
