@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -89,7 +90,9 @@ def _section(row: FieldRow) -> str:
 def _cells(row: FieldRow) -> tuple[str, ...]:
     default = "required" if row.default is None else f"`{row.default}`"
     speed = " *speed*" if row.speed_only else ""
-    return f"`{row.name}`", default, row.kind, f"{row.meaning}{speed}"
+    # A browser breaks a long name after a dot.
+    name = html.escape(row.name).replace(".", ".<wbr>")
+    return f"<code>{name}</code>", default, row.kind, f"{row.meaning}{speed}"
 
 
 def _commands(group: typer.core.TyperGroup, prefix: str) -> Iterable[str]:
@@ -115,5 +118,7 @@ def _paragraphs(text: str) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     table = FittedTable("", header, list(rows)).markdown()
+    # Code shows an escaped bar as it is written; a bar within it ends no cell.
+    table = re.sub("`[^`]*`", lambda code: html.unescape(code[0]), table)
     # Descriptions name pages as a terminal shows them.
     return re.sub(r"docs/([a-z-]+\.md)", r"[\1](../\1)", table)
