@@ -1,4 +1,4 @@
-"""A rehearsal of the paper's full table: every cell on tiny models, at a size for two cores.
+"""A rehearsal of the paper's full table: every row on tiny models, at a size for two cores.
 
     python -m benchmarks.rehearsal --store rehearsal        # --only NAME, --json
 
@@ -54,7 +54,7 @@ _SECTIONS: Mapping[str, Any] = {
 
 @contextmanager
 def rehearsal(folder: Path) -> Iterator[list[Row]]:
-    """Serves the hub to this process and its stages, from files in a folder; yields the cells."""
+    """Serves the hub to this process and its stages, from files in a folder; yields the rows."""
     hub = folder / "hub"
     before = dict(os.environ)
     process = subprocess.run(
@@ -71,14 +71,14 @@ def rehearsal(folder: Path) -> Iterator[list[Row]]:
         for name in _OFFLINE:
             os.environ.pop(name, None)
         try:
-            yield _cells()
+            yield _rows()
         finally:
             os.environ.clear()
             os.environ |= before
 
 
-def _cells() -> list[Row]:
-    """The full table's cells. Those that Figure 3 is of choose κ; others have their presets'."""
+def _rows() -> list[Row]:
+    """The full table's rows. Rows that Figure 3 is of choose κ; others have their presets'."""
     drawn = {row.names()[1:] for row in paper_rows("full") if row.experiment == "kappa"}
     rows = []
     for row in paper_rows("full"):
@@ -116,7 +116,7 @@ def _small(row: Row) -> Row:
 
 
 def main() -> None:
-    """Prints which cells are whole and where the report is; fails if a run did."""
+    """Prints which rows are whole and where the report is; fails if a run did."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", default=NAME, help="folder of all results")
     parser.add_argument("--only", action="append", default=[], help="as for `geb paper`")

@@ -1,8 +1,8 @@
-"""Building blocks of a study: cells from a table, their runs, and the figures of finished runs.
+"""Building blocks of a study: rows of a table, their runs, and the figures of finished runs.
 
-A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
-preset. Runs that several cells ask for have one name, and are computed once. docs/research.md has
-the steps of a custom study.
+A row of a CSV file is a method under a divergence in a setting. Its runs start from a preset. Runs
+that several rows ask for have one name, and are computed once. docs/research.md has the steps of a
+custom study.
 """
 
 import csv
@@ -19,14 +19,18 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
-from flows.report.summary import Summary, last_iteration, summarise
+from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
+from stages.evaluate.statistics import Estimate
 from stages.store.opening import open_store
+
+NAMES = ("experiment", "setting", "method", "divergence")
+"""Columns whose values name a row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One cell of a study; equal rows of two readings of a table are two cells."""
+    """One row of a study; a row that is read twice is two rows."""
 
     experiment: str
     """The table or figure that it belongs to, such as ``main``."""
@@ -64,11 +68,11 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class StudyRun:
-    """One run of a study's cell."""
+    """One run of a row."""
 
     row: Row
-    """The cell."""
-    cell: SweepCell
+    """The row."""
+    planned: SweepCell
     """Its configuration, under the run's name."""
     coefficient: Mapping[str, Any]
     """The value of the row's grid that it has."""
@@ -80,21 +84,21 @@ class StudyRun:
     @property
     def name(self) -> str:
         """Name of the run in the store."""
-        return self.cell.config.name
+        return self.planned.config.name
 
-    def figures(self, suite: str | None = None) -> Mapping[str, Any]:
+    def figures(self, suite: str | None = None) -> Mapping[str, Estimate]:
         """Figures of the last evaluated iteration; none before it, or if a suite was not run."""
         if self.summary is None:
             return {}
         if suite is None:
-            last = last_iteration(self.summary)
-            return {} if last is None else self.summary.rows[last]
+            last = self.summary.last_iteration
+            return self.summary.rows[last].figures if last else {}
         rows = self.summary.suites.get(suite)
-        return rows[-1] if rows else {}
+        return rows[-1].figures if rows else {}
 
 
 def read_rows(table: Path, prefix: str = "study") -> list[Row]:
-    """The cells of a table.
+    """The rows of a table.
 
     Args:
         table: A CSV file with a column for each field of :class:`Row` but the prefix.
@@ -109,26 +113,26 @@ def read_rows(table: Path, prefix: str = "study") -> list[Row]:
 
 
 def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
-    """The cells with the given experiments, settings, methods and divergences; all if none is.
+    """The rows with the given experiments, settings, methods and divergences; all if none is.
 
     Names of one kind are alternatives, names of different kinds are conditions.
 
     Raises:
-        UserError: No cell has the names.
+        UserError: No row has the names.
     """
     kept = list(rows)
-    missing = set(only)
-    for kind, existing in enumerate(zip(*(row.names() for row in rows), strict=True)):
-        names = set(existing).intersection(only)
-        missing -= names
+    all_names: set[str] = set()
+    for kind in range(len(NAMES)):
+        existing = {row.names()[kind] for row in rows}
+        all_names |= existing
+        names = existing.intersection(only)
         if names:
             kept = [row for row in kept if row.names()[kind] in names]
-    if missing or not kept:
-        all_names = sorted(set().union(*(row.names() for row in rows)))
-        lacking = sorted(missing) or only
+    lacking = sorted(set(only) - all_names)
+    if lacking or not kept:
         raise UserError(
-            f"no cell has {' and '.join(map(repr, lacking))}",
-            f"name one, or several that a cell has, of: {', '.join(all_names)}",
+            f"no row has {' and '.join(map(repr, lacking or only))}",
+            f"name one, or several that a row has, of: {', '.join(sorted(all_names))}",
         )
     return kept
 
@@ -150,7 +154,7 @@ def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
         )
     except (KeyError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{place} is not a cell: {error}", "compare it with the other rows"
+            f"{place} is not a row of a study: {error}", "compare it with the other rows"
         ) from error
     if bool(row.grid) != bool(row.tuning_seeds):
         raise UserError(f"{place}: a grid needs tuning seeds, and they need a grid", "give both")
@@ -166,7 +170,7 @@ def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[Study
     """Runs by which coefficients are chosen: every value of a grid under every tuning seed.
 
     Args:
-        rows: The cells.
+        rows: The rows.
         overrides: Sections and fields laid over every configuration, such as the store.
 
     Raises:
@@ -198,10 +202,10 @@ def reported_runs(
 
 
 def planned_runs(rows: Sequence[Row], overrides: Mapping[str, Any]) -> dict[str, RunConfig]:
-    """All runs by name, where each cell has the first coefficient of its grid."""
+    """All runs by name, where each row has the first coefficient of its grid."""
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     runs = [*tuning_runs(rows, overrides), *reported_runs(rows, overrides, first)]
-    return {run.name: run.cell.config for run in runs}
+    return {run.name: run.planned.config for run in runs}
 
 
 def _runs(
@@ -219,60 +223,63 @@ def _runs(
     return [StudyRun(row, cell, coefficient, tunes) for cell in planned]
 
 
-def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
+def choose(runs: Sequence[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
     ``measured`` has values by the run's name. Ties go to the preset's own value, else to the one
     that stands first in the row. A row none of whose runs was measured has no coefficient; a value
     whose runs were measured in part has the mean of that part.
     """
-    groups: dict[tuple[Row, str], list[StudyRun]] = {}
-    for run in runs:
-        if run.name in measured:
-            groups.setdefault((run.row, str(run.coefficient)), []).append(run)
     chosen: dict[Row, Mapping[str, Any]] = {}
     best: dict[Row, tuple[float, bool]] = {}
-    for (row, _), group in groups.items():
-        rank = fmean(measured[run.name] for run in group), _is_preset(group[0])
-        if row not in best or rank > best[row]:
-            best[row] = rank
-            chosen[row] = group[0].coefficient
+    for run in runs:
+        row = run.row
+        values: list[float] = []
+        for other in runs:
+            is_same = other.row == row and other.coefficient == run.coefficient
+            if is_same and other.name in measured:
+                values.append(measured[other.name])
+        if values:
+            rank = fmean(values), _is_preset(row, run.coefficient)
+            if row not in best or rank > best[row]:
+                best[row] = rank
+                chosen[row] = run.coefficient
     return chosen
 
 
 def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
     """Mean rewards of the last iteration by the runs' names; runs without figures are left out."""
-    return {run.name: run.figures()["mean_reward"] for run in runs if run.figures()}
+    return {run.name: run.figures()["mean_reward"].value for run in runs if run.figures()}
 
 
-def _is_preset(run: StudyRun) -> bool:
-    row = run.row
+def _is_preset(row: Row, coefficient: Mapping[str, Any]) -> bool:
     preset = with_fields(configured(row.configuration, {}), row.fields, row.configuration)
-    return with_fields(preset, run.coefficient, row.configuration) == preset
+    return with_fields(preset, coefficient, row.configuration) == preset
 
 
 def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
     """Those whose every step the store has under today's key, with their results.
 
-    A run that several cells ask for is in each.
+    A run that several rows ask for is in each.
     """
-    summaries: dict[str, Summary] = {}
-    configs = {run.name: run.cell.config for run in runs}
-    for name, config in configs.items():
-        store = open_store(config.store, create=True)
-        record = RunRecord(store, name)
-        if _is_finished(record, config):
-            summaries[name] = summarise(record, config)
-    done = [run for run in runs if run.name in summaries]
-    return [replace(run, summary=summaries[run.name]) for run in done]
+    summaries: dict[str, Summary | None] = {}
+    done: list[StudyRun] = []
+    for run in runs:
+        if run.name not in summaries:
+            config = run.planned.config
+            record = RunRecord(open_store(config.store, create=True), run.name)
+            is_finished = _is_finished(record, config)
+            summaries[run.name] = summarise(record, config) if is_finished else None
+        if summaries[run.name]:
+            done.append(replace(run, summary=summaries[run.name]))
+    return done
 
 
 def _is_finished(record: RunRecord, config: RunConfig) -> bool:
     if not (record.path / "config.json").exists():
         return False
-    done = [step for step in record.steps() if step.state in ("done", "reused")]
-    keys = {step.step: step.key for step in done}
+    done = {(step.step, step.key) for step in record.steps() if step.state in ("done", "reused")}
     for line in plan(resolve_run(config)):
-        if line.action != "reuse" or keys.get(line.step) != line.key:
+        if line.action != "reuse" or (line.step, line.key) not in done:
             return False
     return True

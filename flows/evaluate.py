@@ -46,7 +46,6 @@ from flows.report.table import (
     FittedTable,
     column_of,
     figure_names,
-    figure_of,
 )
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Store
@@ -68,7 +67,7 @@ class ModelComparison:
 
     Attributes:
         artifact: Address of the artifact with all metrics.
-        figures: The base's figures and the policy's, as a suite's rows have them.
+        figures: The base's figures and the policy's.
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
     """
 
@@ -83,7 +82,7 @@ class ModelComparison:
         base, policy = self.figures
         return vars(self.models) | {
             "artifact": self.artifact,
-            "figures": {"policy": policy, "base": base},
+            "figures": {POLICY: asdict(policy)["figures"], BASE: asdict(base)["figures"]},
             "differences": [asdict(difference) for difference in self.differences],
             "page": self.page,
             "verdict": self.verdict(),
@@ -106,7 +105,7 @@ class ModelComparison:
         ]
         for name in figure_names(self.figures):
             column = column_of(name)
-            cells = [Cell.of(figure_of(row, name), column.form) for row in (policy, base)]
+            cells = [Cell.of(row.figures.get(name), column.form) for row in (policy, base)]
             test = tests.get(name)
             difference = [test.shown(), p_text(test.adjusted_p_value)] if test else ["-", "-"]
             rows.append([column.title, *cells, *difference])
@@ -172,7 +171,7 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
         _compare(config, external, tasks)
         artifacts = tasks.wait()
     evaluation = artifacts["evaluate"]
-    figures = [evaluated_row(evaluation, 0, BASE), evaluated_row(evaluation, 1, POLICY)]
+    figures = [evaluated_row(evaluation, 0), evaluated_row(evaluation, 1)]
     differences = adjusted([*against_base(evaluation, "evaluate")])
     comparison = ModelComparison(models, evaluation.address(), figures, differences)
     record = RunRecord(store, config.name, refresh=False)

@@ -170,7 +170,7 @@ def news_of(summary: Summary) -> News:
     news: News = {}
     first_step = 0
     for row in summary.rows:
-        iteration = row["iteration"]
+        iteration = row.iteration
         place = f"iteration-{iteration}"
         if iteration and f"{place}/promote" not in summary.artifacts:
             break
@@ -179,12 +179,12 @@ def news_of(summary: Summary) -> News:
             steps = [(first_step + line.pop("step"), _numbers("train", line)) for line in lines]
             first_step += len(steps)
             news[f"{place}/train"] = ("train/step", steps)
-        values = _numbers("evaluation", row)
+        values = _numbers("evaluation", row.values)
         values |= _numbers("samples", summary.read_json(f"{place}/pair", "metrics.json"))
         for name, rows in summary.suites.items():
             for figures in rows:
-                if figures["iteration"] == iteration:
-                    values |= _numbers(f"suites/{name}", figures)
+                if figures.iteration == iteration:
+                    values |= _numbers(f"suites/{name}", figures.values)
         news[place] = ("iteration", [(iteration, values)])
     return news
 

@@ -1,4 +1,4 @@
-"""The flow `paper`: the paper's cells, with common steps computed once, and one report."""
+"""The flow `paper`: the paper's runs, with common steps computed once, and one report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,9 +31,9 @@ def paper(
     parallel_runs: int = 1,
     config: SharedOverrides = NOTHING,
 ) -> dict[str, Any] | State[Any]:
-    """Computes the paper's cells and writes its tables and figures.
+    """Computes the paper's runs and writes its tables and figures.
 
-    Steps that cells share are computed once. Finished runs are found in the store, so that the
+    Steps that runs share are computed once. Finished runs are found in the store, so that the
     whole may be computed in parts; the report has all that the store holds.
 
     Args:
@@ -41,7 +41,7 @@ def paper(
             chat model can, which `inputs.policy` names; `full`, the paper's.
         only: Experiments, settings, methods and divergences to compute; all if empty.
         parallel_runs: Runs at the same time.
-        config: Settings that differ from the cells' configurations in all runs.
+        config: Settings that differ from the rows' configurations in all runs.
     """
     name = f"paper-{scale}"
     title = f"The paper's tables, {scale} scale"
@@ -60,7 +60,7 @@ def compute(
     parallel_runs: int,
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Computes cells, and writes the report ``name`` of all with results; within a flow run.
+    """Computes rows, and writes the report ``name`` of all with results; within a flow run.
 
     Arguments are as for :func:`paper`. Returns the report's document.
 
@@ -96,9 +96,9 @@ def _compute(
 ) -> dict[str, str]:
     """Runs what the store lacks; the errors of failed runs, by their names."""
     done = {run.name for run in study.finished(runs)}
-    cells = {run.name: run.cell for run in runs if run.name not in done}
+    lacking = {run.name: run.planned for run in runs if run.name not in done}
     errors: dict[str, str] = {}
-    for finding in run_cells(list(cells.values()), parallel_runs, session):
+    for finding in run_cells(list(lacking.values()), parallel_runs, session):
         if finding.summary is None:
             errors[finding.cell.config.name] = finding.error
     return errors

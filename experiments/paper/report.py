@@ -37,7 +37,7 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         file = f"kappa-{title.replace(', ', '-').replace(' ', '-')}.png".lower()
         write_file(folder / file, png(figure))
         sections.append(f"![κ and mean reward: {title}]({file})")
-    sections += ["## Cells", covered.markdown()]
+    sections += ["## Rows", covered.markdown()]
     sections += [f"{run} failed: {error}" for run, error in findings.failed.items()]
     text = "\n\n".join(sections) + "\n"
     document: dict[str, Any] = {
@@ -57,31 +57,30 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
 def _record(run: StudyRun) -> dict[str, Any]:
     return {
         "run": run.name,
-        "cell": " · ".join(run.row.names()),
-        "seed": run.cell.config.seed,
+        "row": " · ".join(run.row.names()),
+        "seed": run.planned.config.seed,
         "coefficient": dict(run.coefficient),
         "tunes": run.tunes,
-        "figures": dict(run.figures()),
+        "figures": {name: vars(figure) for name, figure in run.figures().items()},
     }
 
 
 def kappa_figures(findings: Findings) -> dict[str, Figure]:
     """Mean reward over κ for each setting and divergence, a line for each design (Figure 3)."""
-    values: dict[tuple[str, str, float], list[float]] = {}
+    rewards: dict[tuple[str, str, float], list[float]] = {}
     for run in findings.tuning:
-        kappa = float(run.coefficient.get("train.kappa", 0.0))
+        row = run.row
+        kappa = run.coefficient.get("train.kappa")
         reward = run.figures().get("mean_reward")
         # Designs of GEB on rejected responses, as in the paper; ten lines hide each other.
-        in_paper = run.row.method.startswith("GEB") and run.row.experiment != "responses"
-        if in_paper and kappa > 0 and reward is not None:
-            title = f"{run.row.setting}, {run.row.divergence}"
-            place = (title, run.row.method, math.log10(kappa))
-            values.setdefault(place, []).append(reward)
+        in_paper = row.method.startswith("GEB") and row.experiment != "responses"
+        if in_paper and kappa and reward:
+            place = (f"{row.setting}, {row.divergence}", row.method, math.log10(kappa))
+            rewards.setdefault(place, []).append(reward.value)
     lines: dict[str, dict[str, dict[float, Estimate]]] = {}
-    for title, method, log_kappa in sorted(values):
-        by_method = lines.setdefault(title, {})
-        line = by_method.setdefault(method, {})
-        line[log_kappa] = over_seeds(values[title, method, log_kappa])
+    for title, method, log_kappa in sorted(rewards):
+        line = lines.setdefault(title, {}).setdefault(method, {})
+        line[log_kappa] = over_seeds(rewards[title, method, log_kappa])
     figures: dict[str, Figure] = {}
     for title, by_method in lines.items():
         if any(len(line) > 1 for line in by_method.values()):

@@ -31,7 +31,7 @@ from flows.report.rows import (
     method_labels,
     run_figures,
 )
-from flows.report.summary import Summary, last_iteration
+from flows.report.summary import Summary
 from flows.report.table import Cell, FittedTable, column_of, ordered
 from stages.contract.errors import UserError
 
@@ -107,7 +107,7 @@ class Comparison:
             if fewest < _ENOUGH_SEEDS:
                 sentences.append(f"A method has {fewest} runs: too few.")
         for run in self.runs:
-            done = last_iteration(run) or 0
+            done = run.last_iteration
             if done != run.config.iterations:
                 sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
         return " ".join(sentences)
@@ -156,7 +156,7 @@ class Comparison:
 
     def drawings(self) -> dict[str, Figure]:
         """Curves of the runs by iteration, by their titles."""
-        return draw({run.run: run.rows[: (last_iteration(run) or 0) + 1] for run in self.runs})
+        return draw({run.run: run.rows[: run.last_iteration + 1] for run in self.runs})
 
 
 def _tables(
@@ -166,24 +166,21 @@ def _tables(
 
     ``header`` has the titles of the rows' labels.
     """
-    tables = []
+    tables: list[FittedTable] = []
     for evaluation in dict.fromkeys(row.evaluation for row in rows):
-        lines: dict[str, dict[str, Cell]] = {}
-        labels: dict[str, str] = {}
-        for row in rows:
-            if row.evaluation == evaluation:
-                name, label = row.labels()
-                lines.setdefault(name, {})[row.figure] = row.shown()
-                labels.setdefault(name, label)
-        figures = ordered({figure: None for line in lines.values() for figure in line})
-        cells: list[list[str | Cell]] = [
-            [name, labels[name], *(line.get(figure, Cell("-")) for figure in figures)]
-            for name, line in lines.items()
-        ]
+        shown = [row for row in rows if row.evaluation == evaluation]
+        figures = ordered(row.figure for row in shown)
+        dashes = [Cell("-")] * len(figures)
+        lines: dict[str, list[str | Cell]] = {}
+        for row in shown:
+            name, label = row.labels()
+            line = lines.setdefault(name, [name, label, *dashes])
+            line[len(header) + figures.index(row.figure)] = row.shown()
+        suite = "" if evaluation == HELD_OUT else "suite "
         table = FittedTable(
-            f"{title}, {'' if evaluation == HELD_OUT else 'suite '}{evaluation}",
+            f"{title}, {suite}{evaluation}",
             [*header, *(column_of(figure).title for figure in figures)],
-            cells,
+            [*lines.values()],
             left=1 + header.index("method"),
             note=note,
         )
@@ -200,7 +197,7 @@ def compare_summaries(
     if a run has no evaluation.
     """
     for run in runs:
-        if last_iteration(run) is None:
+        if run.last_iteration == 0:
             raise UserError(
                 f"run {run.run} has no evaluation", f"`geb resume {run.run}`, or leave it out"
             )
@@ -214,20 +211,9 @@ def compare_summaries(
     if over_seeds and len(set(methods.values())) > 1:
         tests = method_differences(groups, methods[runs[0].run])
     else:
-        tests = adjusted(_by_prompt(runs))
+        first, *others = runs
+        tests = adjusted([test for run in others for test in compared(first, run, _TESTED)])
     return Comparison(runs, methods, rows, over_seeds, tests, _settings(runs, methods))
-
-
-def _by_prompt(runs: Sequence[Summary]) -> list[Difference]:
-    """Differences of each run from the first, prompt by prompt."""
-    first, *others = runs
-    tests: list[Difference] = []
-    for run in others:
-        # The last iteration of the shorter one.
-        iteration = min(last_iteration(first) or 0, last_iteration(run) or 0)
-        for suite in (None, *first.config.suites):
-            tests += compared(first, run, iteration, _TESTED, suite)
-    return tests
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:

@@ -1,6 +1,6 @@
 """Differences from the first run, method or model: by prompt, or over seeds, with their tests."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from flows.pipeline.steps import suite_prefix
 from flows.report.rows import HELD_OUT, Groups
 from flows.report.statistics import difference_of_methods, holm, paired_difference
 from flows.report.summary import Summary
-from flows.report.table import BASE, POLICY, Cell, ModelRole, column_of
+from flows.report.table import BASE, POLICY, Cell, column_of
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact
 
@@ -46,25 +46,21 @@ class Difference:
         return Cell.of(self.estimate, "+.3f")
 
 
-def compared(
-    first: Summary,
-    second: Summary,
-    iteration: int,
-    names: Iterable[str],
-    suite: str | None = None,
-) -> Iterator[Difference]:
-    """Compares figures of two runs' policies after an iteration.
+def compared(first: Summary, second: Summary, names: Sequence[str]) -> Iterator[Difference]:
+    """Compares figures of two runs' policies after the last iteration of the shorter run.
 
     What either run does not have, and figures that are the same for every prompt, are left out.
-    Without a suite, the evaluations on held-out prompts are compared.
     """
+    iteration = min(first.last_iteration, second.last_iteration)
     place = f"iteration-{iteration}/evaluate"
-    place = suite_prefix(place, suite) if suite else place
-    before = prompt_means(first.artifacts.get(place), POLICY)
-    now = prompt_means(second.artifacts.get(place), POLICY)
-    for name in names:
-        for difference in _by_prompt(before, now, suite or HELD_OUT, second.run, first.run, name):
-            yield replace(difference, test=f"{difference.test}, iteration {iteration}")
+    places = {HELD_OUT: place}
+    places |= {suite: suite_prefix(place, suite) for suite in first.config.suites}
+    for evaluation, place in places.items():
+        before = prompt_means(first.artifacts.get(place), POLICY)
+        now = prompt_means(second.artifacts.get(place), POLICY)
+        for name in names:
+            for difference in _by_prompt(before, now, evaluation, second.run, first.run, name):
+                yield replace(difference, test=f"{difference.test}, iteration {iteration}")
 
 
 def against_base(evaluated: Artifact, evaluation: str) -> Iterator[Difference]:
@@ -89,7 +85,7 @@ def _by_prompt(
         yield Difference(evaluation, name, against, figure, estimate, f"{len(prompts)} prompts")
 
 
-def prompt_means(evaluated: Artifact | None, model: ModelRole) -> PromptMeans:
+def prompt_means(evaluated: Artifact | None, model: str) -> PromptMeans:
     """Means of each prompt by figure; none without the evaluation's artifact."""
     means: PromptMeans = {}
     if evaluated is None:
@@ -111,7 +107,9 @@ def method_differences(groups: Groups, first: str) -> list[Difference]:
     for (evaluation, figure), methods in groups.items():
         tests = []
         whole = column_of(figure).whole
-        values = {name: [(row.seed, row.value) for row in rows] for name, rows in methods.items()}
+        values = {
+            name: [(row.seed, row.estimate.value) for row in rows] for name, rows in methods.items()
+        }
         old = values.pop(first, None)
         for name, new in values.items():
             if old is not None:

@@ -12,7 +12,7 @@ from flows.pipeline.steps import suite_prefix
 from flows.planning.show import duration
 from flows.report.files import render
 from flows.report.plots import draw, svg
-from flows.report.summary import Summary
+from flows.report.summary import Summary, kappa_label
 from flows.report.verdict import verdict
 from stages.contract.data_files import read_data_file
 
@@ -27,6 +27,7 @@ def write(record: RunRecord, summary: Summary) -> str:
         tables=summary.tables(),
         verdict=verdict(summary),
         facts=facts(summary),
+        kappa=kappa_label(summary.config.train),
         plots=[svg(figure) for figure in draw({summary.run: summary.rows}).values()],
         samples=_samples(summary),
         suite_samples={f"suite {name}": _samples(summary, name) for name in summary.suites},

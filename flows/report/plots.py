@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from flows.report.table import figure_of
+from flows.report.table import FigureRow
 from stages.evaluate.statistics import Estimate
 
 _PALETTE = (
@@ -118,7 +118,7 @@ def _saved(figure: Figure, **settings: Any) -> bytes:
     return stream.getvalue()
 
 
-def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
+def draw(rows: Mapping[str, Sequence[FigureRow]]) -> dict[str, Figure]:
     """Curves of the figures of one run or several, by title.
 
     ``rows`` has the rows of each run by its name. A figure of one iteration alone is left out.
@@ -128,9 +128,8 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
         lines: dict[str, dict[float, Estimate]] = {}
         for run, iterations in rows.items():
             for row in iterations:
-                estimate = figure_of(row, name)
-                if estimate is not None:
-                    lines.setdefault(run, {})[row["iteration"]] = estimate
+                if name in row.figures:
+                    lines.setdefault(run, {})[row.iteration] = row.figures[name]
         if any(len(line) > 1 for line in lines.values()):
             figures[title] = course_figure(
                 title, lines, "iteration (0 = base)", ylabel, bounds=bounds

@@ -7,7 +7,7 @@ from statistics import stdev
 
 from flows.pipeline.config import RunConfig
 from flows.report.statistics import over_seeds
-from flows.report.summary import Summary, kappa_label, last_iteration
+from flows.report.summary import Summary, kappa_label
 from flows.report.table import Cell, column_of, figure_names, interval_text
 from stages.evaluate.statistics import Estimate
 
@@ -36,7 +36,7 @@ class RunFigure:
         evaluation: ``held-out prompts``, or the name of a suite.
         method: Label of its method, or of its combination in a grid.
         figure: Name of the figure in ``metrics.json``.
-        low: Lower end of the 95 % interval over prompts; None if there is none.
+        estimate: The figure with its interval over prompts.
     """
 
     evaluation: str
@@ -45,9 +45,7 @@ class RunFigure:
     seed: int
     iteration: int
     figure: str
-    value: float
-    low: float | None
-    high: float | None
+    estimate: Estimate
 
     def labels(self) -> tuple[str, str]:
         """The first cells of its row in a table."""
@@ -55,7 +53,7 @@ class RunFigure:
 
     def shown(self) -> Cell:
         """The figure with its interval, for a person."""
-        return Cell.of(Estimate(self.value, self.low, self.high), column_of(self.figure).form)
+        return Cell.of(self.estimate, column_of(self.figure).form)
 
 
 @dataclass(frozen=True)
@@ -92,21 +90,18 @@ class MethodFigure:
 
 def run_figures(run: Summary, method: str) -> Iterator[RunFigure]:
     """Figures of a run's evaluations after its last iteration, suites last."""
-    evaluations = {HELD_OUT: run.rows[last_iteration(run) or -1]}
+    evaluations = {HELD_OUT: run.rows[run.last_iteration]}
     evaluations |= {suite: rows[-1] for suite, rows in run.suites.items()}
-    for evaluation, figures in evaluations.items():
-        for name in figure_names([figures]):
-            low, high = figures.get("intervals", {}).get(name, (None, None))
+    for evaluation, row in evaluations.items():
+        for name in figure_names([row]):
             yield RunFigure(
                 evaluation=evaluation,
                 run=run.run,
                 method=method,
                 seed=run.config.seed,
-                iteration=figures["iteration"],
+                iteration=row.iteration,
                 figure=name,
-                value=figures[name],
-                low=low,
-                high=high,
+                estimate=row.figures[name],
             )
 
 
@@ -152,6 +147,6 @@ def method_figures(groups: Groups) -> Iterator[MethodFigure]:
     """Every figure of every method over its seeds."""
     for (evaluation, figure), methods in groups.items():
         for method, rows in methods.items():
-            values = [row.value for row in rows]
+            values = [row.estimate.value for row in rows]
             mean = over_seeds(values, column_of(figure).whole)
             yield MethodFigure(evaluation, method, figure, values, mean)

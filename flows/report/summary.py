@@ -1,7 +1,7 @@
 """A run's results, iteration by iteration, read from the artifacts of its steps."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,14 +10,16 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_prefix
 from flows.report.status import RunStatus, run_status
-from flows.report.table import BASE, POLICY, FigureRow, FittedTable, ModelRole, figures_table
+from flows.report.table import BASE, POLICY, FigureRow, FittedTable, figures_table
 from stages.contract.errors import DamagedArtifactError
+from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
 from stages.train.params import TrainParams
 
-# Figures of the stages `pair` and `train`, which follow the evaluation's.
-_TRAINING_FIGURES = ("pairs", "ties", "loss", "bonus_ratio")
+# Figures of the stages `pair` and `train`.
+_TRAINING_FIGURES = ("pairs", "ties", "loss")
+_BONUS_FIGURES = ("bonus_ratio", "kappa")
 
 
 @dataclass
@@ -45,6 +47,12 @@ class Summary:
     status: RunStatus | None = None
     damaged: list[str] = field(default_factory=list)
 
+    @property
+    def last_iteration(self) -> int:
+        """The last iteration that has an evaluation on held-out prompts; 0 without any."""
+        evaluated = [row.iteration for row in self.rows if "mean_reward" in row.figures]
+        return max(evaluated, default=0)
+
     def made(self, stage: str) -> list[tuple[int, Artifact]]:
         """Artifacts of a stage, with the iterations that have one."""
         artifacts: list[tuple[int, Artifact]] = []
@@ -68,8 +76,8 @@ class Summary:
         return {
             "run": self.run,
             "store": self.store,
-            "rows": self.rows,
-            "suites": self.suites,
+            "rows": [asdict(row) for row in self.rows],
+            "suites": {name: [asdict(row) for row in rows] for name, rows in self.suites.items()},
             "checkpoint": self.checkpoint,
             "registered": self.registered,
             "damaged": self.damaged,
@@ -81,25 +89,11 @@ class Summary:
         suites = [figures_table(rows, f"suite {name}") for name, rows in self.suites.items()]
         return [figures_table(self.rows, f"run {self.run}"), *suites]
 
-    def kappa(self) -> str:
-        """κ as it was asked for, and if it was calibrated what came out of it by iteration."""
-        calibrated = [f"{row['kappa']:.3g}" for row in self.rows if row.get("kappa") is not None]
-        label = kappa_label(self.config.train)
-        if self.config.train.target_ratio is None or not (label and calibrated):
-            return label
-        return f"{label} (κ {', '.join(calibrated)})"
-
     def places(self) -> list[str]:
         """Lines with the places of checkpoint, artifacts and registered models."""
         lines = [f"checkpoint  {self.checkpoint}"] if self.checkpoint else []
         lines += [f"registry    {line}" for line in self.registered]
         return [*lines, f"artifacts   {self.store}/artifacts"]
-
-
-def last_iteration(run: Summary) -> int | None:
-    """The last iteration that has an evaluation on held-out prompts."""
-    done = [row["iteration"] for row in run.rows[1:] if row.get("mean_reward") is not None]
-    return done[-1] if done else None
 
 
 def kappa_label(train: TrainParams) -> str:
@@ -151,37 +145,36 @@ def _registered(store: Store, model: str) -> list[str]:
     ]
 
 
-def iteration_row(found: Summary, iteration: int) -> FigureRow:
+def iteration_row(summary: Summary, iteration: int) -> FigureRow:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures next to the policy's.
-    evaluated = found.artifacts.get(f"iteration-{iteration or 1}/evaluate")
-    row = evaluated_row(evaluated, iteration, POLICY if iteration else BASE)
+    row = evaluated_row(summary.artifacts.get(f"iteration-{iteration or 1}/evaluate"), iteration)
     if iteration == 0:
         return row
-    paired = found.read_json(f"iteration-{iteration}/pair", "metrics.json")
-    trained = found.read_json(f"iteration-{iteration}/train", "summary.json")
+    paired = summary.read_json(f"iteration-{iteration}/pair", "metrics.json")
+    trained = summary.read_json(f"iteration-{iteration}/train", "summary.json")
     metrics = trained.get("metrics", {}) | paired
-    row |= {name: metrics[name] for name in _TRAINING_FIGURES if name in metrics}
-    return row | {"kappa": trained.get("kappa")}
+    has_bonus = summary.config.train.has_bonus
+    for name in _TRAINING_FIGURES + (_BONUS_FIGURES if has_bonus else ()):
+        if metrics.get(name) is not None:
+            row.figures[name] = Estimate(metrics[name])
+    return row
 
 
-def suite_rows(found: Summary, name: str) -> list[FigureRow]:
+def suite_rows(summary: Summary, name: str) -> list[FigureRow]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
-    evaluations = found.made(suite_prefix("evaluate", name))
-    rows = [evaluated_row(evaluated, 0, BASE) for _, evaluated in evaluations[:1]]
-    rows += [evaluated_row(evaluated, iteration, POLICY) for iteration, evaluated in evaluations]
+    evaluations = summary.made(suite_prefix("evaluate", name))
+    rows = [evaluated_row(evaluated, 0) for _, evaluated in evaluations[:1]]
+    rows += [evaluated_row(evaluated, iteration) for iteration, evaluated in evaluations]
     return rows
 
 
-def evaluated_row(evaluated: Artifact | None, iteration: int, model: ModelRole) -> FigureRow:
-    """Figures of one model in an evaluation; none without its artifact."""
-    if evaluated is None:
-        return {"iteration": iteration}
-    row: FigureRow = {"iteration": iteration}
-    intervals: dict[str, tuple[float, float]] = {}
-    for figure in pq.read_table(evaluated.file("figures.parquet")).to_pylist():
-        if figure["model"] == model:
-            row[figure["figure"]] = figure["value"]
-            if figure["low"] is not None:
-                intervals[figure["figure"]] = (figure["low"], figure["high"])
-    return row | {"intervals": intervals}
+def evaluated_row(evaluated: Artifact | None, iteration: int) -> FigureRow:
+    """Figures of the policy in an evaluation, or for iteration 0 of the base."""
+    row = FigureRow(iteration)
+    if evaluated is not None:
+        model = POLICY if iteration else BASE
+        for line in pq.read_table(evaluated.file("figures.parquet")).to_pylist():
+            if line["model"] == model:
+                row.figures[line["figure"]] = Estimate(line["value"], line["low"], line["high"])
+    return row

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -13,9 +13,8 @@ from rich.text import Text
 
 from stages.evaluate.statistics import Estimate
 
-ModelRole = Literal["policy", "base"]
-POLICY: ModelRole = "policy"
-BASE: ModelRole = "base"
+POLICY = "policy"
+BASE = "base"
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ COLUMNS = (
     FigureColumn("ties", "ties", ".0f"),
     FigureColumn("loss", "loss"),
     FigureColumn("bonus ratio", "bonus_ratio", ".3g"),
+    FigureColumn("κ", "kappa", ".3g"),
     FigureColumn("distinct-1", "distinct_1", whole=1.0),
     FigureColumn("tokens", "mean_response_tokens", ".1f"),
     FigureColumn("cut off", "truncated_share", whole=1.0),
@@ -52,9 +52,10 @@ COLUMNS = (
     FigureColumn("distinct-3", "distinct_3", whole=1.0),
     FigureColumn("distinct-4", "distinct_4", whole=1.0),
 )
-_FIRST = 3
-"""Number of columns that come before the oracle's components and pass@k."""
 _COLUMNS = {column.name: column for column in COLUMNS}
+_PLACES = {name: place for place, name in enumerate(_COLUMNS)}
+_OTHERS = _PLACES["accuracy"] + 0.5
+"""Place of the oracle's components and pass@k."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,17 @@ class Cell:
         return f"{self.text} {self.interval}".rstrip()
 
 
-FigureRow = dict[str, Any]
-"""Figures of one iteration: `iteration`, values by figure, and `intervals` by figure."""
-_NO_FIGURES = {"iteration", "intervals", "kappa"}
+@dataclass(frozen=True)
+class FigureRow:
+    """Figures after one iteration, by name, as far as they are known; 0 is the base."""
+
+    iteration: int
+    figures: dict[str, Estimate] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The figures without their intervals."""
+        return {name: figure.value for name, figure in self.figures.items()}
 
 
 def column_of(name: str) -> FigureColumn:
@@ -90,33 +99,21 @@ def column_of(name: str) -> FigureColumn:
 def figures_table(rows: Sequence[FigureRow], title: str = "") -> FittedTable:
     """A row for the base and one for each iteration, with intervals, of all known figures."""
     columns = [column_of(name) for name in figure_names(rows)]
-    cells: list[list[str | Cell]] = [
-        [
-            str(row["iteration"] or "base"),
-            *(Cell.of(figure_of(row, column.name), column.form) for column in columns),
-        ]
-        for row in rows
-    ]
-    return FittedTable(title, ["iteration", *(column.title for column in columns)], cells)
+    lines: list[list[str | Cell]] = []
+    for row in rows:
+        cells = [Cell.of(row.figures.get(column.name), column.form) for column in columns]
+        lines.append([str(row.iteration or BASE), *cells])
+    return FittedTable(title, ["iteration", *(column.title for column in columns)], lines)
 
 
-def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
-    """A figure of one iteration; None if it is not known."""
-    value = row.get(name)
-    return None if value is None else Estimate(value, *row.get("intervals", {}).get(name, ()))
-
-
-def figure_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def figure_names(rows: Iterable[FigureRow]) -> list[str]:
     """Figures that some row has, in a table's order."""
-    names = {name: None for row in rows for name, value in row.items() if value is not None}
-    return ordered(name for name in names if name not in _NO_FIGURES)
+    return ordered(name for row in rows for name in row.figures)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Figures in a table's order: rewards and shares won, what explains them, all others."""
-    places = {column.name: place for place, column in enumerate(COLUMNS)}
-    # The order of other names is kept: sorting is stable.
-    return sorted(names, key=lambda name: places.get(name, _FIRST - 0.5))
+    """Figures in a table's order, each once; the order of figures without a place is kept."""
+    return sorted(dict.fromkeys(names), key=lambda name: _PLACES.get(name, _OTHERS))
 
 
 def interval_text(interval: Sequence[float] | None, form: str) -> str:

@@ -1,13 +1,13 @@
 """The verdict on a run: one sentence, its reasons, and how far to trust it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from flows.execution.run_record import resume_command
 from flows.report.status import RunStatus
-from flows.report.summary import Summary, last_iteration
-from flows.report.table import Cell, column_of, figure_names, figure_of
+from flows.report.summary import Summary
+from flows.report.table import Cell, FigureRow, column_of, figure_names
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,10 @@ def _unfinished(status: RunStatus) -> Iterator[str]:
 
 def _of_models(summary: Summary) -> Verdict:
     """Sentences of the evaluations and the gates."""
-    base, *iterations = summary.rows or [{}]
-    evaluated = [row for row in iterations if row.get("win_rate") is not None]
-    if not evaluated:
+    if summary.last_iteration == 0:
         return Verdict("open", "No iteration has been evaluated yet.")
-    row = evaluated[-1]
-    sentence = _sentence(row, base)
-    decision = summary.read_json(f"iteration-{row['iteration']}/promote", "decision.json")
+    sentence = _sentence(summary.rows[summary.last_iteration], summary.rows[0])
+    decision = summary.read_json(f"iteration-{summary.last_iteration}/promote", "decision.json")
     if not decision:
         return Verdict("open", f"{sentence}.")
     if decision["promoted"]:
@@ -100,32 +97,31 @@ def _of_models(summary: Summary) -> Verdict:
     return Verdict("bad", f"{sentence}. It was not promoted.", reasons)
 
 
-def _sentence(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+def _sentence(row: FigureRow, base: FigureRow) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
-    number = f"{row['iteration']} iteration{'s' if row['iteration'] > 1 else ''}"
-    share = f"{100 * row['win_rate']:.1f} %"
-    if "win_rate" in row.get("intervals", {}):
-        low, high = row["intervals"]["win_rate"]
+    number = f"{row.iteration} iteration{'s' if row.iteration > 1 else ''}"
+    wins = row.figures["win_rate"]
+    share = f"{100 * wins.value:.1f} %"
+    if wins.interval is not None:
+        low, high = wins.interval
         share += f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
     sentence = f"After {number} the model scores above its base on {share} of the held-out prompts"
-    if row.get("tied_prompts"):
-        sentence += f" ({row['tied_prompts']:.0f} tie)"
-    reward = figure_of(row, "mean_reward")
-    start = figure_of(base, "mean_reward")
-    if reward is None or start is None:
-        return sentence
-    shown = Cell.of(reward, ".3f")
-    return f"{sentence}; its mean reward is {shown}, the base's {start.value:.3f}"
+    ties = row.values.get("tied_prompts")
+    if ties:
+        sentence += f" ({ties:.0f} tie)"
+    reward = Cell.of(row.figures["mean_reward"], ".3f")
+    start = Cell.of(base.figures.get("mean_reward"), ".3f").text
+    return f"{sentence}; its mean reward is {reward}, the base's {start}"
 
 
 def _ties(summary: Summary) -> Iterator[str]:
     """Iterations of which nearly all pairs tie."""
     for row in summary.rows[1:]:
-        pairs = row.get("pairs") or 0
-        ties = row.get("ties") or 0
+        pairs = int(row.values.get("pairs", 0))
+        ties = int(row.values.get("ties", 0))
         warning = summary.config.pair.tie_warning(pairs, ties)
         if warning:
-            yield f"iteration {row['iteration']}: {warning}"
+            yield f"iteration {row.iteration}: {warning}"
 
 
 def _cautions(summary: Summary) -> Iterator[str]:
@@ -133,7 +129,7 @@ def _cautions(summary: Summary) -> Iterator[str]:
     for iteration, trained in summary.made("train"):
         for sentence in trained.read_json("summary.json").get("cautions", ()):
             yield f"training of iteration {iteration}: {sentence}"
-    iteration = last_iteration(summary) or 0
+    iteration = summary.last_iteration
     metrics = summary.read_json(f"iteration-{iteration}/evaluate", "metrics.json")
     if not metrics:
         return
@@ -144,12 +140,12 @@ def _cautions(summary: Summary) -> Iterator[str]:
         yield from _falls(f"suite {name}, ", rows)
 
 
-def _falls(evaluation: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _falls(evaluation: str, rows: Sequence[FigureRow]) -> Iterator[str]:
     """Yields a sentence for each score that is lower in the last row than in the first."""
     for name in figure_names(rows):
         is_score = name in ("mean_reward", "accuracy") or name.startswith(("components.", "pass@"))
-        first = figure_of(rows[0], name)
-        last = figure_of(rows[-1], name)
+        first = rows[0].figures.get(name)
+        last = rows[-1].figures.get(name)
         if is_score and first is not None and last is not None and last.value < first.value:
             title = f"{evaluation}{column_of(name).title}"
             yield f"{title} fell from {first.value:.3f} to {Cell.of(last, '.3f')}"

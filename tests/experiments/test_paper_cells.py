@@ -1,4 +1,4 @@
-"""Tables of the paper's cells: complete, readable, and planned with what they share."""
+"""Tables of the paper's rows: complete, readable, and planned with what they share."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from experiments.paper import Scale
-from experiments.paper.tables import FIGURES, paper_rows, published
+from experiments.paper.tables import COLUMNS, paper_rows, published
 from experiments.study import choose, read_rows, reported_runs, selected, tuning_runs
 from stages.contract.errors import UserError
 from tests.flows.loop import geb_json
@@ -47,11 +47,11 @@ def test_kappa_is_the_best_of_the_papers_grid() -> None:
 
 
 def test_what_the_paper_figures_has_a_cell_and_a_column() -> None:
-    cells = {row.names() for row in paper_rows("full")}
-    titles = {figure.title for figure in FIGURES}
+    names_of_rows = {row.names() for row in paper_rows("full")}
+    titles = {column.title for column in COLUMNS}
     for (*names, title), value in published().items():
         assert float(value) >= 0
-        assert tuple(names) in cells
+        assert tuple(names) in names_of_rows
         assert title in titles
 
 
@@ -69,7 +69,7 @@ def test_every_cell_configures_the_objective_that_it_names(scale: str) -> None:
     assert {run.row for run in runs} == set(rows)
     for run in runs:
         method = run.row.method.removesuffix(", token")
-        train = run.cell.config.train
+        train = run.planned.config.train
         is_plain = scale != "small" and (method, run.row.divergence) == ("FEB", "KL")
         assert train.design == ("none" if is_plain else designs.get(method, method.lower()))
         assert train.loss == losses.get(method, "sigmoid")
@@ -100,17 +100,17 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
     assert [row.method for row in selected(rows, ["GEB-π"])] == ["GEB-π"]
     two = selected(rows, ["f-DPO", "GEB-π", "KL"])
     assert [row.names()[2:] for row in two] == [("f-DPO", "KL"), ("GEB-π", "KL")]
-    with pytest.raises(UserError, match="no cell has 'PPO'") as refused:
+    with pytest.raises(UserError, match="no row has 'PPO'") as refused:
         selected(rows, ["PPO"])
     assert "GEB-π" in str(refused.value.remedy)
-    with pytest.raises(UserError, match="no cell has 'GEB-π' and 'Hellinger'"):
+    with pytest.raises(UserError, match="no row has 'GEB-π' and 'Hellinger'"):
         selected(rows, ["GEB-π", "Hellinger"])
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (FDPO.replace("0 1", "one"), "small.csv:2 is not a cell"),
+        (FDPO.replace("0 1", "one"), "small.csv:2 is not a row"),
         (FDPO.replace("train.design=none", "none"), "'none' is not FIELD=VALUE"),
         (GEB.replace("7 8", ""), "a grid needs tuning seeds"),
     ],
@@ -123,8 +123,8 @@ def test_a_broken_row_is_named_by_its_line(tmp_path: Path, row: str, said: str) 
 def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path: Path) -> None:
     [row] = read_rows(table(tmp_path, GEB))
     runs = tuning_runs([row], {})
-    assert [run.cell.config.seed for run in runs] == [7, 8, 7, 8]
-    assert {run.cell.config.train.kappa for run in runs} == {0.5, 2}
+    assert [run.planned.config.seed for run in runs] == [7, 8, 7, 8]
+    assert {run.planned.config.train.kappa for run in runs} == {0.5, 2}
     low, high = [run.name for run in runs[:2]], [run.name for run in runs[2:]]
     rewards = dict(zip([*low, *high], [0.9, 0.1, 0.6, 0.6], strict=True))
     assert choose(runs, rewards) == {row: {"train.kappa": 2}}
@@ -137,7 +137,7 @@ def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path: Path) 
     assert choose(runs, {}) == {}
     assert reported_runs([row], {}, {}) == [], "nothing is reported before its coefficient is known"
     [first, _] = reported_runs([row], {}, {row: {"train.kappa": 2}})
-    assert (first.cell.config.train.kappa, first.cell.config.seed) == (2, 0)
+    assert (first.planned.config.train.kappa, first.planned.config.seed) == (2, 0)
 
 
 def test_a_tie_keeps_the_value_of_the_preset(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ ROWS = (
 
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
-    """Configurations of which a tiny one is the only preset, and a table of two cells."""
+    """Configurations of which a tiny one is the only preset, and a table of two rows."""
     folder = tmp_path / "configs"
     (folder / "paper/cells").mkdir(parents=True)
     (folder / "letters.py").write_text(ORACLE)
@@ -44,7 +44,7 @@ def configs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
+def test_rows_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     arguments = ("paper", "--set", f"store={store}", "--json")
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
@@ -66,7 +66,7 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
 
 
 def check_by_hand(store: Path, document: dict[str, Any]) -> None:
-    """Compares the cells with what the runs' stored scores and responses give."""
+    """Compares the rows with what the runs' stored scores and responses give."""
     kappas = {kappa: f"paper-tiny-kappa_{kappa}-s0" for kappa in ("0.5", "1")}
     means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
     assert means["0.5"] != means["1"]

@@ -14,9 +14,9 @@ from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS
-from flows.report.table import Cell as Shown
+from flows.report.table import Cell
 from stages.store.base import Store
+from tests.flows.evaluations import figure_row
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
@@ -26,14 +26,12 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
     """A finished run whose last row has these figures."""
     coefficient = {name: values[0] for name, values in row.grid.items()}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
-    base: dict[str, Any] = {column.name: None for column in COLUMNS}
-    base |= {"iteration": 0}
     # The base and the first iteration have other figures than the last, which are reported.
-    others = dict.fromkeys(figures, 0.99)
-    first = base | {"iteration": 1, "mean_reward": 0.99} | others
-    last = base | {"iteration": 2, "mean_reward": 0.5} | figures
-    unevaluated = base | {"iteration": 3}
-    summary = Summary(config.name, config, "store", rows=[base | others, first, last, unevaluated])
+    others = dict.fromkeys(["mean_reward", *figures], 0.99)
+    base = figure_row(0, **others)
+    first = figure_row(1, **others)
+    last = figure_row(2, **({"mean_reward": 0.5} | figures))
+    summary = Summary(config.name, config, "store", rows=[base, first, last, figure_row(3)])
     if suite:
         summary.suites[suite] = [first, last]
     return StudyRun(row, SweepCell({}, config), coefficient, tunes, summary)
@@ -60,14 +58,12 @@ def two() -> Findings:
     return findings(rows, *runs)
 
 
-def shown(results: Findings, method: str, divergence: str = "KL") -> dict[str, Shown]:
+def shown(results: Findings, method: str, divergence: str = "KL") -> dict[str, Cell]:
     """The cells of the only table's row."""
     [table] = paper_tables(results)
     [row] = [row for row in table.rows if list(row[:2]) == [method, divergence]]
     return {
-        title: cell
-        for title, cell in zip(table.header, row, strict=True)
-        if isinstance(cell, Shown)
+        title: cell for title, cell in zip(table.header, row, strict=True) if isinstance(cell, Cell)
     }
 
 
@@ -147,7 +143,7 @@ def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_p
     folder = tmp_path / "store/runs/paper-full"
     assert document["page"] == str(folder / "report.md")
     assert (folder / "report.md").read_text() == text
-    assert "2 of 2 cells are computed whole; 6 runs are finished" in text
+    assert "2 of 2 rows are computed whole; 6 runs are finished" in text
     assert f"## {MISTRAL}: main" in text
     assert len(json.loads((folder / "report.json").read_text())["runs"]) == 6
 

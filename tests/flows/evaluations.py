@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from flows.report.table import FigureRow
 from stages.contract.manifest import Manifest
 from stages.evaluate.run import write_figures
+from stages.evaluate.statistics import Estimate
 from stages.evaluate.summary import PromptFigure, SampleSummary
 from stages.store.base import Artifact
 
@@ -16,6 +18,14 @@ Rewards = Mapping[str, Sequence[float | None]]
 def artifact_in(folder: Path) -> Artifact:
     """An artifact as far as the report reads it: its files, and no manifest."""
     return Artifact(folder, cast(Manifest, None))
+
+
+def figure_row(iteration: int, **figures: float | tuple[float, float, float]) -> FigureRow:
+    """A row of figures, each a value or a value with its interval."""
+    estimates: dict[str, Estimate] = {}
+    for name, figure in figures.items():
+        estimates[name] = Estimate(*figure) if isinstance(figure, tuple) else Estimate(figure)
+    return FigureRow(iteration, estimates)
 
 
 def write_evaluation(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -13,8 +13,9 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS
+from flows.report.table import COLUMNS, FigureRow
 from stages.contract.manifest import Manifest
+from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
 from tests.flows.browser import (
     add_line,
@@ -78,12 +79,13 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
     names = [
         column.name
         for column in COLUMNS
-        if column.name not in ("pairs", "ties", "loss", "bonus_ratio") and column.form != ".0f"
+        if column.name not in ("pairs", "ties", "loss", "bonus_ratio", "kappa")
+        and column.form != ".0f"
     ]
-    components = {f"components.follows_instruction_{number}": 0.5 for number in range(3)}
-    row: dict[str, Any] = dict.fromkeys((column.name for column in COLUMNS), 1234) | components
-    row["intervals"] = dict.fromkeys([*names, *components], (-104.912, -104.953))
-    rows = [{"iteration": number} | row for number in (0, 1)]
+    components = [f"components.follows_instruction_{number}" for number in range(3)]
+    figures = {column.name: Estimate(1234) for column in COLUMNS}
+    figures |= dict.fromkeys([*names, *components], Estimate(1234, -104.912, -104.953))
+    rows = [FigureRow(number, figures) for number in (0, 1)]
     write(record, Summary("wide", config, "store", rows=rows))
     with browser_page() as page:
         # Landscape A4 within its margins, at 96 dots an inch.
@@ -126,9 +128,9 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
     fields |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
     manifest = cast(Manifest, SimpleNamespace(**fields))
     artifacts = {name: Artifact(artifact.path, manifest) for name, artifact in artifacts.items()}
-    rows = [{"iteration": number} for number in (0, 1)]
+    rows = [FigureRow(number) for number in (0, 1)]
     summary = Summary("read", config, "store", rows=rows, artifacts=artifacts)
-    summary.suites["extra"] = [{"iteration": 1, "mean_reward": 0.5}]
+    summary.suites["extra"] = [FigureRow(1, {"mean_reward": Estimate(0.5)})]
     write(record, summary)
     with browser_page() as page:
         page.goto((record.path / "report.html").as_uri())

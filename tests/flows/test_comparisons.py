@@ -26,8 +26,8 @@ def test_evaluating_a_finished_run_reuses_its_steps(trained: Path) -> None:
     document = json.loads(done.stdout)
     assert document["policy"] == "small@production"
     policy = document["figures"]["policy"]
-    assert policy["win_rate"] == 0, "a model does not win against itself"
-    assert policy["tied_prompts"] == 16
+    assert policy["win_rate"]["value"] == 0, "a model does not win against itself"
+    assert policy["tied_prompts"]["value"] == 16
     assert document["differences"] == []
     assert (
         document["verdict"] == "By mean reward against small:1, small@production: no difference is "
@@ -64,7 +64,7 @@ def test_figures_of_policy_and_base_are_their_own(trained: Path) -> None:
     }
     assert means["policy"] != means["base"]
     for model, mean in means.items():
-        assert done["figures"][model]["mean_response_tokens"] == pytest.approx(mean)
+        assert done["figures"][model]["mean_response_tokens"]["value"] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,12 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
     assert document["verdict"] in html.unescape(text)
     last = geb_json("report", "small", "--store", trained.parent / "store")["rows"][-1]
     figures = {
-        row["figure"]: row["value"] for row in document["figures"] if row["run"].endswith("_1-s0")
+        row["figure"]: row["estimate"]
+        for row in document["figures"]
+        if row["run"].endswith("_1-s0")
     }
-    for figure in ("mean_reward", "win_rate", "tied_prompts", "pairs", "loss"):
-        assert figures[figure] == last[figure], figure
+    assert {"mean_reward", "win_rate", "tied_prompts", "pairs", "loss"} <= figures.keys()
+    assert figures == last["figures"]
     listed = geb_json("status", "--store", trained.parent / "store")
     assert set(runs) <= set(listed)
     assert "2 of 2 runs have ended" in done.stderr

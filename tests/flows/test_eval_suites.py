@@ -57,4 +57,4 @@ def test_a_judge_s_suite_through_a_run(
     tables = geb_json("run", config)["suites"]
     base, policy = tables["compared"]
     for row in (base, policy):
-        assert 0 <= row["mean_reward"] <= 1
+        assert 0 <= row["figures"]["mean_reward"]["value"] <= 1

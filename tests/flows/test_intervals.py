@@ -10,7 +10,6 @@ from rich.console import Console
 from flows.pipeline.config import RunConfig
 from flows.report.differences import adjusted, compared, prompt_means
 from flows.report.summary import Summary, evaluated_row, iteration_row
-from flows.report.table import figure_of
 from stages.contract.errors import UserError
 from stages.evaluate.statistics import proportion, ratio_of_sums
 from tests.flows.evaluations import write_evaluation
@@ -34,11 +33,9 @@ def test_figures_are_kept_for_each_prompt(tmp_path: Path) -> None:
 
 def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path: Path) -> None:
     evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE)
-    row = evaluated_row(evaluated, 1, "policy")
-    assert figure_of(row, "mean_reward") == ratio_of_sums(
-        np.array([2.0, 1.0, 0.0]), np.full(3, 2.0)
-    )
-    assert figure_of(row, "win_rate") == proportion(1, 3)
+    figures = evaluated_row(evaluated, 1).figures
+    assert figures["mean_reward"] == ratio_of_sums(np.array([2.0, 1.0, 0.0]), np.full(3, 2.0))
+    assert figures["win_rate"] == proportion(1, 3)
 
 
 def summary(folder: Path, policy: Any) -> Summary:
@@ -62,7 +59,7 @@ def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path
     assert row["tied"] == "1"
     assert row["pass@2"].startswith("0.667 [")
     assert base["accuracy"].startswith("0.375 [")
-    low, high = run.rows[1]["intervals"]["mean_reward"]
+    low, high = run.rows[1].figures["mean_reward"].interval or (1, 0)
     assert low < 0.5 < high
     console = Console(width=300)
     with console.capture() as shown:
@@ -74,17 +71,15 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
     before = {f"p{n}": [0.0, 0.0] for n in range(10)}
     now = {f"p{n}": [1.0, 1.0] for n in range(1, 12)}
     base = {prompt: [0.0, 0.0] for prompt in before | now}
-    first, second = (
-        Summary(
-            name,
-            RunConfig(iterations=1),
-            "store",
-            artifacts={"iteration-1/evaluate": write_evaluation(tmp_path / name, rewards, base)},
-        )
-        for name, rewards in (("first", before), ("second", now))
-    )
+    runs = []
+    for name, rewards in (("first", before), ("second", now)):
+        artifacts = {"iteration-1/evaluate": write_evaluation(tmp_path / name, rewards, base)}
+        run = Summary(name, RunConfig(iterations=1), "store", artifacts=artifacts)
+        run.rows += [iteration_row(run, 0), iteration_row(run, 1)]
+        runs.append(run)
+    first, second = runs
     names = ("mean_reward", "win_rate", "mean_log_pi_ref", "mean_response_tokens")
-    tests = {test.figure: test for test in adjusted([*compared(first, second, 1, names)])}
+    tests = {test.figure: test for test in adjusted([*compared(first, second, names)])}
     assert set(tests) == {"mean_reward", "win_rate", "mean_log_pi_ref"}, "lengths are the same"
     reward = tests["mean_reward"]
     assert reward.test == "9 prompts, iteration 1"
@@ -93,7 +88,9 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
     assert reward.estimate.p_value == pytest.approx(2 / 2**9)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**9)
     assert str(reward.shown()) == "+1.000 [+1.000, +1.000]"
-    assert [*compared(first, first, 1, names), *compared(first, second, 2, names)] == []
+    assert list(compared(first, first, names)) == []
+    second.artifacts.clear()
+    assert list(compared(first, second, names)) == [], "its evaluation is gone"
 
 
 @pytest.mark.parametrize(

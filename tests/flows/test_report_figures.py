@@ -1,16 +1,15 @@
 """Figures of a report show the values of its rows."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from flows.report.plots import draw, svg
+from tests.flows.evaluations import figure_row
 
-ROWS: list[dict[str, Any]] = [
-    {"iteration": 0, "mean_reward": 0.5, "intervals": {"mean_reward": (0.4, 0.55)}},
-    {"iteration": 1, "mean_reward": 0.7, "win_rate": 0.6, "kl_to_base": 1.5},
-    {"iteration": 2, "mean_reward": 0.9, "win_rate": 0.8, "kl_to_base": 4.0},
+ROWS = [
+    figure_row(0, mean_reward=(0.5, 0.4, 0.55)),
+    figure_row(1, mean_reward=0.7, win_rate=0.6, kl_to_base=1.5),
+    figure_row(2, mean_reward=0.9, win_rate=0.8, kl_to_base=4.0),
 ]
 
 

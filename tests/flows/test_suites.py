@@ -236,17 +236,15 @@ def test_a_suite_s_table_has_the_base_and_its_iterations(
     }
     written = write_evaluation(tmp_path / "evaluated", policy, base, metrics, (2,), style)
     summary = Summary("run", config, "store", artifacts={place: written})
-    rows = list(suite_rows(summary, "front"))
-    assert [row["iteration"] for row in rows] == [0, 3]
-    assert [row["mean_reward"] for row in rows] == [0.25, 0.75]
-    assert [row.get("kl_to_base") for row in rows] == [None, 1.5]
-    names = ("accuracy", "pass@2", "components.style")
-    assert [[row[name] for name in names] for row in rows] == [
-        [0.25, 0.5, 0.0],
-        [0.75, 1.0, 1.0],
+    rows = suite_rows(summary, "front")
+    assert [row.iteration for row in rows] == [0, 3]
+    names = ("mean_reward", "kl_to_base", "accuracy", "pass@2", "components.style")
+    assert [[row.values.get(name) for name in names] for row in rows] == [
+        [0.25, None, 0.25, 0.5, 0.0],
+        [0.75, 1.5, 0.75, 1.0, 1.0],
     ]
-    assert "win_rate" in rows[1]["intervals"]
-    assert list(suite_rows(Summary("run", config, "store"), "front")) == []
+    assert rows[1].figures["win_rate"].interval is not None
+    assert suite_rows(Summary("run", config, "store"), "front") == []
 
 
 @pytest.mark.slow
@@ -271,9 +269,10 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     )
     [base, row] = geb_json("run", config)["suites"]["own"]
     assert base["iteration"] == 0
-    assert row["intervals"]["mean_reward"][0] <= row["mean_reward"]
-    assert {"accuracy", "pass@1", "pass@2"} <= set(row)
-    assert row["pass@1"] == pytest.approx(row["accuracy"])
+    figures = row["figures"]
+    assert figures["mean_reward"]["low"] <= figures["mean_reward"]["value"]
+    assert {"accuracy", "pass@1", "pass@2"} <= set(figures)
+    assert figures["pass@1"]["value"] == pytest.approx(figures["accuracy"]["value"])
     assert {"base/suite-own/generate/0", "iteration-1/evaluate/suite-own"} <= steps(
         store, "with-suites"
     ).keys()

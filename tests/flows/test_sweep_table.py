@@ -4,7 +4,6 @@ import io
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,9 +18,10 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS
+from flows.report.table import FigureRow
 from flows.sweep import run_cells
 from stages.contract.errors import RunCancelledError, StoppedError
+from stages.evaluate.statistics import Estimate
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
@@ -36,9 +36,8 @@ def swept(
     runs, labels = [], {}
     for label, values, begin in (("train.kappa=0.5", first, 0), ("train.kappa=1.0", second, later)):
         for seed, value in enumerate(values, begin):
-            row: dict[str, Any] = {column.name: None for column in COLUMNS}
-            row |= {"mean_reward": 0.0, figure: value}
-            rows = [row | {"iteration": 0}, row | {"iteration": 1}]
+            figures = {"mean_reward": Estimate(0.0), figure: Estimate(value)}
+            rows = [FigureRow(0, figures), FigureRow(1, dict(figures))]
             name = f"{label}-s{seed}"
             runs.append(Summary(name, RunConfig(seed=seed), "s", rows=rows))
             labels[name] = label
@@ -131,7 +130,7 @@ def shown(width: int) -> str:
     console = Console(width=width, file=printed, soft_wrap=True)
     comparison = swept(ONE, TWO)
     for run in comparison.runs:
-        run.rows[-1]["distinct_4"] = 0.5
+        run.rows[-1].figures["distinct_4"] = Estimate(0.5)
     console.print(compare_summaries(comparison.runs, comparison.methods).tables()[0])
     return printed.getvalue()
 
@@ -160,7 +159,7 @@ def test_a_document_has_the_figures_of_combinations_and_runs() -> None:
     assert first["mean"]["value"] == pytest.approx(0.55)
     assert first["mean"]["low"] == pytest.approx(0.4258, abs=1e-4)
     assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
-    assert [run["value"] for run in document["figures"]] == ONE + TWO
+    assert [run["estimate"]["value"] for run in document["figures"]] == ONE + TWO
     assert [run["seed"] for run in document["figures"]] == [0, 1, 2] * 2
     assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
 

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from flows.report.summary import Summary
 from flows.tracking import news_of, tracked
 from stages.contract.errors import UserError
 from stages.store.base import Artifact, Store
-from tests.flows.evaluations import artifact_in
+from tests.flows.evaluations import artifact_in, figure_row
 from tests.flows.loop import ROOT, write_config
 from tests.lacking import lacking
 from tests.programs import run_program
@@ -35,10 +34,10 @@ PACKAGES = ROOT / ".venv-trackers"
 def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
     """A run after some iterations: the reward is 0.5 and grows by 0.1 in each."""
     artifacts: dict[str, Artifact] = {}
-    rows: list[dict[str, Any]] = [{"iteration": 0, "mean_reward": 0.5}]
+    rows = [figure_row(0, mean_reward=0.5)]
     for t in range(1, config.iterations + 1):
         reward = 0.5 + t / 10
-        rows.append({"iteration": t, "mean_reward": reward, "accuracy": 0.5})
+        rows.append(figure_row(t, mean_reward=reward, accuracy=0.5))
         sampled = {"mean_reward": 0.4, "mean_response_tokens": 9.0, "pairs": 8, "std_reward": None}
         steps = [{"step": step, "loss": 1 / step} for step in (1, 2)]
         texts = {
@@ -87,7 +86,6 @@ def test_news_cover_the_finished_iterations(tmp_path: Path) -> None:
     _, steps = news["iteration-1/train"]
     assert [(step, values["train/loss"]) for step, values in steps] == [(1, 1.0), (2, 0.5)]
     values = {
-        "evaluation/iteration": 1.0,
         "evaluation/mean_reward": 0.6,
         "evaluation/accuracy": 0.5,
         "samples/mean_reward": 0.4,
@@ -96,7 +94,7 @@ def test_news_cover_the_finished_iterations(tmp_path: Path) -> None:
     }
     assert news["iteration-1"] == ("iteration", [(1, values)])
     summary = summary_of(config, tmp_path, done=2)
-    summary.suites["math"] = [{"iteration": 2, "mean_reward": 0.3, "components.style": 0.7}]
+    summary.suites["math"] = [figure_row(2, mean_reward=0.3, **{"components.style": 0.7})]
     news = news_of(summary)
     [(step, values)] = news["iteration-2"][1]
     assert step == 2

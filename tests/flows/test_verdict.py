@@ -17,8 +17,9 @@ from flows.report.html import write
 from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
 from stages.contract.manifest import Manifest
+from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
-from tests.flows.evaluations import artifact_in
+from tests.flows.evaluations import artifact_in, figure_row
 from tests.flows.records import recorded
 from tests.stage_calls import checkpoint_artifact
 
@@ -32,14 +33,8 @@ def summary(folder: Path, *, promoted: bool | None) -> Summary:
         (folder / "decision.json").write_text(json.dumps(decision))
         artifacts["iteration-1/promote"] = artifact_in(folder)
     rows = [
-        {"iteration": 0, "mean_reward": 0.5},
-        {
-            "iteration": 1,
-            "mean_reward": 0.75,
-            "win_rate": 0.9,
-            "tied_prompts": 3,
-            "intervals": {"win_rate": (0.85, 0.95), "mean_reward": (0.7, 0.8)},
-        },
+        figure_row(0, mean_reward=0.5),
+        figure_row(1, mean_reward=(0.75, 0.7, 0.8), win_rate=(0.9, 0.85, 0.95), tied_prompts=3),
     ]
     config = RunConfig(iterations=1, train={"beta": 0.5})
     return Summary("small", config, "store", artifacts=artifacts, rows=rows)
@@ -65,7 +60,7 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     assert result.sentence.endswith(end)
     assert result.reasons == (("the win rate is 0.9",) if promoted is False else ())
     bare = summary(tmp_path, promoted=None)
-    bare.rows[1] = {"iteration": 1, "mean_reward": None}
+    bare.rows[1] = figure_row(1)
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
 
 
@@ -86,12 +81,13 @@ def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
     run = summary(tmp_path, promoted=None)
     run.artifacts["iteration-1/evaluate"] = artifact_in(tmp_path)
     base, now = run.rows
-    base |= {"components.right": 1.0, "components.polite": 0.5}
-    now |= {"components.right": 0.975, "components.polite": 0.75}
-    now["intervals"]["components.right"] = (0.94, 1.0)
+    base.figures["components.right"] = Estimate(1.0)
+    base.figures["components.polite"] = Estimate(0.5)
+    now.figures["components.right"] = Estimate(0.975, 0.94, 1.0)
+    now.figures["components.polite"] = Estimate(0.75)
     run.suites["sums"] = [
-        {"iteration": 0, "mean_reward": 0.5, "accuracy": 0.25},
-        {"iteration": 1, "mean_reward": 0.4, "accuracy": 0.5},
+        figure_row(0, mean_reward=0.5, accuracy=0.25),
+        figure_row(1, mean_reward=0.4, accuracy=0.5),
     ]
     assert verdict(run).cautions == (
         "one training seed, 64 held-out prompts; `geb sweep --seeds` tries other seeds",
@@ -114,11 +110,11 @@ def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
 ) -> None:
     run = summary(tmp_path, promoted=True)
     run.config = RunConfig.model_validate({"iterations": 1, "pair": {"ties": ties}})
-    run.rows[1] |= figures
+    run.rows[1].figures.update(figure_row(1, **figures).figures)
     reasons = verdict(run).reasons
     assert len(reasons) == (said is not None)
     assert all(reason.startswith(f"iteration 1: {said} tie: ") for reason in reasons)
-    run.rows[1]["win_rate"] = None
+    del run.rows[1].figures["mean_reward"]
     assert verdict(run).reasons == reasons, "before the evaluation"
 
 
