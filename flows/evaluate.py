@@ -45,7 +45,7 @@ from flows.report.table import (
     FigureRow,
     FittedTable,
     column_of,
-    figure_names,
+    ordered,
 )
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Store
@@ -103,7 +103,7 @@ class ModelComparison:
         rows: list[list[str | Cell]] = [
             ["model", self.models.policy, self.models.base or "the configuration's policy", "", ""]
         ]
-        for name in figure_names(self.figures):
+        for name in ordered([*base.figures, *policy.figures]):
             column = column_of(name)
             cells = [Cell.of(row.figures.get(name), column.form) for row in (policy, base)]
             test = tests.get(name)

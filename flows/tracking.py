@@ -34,15 +34,23 @@ class _Wandb:
     def __init__(self, package: str, config: RunConfig, folder: Path, session: str | None) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
         module = importlib.import_module(package)
-        options: dict[str, Any] = {"embed": False, "auto_log_gpu": False}
-        if package == "wandb":
-            mode = os.environ.get("WANDB_MODE", "offline")
-            settings = module.Settings(silent=True, console="off", reinit="create_new")
-            options = {"id": session, "dir": str(folder), "mode": mode, "settings": settings}
-        options |= {"project": config.tracking.project, "name": config.name, "resume": "allow"}
-        self._run = module.init(config=config.to_values(), **options)
-        self.id = str(self._run.id)
         self._is_trackio = package == "trackio"
+        options: dict[str, Any] = {"embed": False, "auto_log_gpu": False}
+        if not self._is_trackio:
+            options = {
+                "id": session,
+                "dir": str(folder),
+                "mode": os.environ.get("WANDB_MODE", "offline"),
+                "settings": module.Settings(silent=True, console="off", reinit="create_new"),
+            }
+        self._run = module.init(
+            config=config.to_values(),
+            project=config.tracking.project,
+            name=config.name,
+            resume="allow",
+            **options,
+        )
+        self.id = str(self._run.id)
 
     def log(self, axis: str, points: Points) -> None:
         for step, values in points:
@@ -59,7 +67,8 @@ class _Mlflow:
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         self._mlflow = importlib.import_module(package)
         self._mlflow.set_experiment(config.tracking.project)
-        self.id = self._mlflow.start_run(run_id=session, run_name=config.name).info.run_id
+        run = self._mlflow.start_run(run_id=session, run_name=config.name)
+        self.id = run.info.run_id
         if session is None:
             self._mlflow.log_params(config.to_values())
 
@@ -147,9 +156,8 @@ def tracked(
         thread.start()
 
     def update(summary: Summary) -> None:
-        news = news_of(summary) if threads else {}
         for thread in threads:
-            thread.news.put(news)
+            thread.news.put(news_of(summary))
 
     try:
         yield update
@@ -160,8 +168,10 @@ def tracked(
             thread.news.put(None)
         for thread in threads:
             thread.join(_LAST_SECONDS)
-            late = f"not everything is sent {_LAST_SECONDS:g} s after the run"
-            if failure := late if thread.is_alive() else thread.failure:
+            failure = thread.failure
+            if thread.is_alive():
+                failure = f"not everything is sent {_LAST_SECONDS:g} s after the run"
+            if failure:
                 warn(f"tracker {thread.tracker}: {failure}; `geb resume` sends the rest")
 
 
@@ -170,22 +180,25 @@ def news_of(summary: Summary) -> News:
     news: News = {}
     first_step = 0
     for row in summary.rows:
-        iteration = row.iteration
-        place = f"iteration-{iteration}"
-        if iteration and f"{place}/promote" not in summary.artifacts:
+        place = f"iteration-{row.iteration}"
+        if row.iteration and f"{place}/promote" not in summary.artifacts:
             break
-        if train := summary.artifacts.get(f"{place}/train"):
-            lines = map(json.loads, train.file("metrics.jsonl").read_text().splitlines())
-            steps = [(first_step + line.pop("step"), _numbers("train", line)) for line in lines]
+        train = summary.artifacts.get(f"{place}/train")
+        if train is not None:
+            steps: Points = []
+            for line in train.file("metrics.jsonl").read_text().splitlines():
+                metrics = json.loads(line)
+                step = first_step + metrics.pop("step")
+                steps.append((step, _numbers("train", metrics)))
             first_step += len(steps)
             news[f"{place}/train"] = ("train/step", steps)
         values = _numbers("evaluation", row.values)
         values |= _numbers("samples", summary.read_json(f"{place}/pair", "metrics.json"))
         for name, rows in summary.suites.items():
-            for figures in rows:
-                if figures.iteration == iteration:
-                    values |= _numbers(f"suites/{name}", figures.values)
-        news[place] = ("iteration", [(iteration, values)])
+            for suite_row in rows:
+                if suite_row.iteration == row.iteration:
+                    values |= _numbers(f"suites/{name}", suite_row.values)
+        news[place] = ("iteration", [(row.iteration, values)])
     return news
 
 

@@ -3,29 +3,29 @@
 from flows.planning.cost import GB
 from flows.planning.estimate import RunEstimate
 
-# Steps of unknown time that an estimate names.
-_MOST_NAMES = 5
-
 
 def cost_lines(estimate: RunEstimate) -> list[str]:
     """Tokens, time and GPU-hours of what the store lacks, and the memory of its models on GPUs."""
     lacking = estimate.lacking
-    uncounted = [step.step for step in lacking if step.seconds is None]
-    parts = [
-        f"{count(sum(step.work.tokens for step in lacking))} tokens",
-        f"{'at least' if uncounted else 'about'} {duration(estimate.seconds)}",
-    ]
-    gpu_hours = sum(step.gpu_hours for step in lacking)
+    tokens = 0.0
+    gpu_hours = 0.0
+    measured = 0
+    uncounted: list[str] = []
+    for step in lacking:
+        tokens += step.work.tokens
+        gpu_hours += step.gpu_hours
+        measured += step.measured
+        if step.seconds is None and step.stage not in uncounted:
+            uncounted.append(step.stage)
+    least = "at least" if uncounted else "about"
+    parts = [f"{count(tokens)} tokens", f"{least} {duration(estimate.seconds)}"]
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
-        names = list(dict.fromkeys(uncounted))
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        parts.append(f"without {', '.join(names[:_MOST_NAMES])}{more}")
-    measured = sum(step.measured for step in lacking)
+        parts.append(f"without {', '.join(uncounted)}")
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")
-    lines = ["estimate: " + ", ".join(parts)]
+    lines = [f"estimate: {', '.join(parts)}"]
     memory: dict[str, str] = {}
     # The largest step of a stage comes last.
     for step in sorted(lacking, key=lambda step: step.work.memory):

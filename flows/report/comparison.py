@@ -6,7 +6,7 @@ given. Methods with several runs are tested against the first over seeds, single
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,14 +25,13 @@ from flows.report.plots import draw
 from flows.report.rows import (
     HELD_OUT,
     MethodFigure,
-    RunFigure,
     by_figure,
+    evaluations,
     method_figures,
     method_labels,
-    run_figures,
 )
 from flows.report.summary import Summary
-from flows.report.table import Cell, FittedTable, column_of, ordered
+from flows.report.table import Cell, FittedTable, Lines, column_of, figures_table
 from stages.contract.errors import UserError
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
@@ -66,7 +65,6 @@ class Comparison:
 
     runs: Sequence[Summary]
     methods: Mapping[str, str]
-    rows: list[RunFigure]
     over_seeds: list[MethodFigure]
     differences: list[Difference]
     settings: Mapping[str, list[str]]
@@ -84,8 +82,11 @@ class Comparison:
             "verdict": self.verdict(),
             "methods": self.methods,
             "settings": self.settings,
-            "figures": [asdict(row) for row in self.rows],
-            "over_seeds": [asdict(row) for row in self.over_seeds],
+            "figures": {
+                run.run: {name: asdict(row) for name, row in evaluations(run).items()}
+                for run in self.runs
+            },
+            "over_seeds": [asdict(figure) for figure in self.over_seeds],
             "differences": [asdict(difference) for difference in self.differences],
         }
 
@@ -114,17 +115,31 @@ class Comparison:
 
     def tables(self) -> list[FittedTable]:
         """The tables: methods over seeds, runs, their differences, and their settings."""
-        over_seeds = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
-        runs = "After the last iteration; 95 % intervals over prompts. Ties lose."
-        tables = [
-            *_tables("Methods over seeds", ("method", "seeds"), self.over_seeds, over_seeds),
-            *_tables("Runs", ("run", "method"), self.rows, runs),
-        ]
+        tables = [*self._methods(), *self._runs()]
         if self.differences:
             tables.append(self._differences())
         if self.settings:
             tables.append(self._changed_settings())
         return tables
+
+    def _methods(self) -> Iterator[FittedTable]:
+        numbers = Counter(self.methods.values())
+        lines: dict[str, Lines] = {}
+        for figure in self.over_seeds:
+            labels = (figure.method, str(numbers[figure.method]))
+            cells = lines.setdefault(figure.evaluation, {}).setdefault(labels, {})
+            cells[figure.figure] = figure.shown()
+        note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
+        return _tables("Methods over seeds", ["method", "seeds"], lines, 1, note)
+
+    def _runs(self) -> Iterator[FittedTable]:
+        lines: dict[str, Lines] = {}
+        for run in self.runs:
+            for evaluation, row in evaluations(run).items():
+                labels = (run.run, self.methods[run.run])
+                lines.setdefault(evaluation, {})[labels] = row.cells()
+        note = "After the last iteration; 95 % intervals over prompts. Ties lose."
+        return _tables("Runs", ["run", "method"], lines, 2, note)
 
     def _differences(self) -> FittedTable:
         header = ["method" if self.by_method else "run", "figure", "difference", "p by Holm"]
@@ -160,32 +175,13 @@ class Comparison:
 
 
 def _tables(
-    title: str, header: tuple[str, str], rows: Sequence[RunFigure | MethodFigure], note: str
-) -> list[FittedTable]:
-    """A table of each evaluation, with a row for each run or method and a column for each figure.
-
-    ``header`` has the titles of the rows' labels.
-    """
-    tables: list[FittedTable] = []
-    for evaluation in dict.fromkeys(row.evaluation for row in rows):
-        shown = [row for row in rows if row.evaluation == evaluation]
-        figures = ordered(row.figure for row in shown)
-        dashes = [Cell("-")] * len(figures)
-        lines: dict[str, list[str | Cell]] = {}
-        for row in shown:
-            name, label = row.labels()
-            line = lines.setdefault(name, [name, label, *dashes])
-            line[len(header) + figures.index(row.figure)] = row.shown()
+    title: str, header: Sequence[str], lines: dict[str, Lines], left: int, note: str
+) -> Iterator[FittedTable]:
+    """A table of each evaluation."""
+    for evaluation, cells in lines.items():
         suite = "" if evaluation == HELD_OUT else "suite "
-        table = FittedTable(
-            f"{title}, {suite}{evaluation}",
-            [*header, *(column_of(figure).title for figure in figures)],
-            [*lines.values()],
-            left=1 + header.index("method"),
-            note=note,
-        )
-        tables.append(table)
-    return tables
+        whole_title = f"{title}, {suite}{evaluation}"
+        yield figures_table(whole_title, header, cells, left=left, note=note)
 
 
 def compare_summaries(
@@ -202,10 +198,9 @@ def compare_summaries(
                 f"run {run.run} has no evaluation", f"`geb resume {run.run}`, or leave it out"
             )
     methods = labels or method_labels(runs)
-    rows = [row for run in runs for row in run_figures(run, methods[run.run])]
-    groups = by_figure(rows)
+    groups = by_figure(runs, methods)
     over_seeds = list(method_figures(groups))
-    if all(len(row.values) < 2 for row in over_seeds):
+    if all(len(figure.values) < 2 for figure in over_seeds):
         over_seeds = []
     # If methods are tested over seeds, what one run has over another says nothing of methods.
     if over_seeds and len(set(methods.values())) > 1:
@@ -213,7 +208,7 @@ def compare_summaries(
     else:
         first, *others = runs
         tests = adjusted([test for run in others for test in compared(first, run, _TESTED)])
-    return Comparison(runs, methods, rows, over_seeds, tests, _settings(runs, methods))
+    return Comparison(runs, methods, over_seeds, tests, _settings(runs, methods))
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:

@@ -105,15 +105,11 @@ def method_differences(groups: Groups, first: str) -> list[Difference]:
     """
     differences: list[Difference] = []
     for (evaluation, figure), methods in groups.items():
-        tests = []
+        tests: list[Difference] = []
         whole = column_of(figure).whole
-        values = {
-            name: [(row.seed, row.estimate.value) for row in rows] for name, rows in methods.items()
-        }
-        old = values.pop(first, None)
-        for name, new in values.items():
-            if old is not None:
-                estimate, test = difference_of_methods(old, new, whole)
+        for name, values in methods.items():
+            if name != first and first in methods:
+                estimate, test = difference_of_methods(methods[first], values, whole)
                 tests.append(Difference(evaluation, name, first, figure, estimate, test))
         differences += adjusted(tests)
     return differences

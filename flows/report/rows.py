@@ -1,14 +1,14 @@
 """Figures of finished runs as one long table, and over the seeds of a method."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
 from flows.pipeline.config import RunConfig
 from flows.report.statistics import over_seeds
 from flows.report.summary import Summary, kappa_label
-from flows.report.table import Cell, column_of, figure_names, interval_text
+from flows.report.table import Cell, FigureRow, column_of, interval_text, ordered
 from stages.evaluate.statistics import Estimate
 
 HELD_OUT = "held-out prompts"
@@ -29,39 +29,12 @@ _NOT_OF_THE_METHOD = (
 
 
 @dataclass(frozen=True)
-class RunFigure:
-    """One figure of one run after its last iteration.
-
-    Attributes:
-        evaluation: ``held-out prompts``, or the name of a suite.
-        method: Label of its method, or of its combination in a grid.
-        figure: Name of the figure in ``metrics.json``.
-        estimate: The figure with its interval over prompts.
-    """
-
-    evaluation: str
-    run: str
-    method: str
-    seed: int
-    iteration: int
-    figure: str
-    estimate: Estimate
-
-    def labels(self) -> tuple[str, str]:
-        """The first cells of its row in a table."""
-        return self.run, self.method
-
-    def shown(self) -> Cell:
-        """The figure with its interval, for a person."""
-        return Cell.of(self.estimate, column_of(self.figure).form)
-
-
-@dataclass(frozen=True)
 class MethodFigure:
     """One figure of a method over its seeds.
 
     Attributes:
-        evaluation: As in :class:`RunFigure`.
+        evaluation: ``held-out prompts``, or the name of a suite.
+        figure: Name of the figure in ``metrics.json``.
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
     """
@@ -71,10 +44,6 @@ class MethodFigure:
     figure: str
     values: Sequence[float]
     mean: Estimate
-
-    def labels(self) -> tuple[str, str]:
-        """The first cells of its row in a table."""
-        return self.method, str(len(self.values))
 
     def shown(self) -> Cell:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
@@ -88,21 +57,10 @@ class MethodFigure:
         return Cell(f"{mean} ± {stdev(self.values):.2g}", interval)
 
 
-def run_figures(run: Summary, method: str) -> Iterator[RunFigure]:
-    """Figures of a run's evaluations after its last iteration, suites last."""
-    evaluations = {HELD_OUT: run.rows[run.last_iteration]}
-    evaluations |= {suite: rows[-1] for suite, rows in run.suites.items()}
-    for evaluation, row in evaluations.items():
-        for name in figure_names([row]):
-            yield RunFigure(
-                evaluation=evaluation,
-                run=run.run,
-                method=method,
-                seed=run.config.seed,
-                iteration=row.iteration,
-                figure=name,
-                estimate=row.figures[name],
-            )
+def evaluations(run: Summary) -> dict[str, FigureRow]:
+    """Figures of a run after its last iteration, by evaluation, suites last."""
+    rows = {HELD_OUT: run.rows[run.last_iteration]}
+    return rows | {suite: rows[-1] for suite, rows in run.suites.items()}
 
 
 def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
@@ -130,23 +88,26 @@ def method_of(config: RunConfig) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-Groups = dict[tuple[str, str], dict[str, list[RunFigure]]]
-"""Rows by evaluation and figure, and there by method."""
+Groups = dict[tuple[str, str], dict[str, list[tuple[int, float]]]]
+"""Seed and value of each run, by evaluation and figure, and there by method."""
 
 
-def by_figure(rows: Sequence[RunFigure]) -> Groups:
-    """Groups the rows of runs."""
+def by_figure(runs: Sequence[Summary], methods: Mapping[str, str]) -> Groups:
+    """Groups the figures of runs, whose methods are given by the runs' names."""
     groups: Groups = {}
-    for row in rows:
-        methods = groups.setdefault((row.evaluation, row.figure), {})
-        methods.setdefault(row.method, []).append(row)
+    for run in runs:
+        for evaluation, row in evaluations(run).items():
+            for figure in ordered(row.figures):
+                group = groups.setdefault((evaluation, figure), {})
+                values = group.setdefault(methods[run.run], [])
+                values.append((run.config.seed, row.values[figure]))
     return groups
 
 
 def method_figures(groups: Groups) -> Iterator[MethodFigure]:
     """Every figure of every method over its seeds."""
     for (evaluation, figure), methods in groups.items():
-        for method, rows in methods.items():
-            values = [row.estimate.value for row in rows]
+        for method, seeds in methods.items():
+            values = [value for _, value in seeds]
             mean = over_seeds(values, column_of(figure).whole)
             yield MethodFigure(evaluation, method, figure, values, mean)

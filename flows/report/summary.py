@@ -10,7 +10,7 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_prefix
 from flows.report.status import RunStatus, run_status
-from flows.report.table import BASE, POLICY, FigureRow, FittedTable, figures_table
+from flows.report.table import BASE, POLICY, FigureRow, FittedTable, Lines, figures_table
 from stages.contract.errors import DamagedArtifactError
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
@@ -86,8 +86,13 @@ class Summary:
 
     def tables(self) -> list[FittedTable]:
         """The tables that a run ends with: its own, and one for each suite."""
-        suites = [figures_table(rows, f"suite {name}") for name, rows in self.suites.items()]
-        return [figures_table(self.rows, f"run {self.run}"), *suites]
+        evaluations = {f"run {self.run}": self.rows}
+        evaluations |= {f"suite {name}": rows for name, rows in self.suites.items()}
+        tables: list[FittedTable] = []
+        for title, rows in evaluations.items():
+            lines: Lines = {(str(row.iteration or BASE),): row.cells() for row in rows}
+            tables.append(figures_table(title, ["iteration"], lines))
+        return tables
 
     def places(self) -> list[str]:
         """Lines with the places of checkpoint, artifacts and registered models."""

@@ -88,6 +88,12 @@ class FigureRow:
         """The figures without their intervals."""
         return {name: figure.value for name, figure in self.figures.items()}
 
+    def cells(self) -> dict[str, Cell]:
+        """The figures for a person."""
+        return {
+            name: Cell.of(figure, column_of(name).form) for name, figure in self.figures.items()
+        }
+
 
 def column_of(name: str) -> FigureColumn:
     """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
@@ -96,19 +102,34 @@ def column_of(name: str) -> FigureColumn:
     return _COLUMNS.get(name) or FigureColumn(title, name, whole=whole)
 
 
-def figures_table(rows: Sequence[FigureRow], title: str = "") -> FittedTable:
-    """A row for the base and one for each iteration, with intervals, of all known figures."""
-    columns = [column_of(name) for name in figure_names(rows)]
-    lines: list[list[str | Cell]] = []
-    for row in rows:
-        cells = [Cell.of(row.figures.get(column.name), column.form) for column in columns]
-        lines.append([str(row.iteration or BASE), *cells])
-    return FittedTable(title, ["iteration", *(column.title for column in columns)], lines)
+Lines = dict[tuple[str, ...], dict[str, Cell]]
+"""Cells by figure, by the labels of their line."""
 
 
-def figure_names(rows: Iterable[FigureRow]) -> list[str]:
-    """Figures that some row has, in a table's order."""
-    return ordered(name for row in rows for name in row.figures)
+def figures_table(
+    title: str,
+    header: Sequence[str],
+    lines: Lines,
+    *,
+    left: int = 0,
+    note: str = "",
+) -> FittedTable:
+    """A table with a column for each figure that some line has.
+
+    Args:
+        title: Title of the table.
+        header: Titles of the lines' labels.
+        lines: The table's lines.
+        left: As in :class:`FittedTable`.
+        note: As in :class:`FittedTable`.
+    """
+    names = ordered(name for cells in lines.values() for name in cells)
+    rows: list[list[str | Cell]] = []
+    for labels, cells in lines.items():
+        figures = [cells.get(name, Cell("-")) for name in names]
+        rows.append([*labels, *figures])
+    titles = [column_of(name).title for name in names]
+    return FittedTable(title, [*header, *titles], rows, left=left, note=note)
 
 
 def ordered(names: Iterable[str]) -> list[str]:

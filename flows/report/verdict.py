@@ -7,7 +7,7 @@ from typing import Literal
 from flows.execution.run_record import resume_command
 from flows.report.status import RunStatus
 from flows.report.summary import Summary
-from flows.report.table import Cell, FigureRow, column_of, figure_names
+from flows.report.table import Cell, FigureRow, column_of, ordered
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ def _cautions(summary: Summary) -> Iterator[str]:
 
 def _falls(evaluation: str, rows: Sequence[FigureRow]) -> Iterator[str]:
     """Yields a sentence for each score that is lower in the last row than in the first."""
-    for name in figure_names(rows):
+    for name in ordered(rows[0].figures):
         is_score = name in ("mean_reward", "accuracy") or name.startswith(("components.", "pass@"))
-        first = rows[0].figures.get(name)
+        first = rows[0].figures[name]
         last = rows[-1].figures.get(name)
-        if is_score and first is not None and last is not None and last.value < first.value:
+        if is_score and last is not None and last.value < first.value:
             title = f"{evaluation}{column_of(name).title}"
             yield f"{title} fell from {first.value:.3f} to {Cell.of(last, '.3f')}"

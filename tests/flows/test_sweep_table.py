@@ -159,8 +159,8 @@ def test_a_document_has_the_figures_of_combinations_and_runs() -> None:
     assert first["mean"]["value"] == pytest.approx(0.55)
     assert first["mean"]["low"] == pytest.approx(0.4258, abs=1e-4)
     assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
-    assert [run["estimate"]["value"] for run in document["figures"]] == ONE + TWO
-    assert [run["seed"] for run in document["figures"]] == [0, 1, 2] * 2
+    rows = [run["held-out prompts"]["figures"] for run in document["figures"].values()]
+    assert [figures["mean_reward"]["value"] for figures in rows] == ONE + TWO
     assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
 
 
