@@ -5,7 +5,7 @@ import torch
 
 from experiments import bandit
 from experiments.bandit import GAMES, KAPPAS, REFERENCE, REWARDS, loss, sample, simulate, table
-from tests.flows.loop import geb, geb_refused
+from tests.flows.loop import geb
 
 F_DPO = GAMES.index(("none", "reverse_kl"))
 GEB = GAMES.index(("one_minus_pi", "reverse_kl"))
@@ -100,7 +100,3 @@ def test_the_command_prints_the_table_and_writes_the_figure(tmp_path) -> None:
     assert "GEB 1+α−π" in result.stdout
     assert "| reverse KL | GEB 1+α−π | 1 |" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "policies.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_too_few_iterations_for_a_record_are_refused() -> None:
-    assert "--iterations" in geb_refused("bandit", "--iterations", 49)

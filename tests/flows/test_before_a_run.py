@@ -154,13 +154,6 @@ def test_failing_user_code_is_refused_before_the_first_stage(
     assert not (tmp_path / "store/artifacts").exists()
 
 
-@pytest.mark.parametrize("kind", ["objective", "strategy"])
-def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> None:
-    section, field, _ = OWN_CODE[kind]
-    with pytest.raises(UserError, match=f"{section}.{field} is 'python', and inputs.{kind}_code"):
-        plan(resolve_run(load_config(write_config(tmp_path, **{section: {field: "python"}}))))
-
-
 def test_the_shipped_objective_is_tried_and_is_in_the_key(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
     try_own_code(config)

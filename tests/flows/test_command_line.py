@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.fields import run_rows
-from tests.flows.loop import geb, geb_json, geb_ok, geb_refused
+from tests.flows.loop import geb, geb_json, geb_ok
 from tests.forking import forked_python
 
 
@@ -29,7 +29,6 @@ def test_fields_of_a_section_have_default_and_meaning() -> None:
     assert all(name.startswith("train.kappa") for name in fields)
     assert fields["train.kappa"]["default"] is None
     assert "train.kappa" in geb("fields", "train.kappa").stdout
-    assert "train" in geb_refused("fields", "trian")
 
 
 def test_a_field_without_a_default_is_required() -> None:
@@ -48,11 +47,6 @@ def test_output_for_which_the_disk_has_no_room_is_a_message(command: tuple[str, 
     assert done.stderr.startswith("error a file or the output: No space left on device")
     assert "remedy make room" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_file_in_a_folder_s_place_is_refused_before_the_work(tmp_path: Path) -> None:
-    (tmp_path / "out").touch()
-    assert "is a file" in geb_refused("bandit", "--out", tmp_path / "out")
 
 
 def test_a_run_has_few_settings() -> None:

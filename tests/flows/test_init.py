@@ -8,7 +8,7 @@ import pytest
 from flows.commands.init import write_task
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from tests.flows.loop import geb, geb_ok, geb_refused
+from tests.flows.loop import geb, geb_ok
 from tests.programs import run_program
 
 
@@ -58,9 +58,3 @@ def test_the_sample_plans_without_warnings_and_its_tests_pass(tmp_path: Path) ->
     assert planned.stderr == ""
     tested = run_program(*(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"), cwd=folder)
     assert tested.returncode == 0, tested.stdout
-
-
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("dear")
-    assert f"{tmp_path} is there and not empty" in geb_refused("init", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -1,116 +1,222 @@
 """A person's mistakes: one clear message, exit code 64, no traceback, nothing half-written."""
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.execution.run_record import RunRecord
-from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.fields import run_rows
-from flows.pipeline.loading import OUR_NAMES, load_config
+from flows.pipeline.loading import OUR_NAMES
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config
 from tests.programs import run_program
+from tests.stage_calls import write_jsonl
 from tests.tiny_models import make_tiny_llama
 
+# Settings of a plan, and parts of the message.
+SETTINGS: dict[str, list[str]] = {
+    "kappa=1": ["did you mean 'train.kappa'?"],
+    "train.kapa=1": ["train.kapa", "did you mean 'kappa'?"],
+    "per_device_train_batch_size=4": ["did you mean 'train.global_batch_pairs'?"],
+    "train.lora.r=8": ["did you mean 'train.lora.rank'?"],
+    "sft.lora.lora_alpha=8": ["did you mean 'alpha'?"],
+    "train.design=arctahn": ["did you mean 'arctanh'?"],
+    "train.reference=1": ["train.reference: Input should be 'previous'", "or equal to 2"],
+    "train.learning_rate=fast": ["train.learning_rate", '"fast"', "number"],
+    "generate.num_samples=1": ["num_samples is 1", "pairs_per_prompt 1", "2 samples"],
+    "pair.pairs_per_prompt=2": ["num_samples is 2", "pairs_per_prompt 2", "4 samples"],
+    "generate.num_samples=0": ["generate.num_samples", "greater than or equal to 1", "0"],
+    "generate.shard_index=0": ["generate.shard_index is set by the run"],
+    "generate.max_new_tokens=64": ["the policy's context has 64 tokens"],
+    "inputs.warm_start=null": ["no policy to start from"],
+    "sft.lora.rank=4": ["sft.lora.rank is 4", "inputs.policy is not set"],
+    "sft.lora={rank: 4, save: adapter}": ["set sft.lora.save to 'merged'"],
+    "train.kappa": ["is not NAME=VALUE"],
+    # Too long for a file's name: without the check the first promotion would fail.
+    f"model={'m' * 300}": ["model: String should have at most 200 characters"],
+    f"promote.aliases=[{'a' * 300}]": ["promote.aliases.0: String should have at most 200"],
+    "train.objective=python": ["train.objective is 'python', and inputs.objective_code"],
+    "pair.strategy=python": ["pair.strategy is 'python', and inputs.strategy_code"],
+    "score.oracle=python inputs.oracle_code=null": ["inputs.oracle_code"],
+    "score.oracle=reward_model": ["inputs.oracle_model"],
+    "score.oracle=urm_gated": ["inputs.oracle_model"],
+    "score.oracle=http": ["needs http.url"],
+    "score.oracle=judge": ["needs judge.url"],
+    "execution.interpreters={evaluate: /nowhere/python}": ["no Python interpreter at /nowhere/pyt"],
+    "execution.interpreters={evaluate: no-such-python}": ["no Python interpreter at no-such-pyth"],
+    "execution.interpreters={evaluate: @/shadow}": ["no Python interpreter at @/shadow"],
+    **{
+        f"execution.{table}": ["names no stage: genrate; stages are prepare"]
+        for table in (
+            "interpreters={genrate: python}",
+            "docker.images={genrate: image}",
+            "docker.network={genrate: host}",
+            "docker.environment={genrate: {A: b}}",
+            "docker.secrets={genrate: [TOKEN]}",
+        )
+    },
+    "inputs.policy=@/adapter inputs.warm_start=null": ["inputs.policy: @/adapter", "merge_and_un"],
+    **{
+        f"inputs.policy=@/{folder} inputs.warm_start=null": ["inputs.policy: ", f"@/{folder}", part]
+        for folder, part in (
+            ("no-template", "has no chat template"),
+            ("no-tokenizer", "has no tokenizer"),
+            ("no-weights", "has no weights in safetensors"),
+            ("no-config", "it has no config.json"),
+        )
+    },
+    "inputs.prompts=[/no.jsonl]": ["no such file or folder: /no.jsonl"],
+    "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 rows"],
+    "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 rows"],
+    "inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
+    "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
+}
+# Addresses and keys of servers; {} is the oracle.
+SERVERS: dict[str, tuple[dict[str, str], str]] = {
+    "user and password": ({"url": "http://user:SECRET@host/"}, "key_env"),
+    "password": ({"url": "https://:SECRET@host"}, "key_env"),
+    "file": ({"url": "file:///etc/passwd"}, "write http://HOST"),
+    "no host": ({"url": "http://"}, "write http://HOST"),
+    "port 0": ({"url": "http://host:0"}, "write http://HOST"),
+    "port beyond": ({"url": "http://host:99999"}, "Port out of range"),
+    "empty": ({"url": ""}, "needs {}.url"),
+    "key": ({"key_env": "GEB_NOT_SET"}, "{}.key_env is 'GEB_NOT_SET'"),
+}
+COMMANDS: dict[str, list[str]] = {
+    "runn": ["runn"],
+    "train x.yaml": ["geb run"],
+    "plan --jsn": ["--jsn"],
+    "plan x.yaml --set train.kappa 1": ["--set NAME=VALUE"],
+    # A file of another kind is not quoted: the test looks for its word `salt`.
+    "plan @/extending.yaml": ["shadow is not a configuration file", "ends in .yaml"],
+    "plan @/shadow": ["shadow is not a configuration file", "ends in .yaml"],
+    "run @/none.yaml": ["none.yaml", "No such file"],
+    "run @/small.yaml --set iterashuns=1": ["iterashuns"],
+    "run @/small.yaml --set inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
+    "run @/small.yaml --set resources.train.gpus=2": ["asks for 2 GPUs, this host has 1"],
+    "run @/small.yaml --runner nomad": ["nomad", "one of process, docker"],
+    "run @/small.yaml --store @/letters": ["it is not a store"],
+    "run @/small.yaml --store @/shadow/x": ["@/shadow/x: Not a directory"],
+    "run @/small.yaml --from train --iteration 2": ["--iteration 2: the run has iterations 1 to 1"],
+    "run @/small.yaml --from train --iteration 0": ["--iteration 0: the run has iterations 1 to 1"],
+    "run @/small.yaml --iteration 1": ["--iteration 1 without --from"],
+    "run @/small.yaml --from prepare --iteration 1": ["prepare runs once, before the iterations"],
+    "run @/small.yaml --from sft --iteration 1": ["sft runs once, before the iterations"],
+    "run @/small.yaml --from trane --iteration 1": ["--from trane: no such stage"],
+    "run @/small.yaml --from ''": ["no such stage"],
+    "run mine --store @/store": ["`geb resume mine` goes on"],
+    "resume nope --store @/store": ["no run 'nope'", "runs there: mine"],
+    "report mine.yaml --store @/store": ["name the run, not its file"],
+    "report ../letters --store @/store": ["no run '../letters'"],
+    "models --store /dev/null": ["correct --store"],
+    "promote nope --alias x --store @/store": ["nope"],
+    "export absent@production @/out --store @/store": ["absent"],
+    "compare mine --store @/store": ["cannot be compared"],
+    "compare mine absent --store @/store": ["no run 'absent'"],
+    "sweep @/small.yaml": ["has one run"],
+    "sweep @/small.yaml --grid train.kapa=1 --seeds 0": ["train.kapa"],
+    "schedule @/small.yaml --cron '0 3 * * 1'": ["start `geb up`"],
+    "init @/shadow/x": ["@/shadow/x: Not a directory"],
+    "init @/letters": ["@/letters is there and not empty"],
+    "up --port 99999": ["--port", "65535"],
+    "up --home @/shadow --store @/store": ["@/shadow: File exists"],
+    "fields trian": ["train"],
+    "bandit --iterations 49": ["--iterations"],
+    "bandit --out @/shadow": ["is a file"],
+}
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ("kappa=1", ["did you mean 'train.kappa'?"]),
-        ("train.kapa=1", ["train.kapa", "did you mean 'kappa'?"]),
-        ("per_device_train_batch_size=4", ["did you mean 'train.global_batch_pairs'?"]),
-        ("train.lora.r=8", ["did you mean 'train.lora.rank'?"]),
-        ("sft.lora.lora_alpha=8", ["did you mean 'alpha'?"]),
-        ("train.design=arctahn", ["did you mean 'arctanh'?"]),
-        ("train.reference=1", ["train.reference: Input should be 'previous'", "or equal to 2"]),
-        ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
-        ("generate.num_samples=1", ["num_samples is 1", "pairs_per_prompt 1", "2 samples"]),
-        ("pair.pairs_per_prompt=2", ["num_samples is 2", "pairs_per_prompt 2", "4 samples"]),
-        ("generate.num_samples=0", ["generate.num_samples", "greater than or equal to 1", "0"]),
-        ("generate.shard_index=0", ["generate.shard_index is set by the run"]),
-        ("inputs.warm_start=null", ["no policy to start from"]),
-        ("sft.lora.rank=4", ["sft.lora.rank is 4", "inputs.policy is not set"]),
-        ("sft.lora={rank: 4, save: adapter}", ["set sft.lora.save to 'merged'"]),
-        ("train.kappa", ["is not NAME=VALUE"]),
-        # Too long for a file's name: without the check the first promotion would fail.
-        (f"model={'m' * 300}", ["model: String should have at most 200 characters"]),
-        (f"promote.aliases=[{'a' * 300}]", ["promote.aliases.0: String should have at most 200"]),
-    ],
-)
-def test_a_wrong_setting_is_refused_by_the_plan(
-    tmp_path: Path, change: str, parts: list[str]
+
+def plan_with(settings: list[str]) -> str:
+    """A command line that plans with settings."""
+    return " ".join(["plan @/small.yaml", *(f"--set={shlex.quote(item)}" for item in settings)])
+
+
+def mistakes() -> dict[str, list[str]]:
+    """Command lines, where @ is the place of all files, and parts of their messages."""
+    rows = dict(COMMANDS)
+    for settings, parts in SETTINGS.items():
+        rows[plan_with(re.split(r" (?=[a-z_.]+=)", settings))] = parts
+    for place, oracle in (("score", "http"), ("suites.extra.score", "judge")):
+        for settings, part in SERVERS.values():
+            section = {"url": "http://host", ("identity", "model")[oracle == "judge"]: "m"}
+            values = {"oracle": oracle, oracle: section | settings}
+            given = [f"{place}={json.dumps(values)}"]
+            if place != "score":
+                given.append("suites.extra.prompts=@/good.jsonl")
+            rows[plan_with(given)] = [place, part.format(oracle)]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration, a store with one run, damaged checkpoints and prompts, other files."""
+    folder = tmp_path_factory.mktemp("place")
+    write_config(folder)
+    run = Store.open(str(folder / "store"), create=True).run_path("mine")
+    for path, text in {
+        run / "config.json": "{}",
+        folder / "adapter/adapter_config.json": "{}",
+        folder / "letters/letter.txt": "dear",
+        folder / "shadow": "root:$6$salt: 1\n",
+        folder / "extending.yaml": "extends: shadow\n",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    system = [{"role": "system", "content": "hi"}]
+    for name, rows in {
+        "good": [{"prompt": "red"}],
+        "empty": [],
+        "held-out": [{"prompt": "red"}] * 16,
+        "number": [{"prompt": 5}],
+        "no-user": [{"messages": system}],
+    }.items():
+        write_jsonl(folder / f"{name}.jsonl", rows)
+    whole = make_tiny_llama(folder / "checkpoint")
+    for name, pattern in {
+        "no-template": "chat_template*",
+        "no-tokenizer": "tokenizer*",
+        "no-weights": "*.safetensors",
+        "no-config": "config.json",
+    }.items():
+        damaged = shutil.copytree(whole, folder / name)
+        for path in damaged.glob(pattern):
+            path.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("command", mistakes(), ids=lambda command: command[:60])
+def test_a_mistake_is_refused_before_a_server_starts(
+    place: Path,
+    geb_here: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
 ) -> None:
-    with pytest.raises(UserError) as caught:
-        resolve_run(load_config(write_config(tmp_path), [change]))
-    for part in parts:
-        assert part in f"{caught.value.message} {caught.value.remedy}"
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("GEB_GPUS", "0")
+    monkeypatch.setenv("GEB_HOME", str(place / "home"))
+    monkeypatch.chdir(place)
+    monkeypatch.delattr("flows.standing.server.start_server")
+    code, message = geb_here(*shlex.split(command.replace("@/", f"{place}/")))
+    assert code == 64, message
+    assert message.count("error ") == message.count("remedy ") == 1, message
+    for part in mistakes()[command]:
+        assert part.replace("@/", f"{place}/") in message
+    assert "salt" not in message
+    assert "SECRET" not in message
+    assert not (place / "store/artifacts").exists()
+    assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
 def test_settings_named_as_in_trl_exist_here() -> None:
     assert set(OUR_NAMES.values()) <= {row.name for row in run_rows()}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A configuration, a store with one run, an adapter, and files that are neither."""
-    write_config(tmp_path)
-    run = Store.open(str(tmp_path / "store"), create=True).run_path("mine")
-    for folder, name, text in (
-        (run, "config.json", "{}"),
-        (tmp_path / "adapter", "adapter_config.json", "{}"),
-        (tmp_path / "letters", "letter.txt", "dear"),
-        (tmp_path, "shadow", "root:$6$salt: 1\n"),
-        (tmp_path, "extending.yaml", "extends: shadow\n"),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("command", "parts"),
-    [
-        ("runn", ["runn"]),
-        ("plan --jsn", ["--jsn"]),
-        ("up --port 99999", ["--port", "65535"]),
-        ("run @/none.yaml", ["none.yaml", "No such file"]),
-        ("run @/small.yaml --set iterashuns=1", ["iterashuns"]),
-        ("run @/small.yaml --set inputs.prompts=[/no.jsonl]", ["/no."]),
-        ("run @/small.yaml --runner nomad", ["nomad", "one of process, docker"]),
-        ("run @/small.yaml --store @/letters", ["it is not a store"]),
-        (
-            "plan @/small.yaml --set inputs.policy=@/adapter --set inputs.warm_start=null",
-            ["inputs.policy: @/adapter", "merge_and_unload"],
-        ),
-        # A file of another kind is not quoted: the test looks for its word `salt`.
-        ("plan @/extending.yaml", ["shadow is not a configuration file", "ends in .yaml"]),
-        ("plan @/shadow", ["shadow is not a configuration file", "ends in .yaml"]),
-        ("run mine --store @/store", ["`geb resume mine` goes on"]),
-        ("report mine.yaml --store @/store", ["name the run, not its file"]),
-        ("plan x.yaml --set train.kappa 1", ["--set NAME=VALUE"]),
-        ("train x.yaml", ["geb run"]),
-        ("models --store /dev/null", ["correct --store"]),
-        ("resume nope --store @/store", ["no run 'nope'", "runs there: mine"]),
-        ("run @/small.yaml --store @/shadow/x", ["@/shadow/x: Not a directory"]),
-        ("init @/shadow/x", ["@/shadow/x: Not a directory"]),
-        ("up --home @/shadow --store @/store", ["@/shadow: File exists"]),
-    ],
-)
-def test_a_mistake_is_refused_before_anything_starts(
-    place: Path, command: str, parts: list[str]
-) -> None:
-    refusal = geb_refused(*command.replace("@", str(place)).split())
-    for part in parts:
-        assert part.replace("@", str(place)) in refusal
-    assert "salt" not in refusal
-    assert not (place / "store" / "artifacts").exists()
-    assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
 def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path: Path) -> None:
@@ -139,69 +245,6 @@ def test_a_run_s_name_never_leads_out_of_the_store(store: Store, tmp_path: Path,
     (tmp_path / "store/elsewhere/config.json").write_text("{}")
     with pytest.raises(UserError, match="no run "):
         RunRecord.existing(store, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("chat_template*", "has no chat template"),
-        ("tokenizer*", "has no tokenizer"),
-        ("*.safetensors", "has no weights in safetensors"),
-        ("config.json", "it has no config.json"),
-    ],
-)
-def test_a_policy_that_lacks_files_is_refused_before_anything_starts(
-    tmp_path: Path, name: str, said: str
-) -> None:
-    policy = make_tiny_llama(tmp_path / "checkpoint")
-    for path in policy.glob(name):
-        path.unlink()
-    inputs = {"policy": str(policy), "warm_start": None}
-    refusal = geb_refused("run", write_config(tmp_path, inputs=inputs))
-    assert "inputs.policy: " in refusal
-    assert said in refusal
-    assert not (tmp_path / "store" / "artifacts").exists()
-
-
-@pytest.mark.parametrize("command", ["plan", "run"])
-@pytest.mark.parametrize(
-    ("content", "parts"),
-    [
-        ("", ["wrong.jsonl", "has 0 rows"]),
-        ('{"prompt": "red"}\n' * 16, ["wrong.jsonl", "has 16 rows"]),
-        ('{"prompt": 5}\n', ["wrong.jsonl, line 1"]),
-        ('{"messages": [{"role": "system", "content": "hi"}]}\n', ["wrong.jsonl, line 1", "user"]),
-    ],
-    ids=["empty", "all-held-out", "number", "no-user-turn"],
-)
-def test_wrong_prompts_are_refused_before_anything_starts(
-    tmp_path: Path, command: str, content: str, parts: list[str]
-) -> None:
-    wrong = tmp_path / "wrong.jsonl"
-    wrong.write_text(content)
-    message = geb_refused(command, write_config(tmp_path, inputs={"prompts": [str(wrong)]}))
-    for part in (*parts, "remedy"):
-        assert part in message
-    assert not (tmp_path / "store" / "artifacts").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"generate": {"max_new_tokens": 64}}, "the policy's context has 64 tokens"),
-        ({"resources": {"train": {"gpus": 2}}}, "asks for 2 GPUs, this host has 1"),
-    ],
-)
-def test_settings_beyond_the_policy_or_the_host_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], part: str
-) -> None:
-    monkeypatch.setenv("GEB_GPUS", "0")
-    assert part in geb_refused("run", write_config(tmp_path, **changes))
-    assert not (tmp_path / "store" / "runs").exists()
-
-
-def test_a_sweep_of_one_run_is_refused(tmp_path: Path) -> None:
-    assert "has one run" in geb_refused("sweep", write_config(tmp_path))
 
 
 def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> None:
