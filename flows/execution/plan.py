@@ -37,57 +37,52 @@ def plan(run: ResolvedRun) -> list[PlannedStep]:
     """
     config = run.config
     check_place(config.execution, config.resources, config.store)
-    planner = _Planner(run)
-    return [PlannedStep(step.name, step.stage, *planner.look_up(step)) for step in run.steps]
+    store = open_store(config.store, create=True)
+    record = RunRecord(store, config.name)
+    reused: dict[str, Artifact] = {}
+    lines = []
 
+    def add(step: Step, action: Action, because: str = "", key: str | None = None) -> None:
+        lines.append(PlannedStep(step.name, step.stage, action, because, key))
 
-class _Planner:
-    def __init__(self, run: ResolvedRun) -> None:
-        self._config = run.config
-        self._store = open_store(run.config.store, create=True)
-        self._record = RunRecord(self._store, run.config.name)
-        self._forced = run.recompute
-        self._made: dict[str, Artifact] = {}
-
-    def look_up(self, step: Step) -> tuple[Action, str, str | None]:
-        """Action for a step, why, and its key."""
-        waiting_for = [name for name in step.upstream() if name not in self._made]
+    for step in run.steps:
+        waiting_for = [name for name in step.upstream() if name not in reused]
         if waiting_for:
-            return "run", f"{waiting_for[0]} runs before it", None
-        request = build_request(self._config, self._store, step, self._made)
+            add(step, "run", f"{waiting_for[0]} runs before it")
+            continue
+        request = build_request(config, store, step, reused)
         artifact = None
         damage = ""
         try:
-            artifact = self._store.load(request.stage, request.key)
+            artifact = store.load(request.stage, request.key)
         except DamagedArtifactError as error:
             damage = str(error)
-        if artifact is not None and not self._forced(step):
-            self._made[step.name] = artifact
-            return "reuse", "", request.key
-        if artifact is not None:
-            because = "asked to compute it again"
+        if artifact is None:
+            add(step, "run", damage or _why_computed(record, step, request), request.key)
+        elif run.recompute(step):
+            add(step, "run", "asked to compute it again", request.key)
         else:
-            because = damage or self._explain(step, request)
-        return "run", because, request.key
+            reused[step.name] = artifact
+            add(step, "reuse", key=request.key)
+    return lines
 
-    def _explain(self, step: Step, request: Request) -> str:
-        before = self._record.step(step.name)
-        if before is None:
-            return "not computed yet"
-        if before.key != request.key:
-            now = key_fields(step.params, step.seed, request.inputs)
-            changes = list(differences(before.key_fields, now))
-            text = "changed: " + "; ".join(changes[:_SHOWN_CHANGES])
-            left = len(changes) - _SHOWN_CHANGES
-            if left > 0:
-                text += f" and {left} more"
-            return text
-        if before.state == "failed":
-            reason, *_ = before.message.splitlines() or ["no message"]
-            return f"it failed: {reason}"
-        if before.state in (*AT_WORK, "cancelled", "stopped"):
-            return "it was interrupted"
-        return "its artifact is gone"
+
+def _why_computed(record: RunRecord, step: Step, request: Request) -> str:
+    before = record.step(step.name)
+    if before is None:
+        return "not computed yet"
+    if before.key != request.key:
+        now = key_fields(step.params, step.seed, request.inputs)
+        changes = list(differences(before.key_fields, now))
+        left = len(changes) - _SHOWN_CHANGES
+        more = f" and {left} more" if left > 0 else ""
+        return f"changed: {'; '.join(changes[:_SHOWN_CHANGES])}{more}"
+    if before.state == "failed":
+        reason, *_ = before.message.splitlines() or ["no message"]
+        return f"it failed: {reason}"
+    if before.state in (*AT_WORK, "cancelled", "stopped"):
+        return "it was interrupted"
+    return "its artifact is gone"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:
@@ -99,7 +94,4 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, path)
         elif old != new:
-            if path.startswith("inputs."):
-                yield f"input {name}"
-            else:
-                yield f"{path} {old!r} → {new!r}"
+            yield f"input {name}" if at == "inputs" else f"{path} {old!r} → {new!r}"

@@ -34,8 +34,7 @@ def check(config: RunConfig) -> None:
     _check_samples(config)
     _check_suites(config)
     _check_judges(config)
-    _check_engine(config)
-    _check_single_devices(config)
+    _check_devices(config)
     _check_nodes(config)
     _check_stage_names(config)
 
@@ -111,10 +110,11 @@ def _check_tries(evaluation: Evaluation) -> None:
 
 def oracles(config: RunConfig) -> dict[str, ScoreParams]:
     """The oracles of the run and its suites, by their sections' names."""
-    of_suites = {f"suites.{name}.score": suite.score for name, suite in config.suites.items()}
-    return {"score": config.score} | {
-        section: score for section, score in of_suites.items() if score
-    }
+    sections = {"score": config.score}
+    for name, suite in config.suites.items():
+        if suite.score:
+            sections[f"suites.{name}.score"] = suite.score
+    return sections
 
 
 def _check_judges(config: RunConfig) -> None:
@@ -127,35 +127,20 @@ def _check_judges(config: RunConfig) -> None:
             )
 
 
-def _check_engine(config: RunConfig) -> None:
-    """Refuses more or fewer devices of `generate` than the one engine of a stage takes."""
-    resources = config.resources.generate
+def _check_devices(config: RunConfig) -> None:
+    """Refuses more or fewer devices than a call of a stage takes; training takes any number."""
     is_vllm = config.generate.backend == "vllm"
-    num_devices = config.generate.vllm.num_devices if is_vllm else 1
-    unit = "gpus" if resources.gpus else "processes"
-    has = getattr(resources, unit)
-    if has < num_devices:
-        remedy = f"set gpus to {num_devices}, or lower tensor_parallel_size"
-    else:
-        remedy = f"set {unit} to {num_devices}, and num_shards to the number of engines"
-    if has != num_devices:
-        raise ValueError(
-            f"an engine of generate takes {num_devices} (vLLM's takes tensor_parallel_size times "
-            f"pipeline_parallel_size GPUs), and resources.generate.{unit} is {has}: {remedy}"
-        )
-
-
-def _check_single_devices(config: RunConfig) -> None:
-    for stage, hint in (
-        ("score", "; generate.num_shards spreads scoring over several"),
-        ("evaluate", ""),
-    ):
+    engine = config.generate.vllm.num_devices if is_vllm else 1
+    for stage, taken in (("generate", engine), ("score", 1), ("evaluate", 1)):
         resources = getattr(config.resources, stage)
-        if resources.devices > 1:
-            unit = "gpus" if resources.gpus else "processes"
+        unit = "gpus" if resources.gpus else "processes"
+        if resources.devices != taken:
             raise ValueError(
-                f"resources.{stage}.{unit} is {resources.devices}, and the stage uses one: set it "
-                f"to 1{hint}"
+                f"resources.{stage}.{unit} is {resources.devices}, and a call of {stage} takes "
+                f"{taken} (an engine of vLLM takes tensor_parallel_size times "
+                "pipeline_parallel_size GPUs): set "
+                f"{'gpus' if resources.devices < taken else unit} to {taken}; generate.num_shards "
+                "spreads sampling and scoring over several calls"
             )
 
 
@@ -187,14 +172,15 @@ def _check_stage_names(config: RunConfig) -> None:
     """Refuses settings of `execution` for unknown stages."""
     stages = list(type(config.resources).model_fields)
     execution = config.execution
+    docker = execution.docker
     tables: dict[str, Mapping[str, object]] = {
         "interpreters": execution.interpreters,
         "slurm.stages": execution.slurm.stages,
         "kubernetes.stages": execution.kubernetes.stages,
-        **{
-            f"docker.{name}": getattr(execution.docker, name)
-            for name in ("images", "network", "environment", "secrets")
-        },
+        "docker.images": docker.images,
+        "docker.network": docker.network,
+        "docker.environment": docker.environment,
+        "docker.secrets": docker.secrets,
     }
     for name, table in tables.items():
         unknown = table.keys() - set(stages)

@@ -1,8 +1,9 @@
 """Settings of execution and of its estimate: how and where stages are started."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, create_model
 
@@ -60,13 +61,17 @@ class DockerSettings(Settings):
     """Largest size of a stage's /tmp in GiB; it lives in memory and counts as such."""
 
 
-def _for_stage(kind: type[Settings], everywhere: Settings, own: Settings | None) -> dict[str, Any]:
+S = TypeVar("S", bound=Settings)
+
+
+def _for_stage(kind: type[S], everywhere: S, stages: Mapping[str, S], stage: str) -> S:
     """One stage's settings: its own fields over all stages', mappings merged by keys."""
     merged = {name: getattr(everywhere, name) for name in kind.model_fields}
-    for name in own.model_fields_set if own is not None else ():
-        value = getattr(own, name)
+    override = stages.get(stage)
+    for name in override.model_fields_set if override else ():
+        value = getattr(override, name)
         merged[name] = merged[name] | value if isinstance(value, dict) else value
-    return merged
+    return kind.model_validate(merged)
 
 
 def _absolute(path: str) -> str:
@@ -155,15 +160,14 @@ class KubernetesSettings(PodSettings):
 
     def volume_at(self, location: Path) -> tuple[Path, ClaimMount] | None:
         """The innermost volume that holds a path, with the path at which it is mounted."""
-        holding = [Path(path) for path in self.volumes if location.is_relative_to(path)]
-        if not holding:
-            return None
-        path = max(holding, key=lambda each: len(each.parts))
-        return path, self.volumes[str(path)]
+        for path in (location, *location.parents):
+            if volume := self.volumes.get(str(path)):
+                return path, volume
+        return None
 
     def pod_of(self, stage: str) -> PodSettings:
         """Settings of a stage's pods: its own over the settings of all stages, mappings merged."""
-        return PodSettings.model_construct(**_for_stage(PodSettings, self, self.stages.get(stage)))
+        return _for_stage(PodSettings, self, self.stages, stage)
 
 
 class SlurmJobSettings(Settings):
@@ -196,17 +200,12 @@ class SlurmSettings(SlurmJobSettings):
 
     def job(self, stage: str) -> SlurmJobSettings:
         """Settings of a stage's jobs: its own over the settings of all stages, mappings merged."""
-        return SlurmJobSettings.model_construct(
-            **_for_stage(SlurmJobSettings, self, self.stages.get(stage))
-        )
+        return _for_stage(SlurmJobSettings, self, self.stages, stage)
 
 
 def runner_names() -> list[str]:
     """Names of the runners that are installed, this project's own first."""
-    return [
-        *OWN_RUNNERS,
-        *sorted({entry_point.name for entry_point in entry_points(group=RUNNER_GROUP)}),
-    ]
+    return [*OWN_RUNNERS, *sorted(entry_points(group=RUNNER_GROUP).names)]
 
 
 def _installed(name: str) -> str:

@@ -84,7 +84,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
                 VLLM,
                 "generate.vllm.tensor_parallel_size=2",
             ],
-            "takes 2 .*processes is 1: set gpus to 2",
+            "generate.processes is 1, .* takes 2 .*: set gpus to 2",
         ),
         (
             [
@@ -95,7 +95,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=1"],
-            "takes 8 .*, and resources.generate.gpus is 1: set gpus to 8",
+            "generate.gpus is 1, .* takes 8 .*: set gpus to 8",
         ),
         (
             [
@@ -104,16 +104,19 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
                 "generate.vllm.tensor_parallel_size=2",
                 "resources.generate.gpus=2",
             ],
-            "takes 4 .*, and resources.generate.gpus is 2: set gpus to 4",
+            "generate.gpus is 2, .* takes 4 .*: set gpus to 4",
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=5"],
-            "set gpus to 2, and num_shards",
+            "set gpus to 2; generate.num_shards",
         ),
-        (["resources.generate.gpus=8"], "set gpus to 1, and num_shards"),
+        (["resources.generate.gpus=8"], "set gpus to 1; generate.num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
-        (["resources.score.gpus=2"], "score.gpus is 2, and the stage uses one"),
-        (["resources.evaluate.processes=2"], "evaluate.processes is 2, and the stage uses one"),
+        (["resources.score.gpus=2"], "score.gpus is 2, and a call of score takes 1"),
+        (
+            ["resources.evaluate.processes=2"],
+            "evaluate.processes is 2, and a call of evaluate takes 1",
+        ),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2", "execution.runner=docker"], "runner docker starts one"),
