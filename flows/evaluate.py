@@ -201,7 +201,7 @@ def _of_suite(config: RunConfig, suite: str) -> dict[str, list[External]]:
     """Inputs of a suite alone: a configuration of suites may have none of a run's."""
     require_oracle_inputs(config, suite)
     return {
-        name: [resolve_input(config, suite, name, location) for location in locations]
+        name: [resolve_input(suite, name, location) for location in locations]
         for name, locations in input_locations(config, suite).items()
     }
 

@@ -72,16 +72,19 @@ def _sweep(
 ) -> Comparison:
     store = open_store(planned[0].config.store, create=True)
     findings = run_cells(planned, parallel_runs, session, name)
-    labels = {
-        finding.cell.config.name: finding.cell.label() if finding.cell.fields else name
-        for finding in findings
-    }
+    summaries = []
+    labels = {}
+    lost = []
+    for finding in findings:
+        if finding.summary is None:
+            lost.append(finding)
+        else:
+            summaries.append(finding.summary)
+            labels[finding.summary.run] = finding.cell.label() if finding.cell.fields else name
     comparison = None
-    if summaries := [finding.summary for finding in findings if finding.summary]:
-        labels = {summary.run: labels[summary.run] for summary in summaries}
+    if summaries:
         comparison = write_comparison(store, compare_summaries(summaries, labels), name)
         publish_comparison(comparison)
-    lost = [finding for finding in findings if finding.summary is None]
     if lost or comparison is None:
         others = f"; the others are in {comparison.page}" if comparison else ""
         raise GebError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -205,6 +204,14 @@ class StageSettings(Settings):
     """Gates and registry."""
 
 
+def _hidden() -> dict[str, Any]:
+    """Fields that the run sets itself, by section."""
+    hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
+    suite = {name: hidden[name] for name in ("score", "evaluate")}
+    suite["prepare"] = set(UNUSED_BY_SUITES)
+    return hidden | {"suites": {"__all__": suite}}
+
+
 _ResourcesByStage: Any = resources_of(StageSettings)
 
 
@@ -261,18 +268,11 @@ class RunConfig(StageSettings):
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
-        hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
-        of_suites = {
-            "prepare": set(UNUSED_BY_SUITES),
-            **{section: hidden[section] for section in ("score", "evaluate")},
-        }
-        hidden["suites"] = {"__all__": of_suites}
-        return self.model_dump_json(indent=2, exclude=hidden)
+        return self.model_dump_json(indent=2, exclude=_hidden())
 
     def to_values(self) -> dict[str, Any]:
         """The same as nested sections of plain values."""
-        values: dict[str, Any] = json.loads(self.to_json())
-        return values
+        return self.model_dump(mode="json", exclude=_hidden())
 
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""

@@ -1,11 +1,10 @@
 """Inputs of a run and its suites from outside the store: policy, prompts, oracles."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
-from flows.pipeline.external import External, resolve, unread
+from flows.pipeline.external import External, RepoType, resolve, unread
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
@@ -14,8 +13,6 @@ from stages.store.registry import ModelRegistry
 
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
-# Inputs that are models; the others are data or code.
-_MODEL_INPUTS = ("policy", "oracle_model")
 
 
 def resolve_model(location: str, store: Store) -> list[External]:
@@ -75,10 +72,14 @@ def every_input(
 
 def unread_input(suite: str | None, name: str, location: str) -> External:
     """An input that is neither read nor looked for; see :func:`every_input`."""
-    return unread(location, "model" if name in _MODEL_INPUTS else "dataset")
+    return unread(location, _repo_type(name))
 
 
-def resolve_input(config: RunConfig, suite: str | None, name: str, location: str) -> External:
+def _repo_type(name: str) -> RepoType:
+    return "model" if name in ("policy", "oracle_model") else "dataset"
+
+
+def resolve_input(suite: str | None, name: str, location: str) -> External:
     """Finds one input of a run; see :func:`every_input`.
 
     Raises:
@@ -86,7 +87,7 @@ def resolve_input(config: RunConfig, suite: str | None, name: str, location: str
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     try:
-        return resolve(location, "model" if name in _MODEL_INPUTS else "dataset")
+        return resolve(location, _repo_type(name))
     except UserError as error:
         # An oracle's may be the run's.
         if suite is None or name in ORACLE_INPUTS.values():
@@ -108,7 +109,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     _require_own_code(config)
     for suite in (None, *config.suites):
         require_oracle_inputs(config, suite)
-    return every_input(config, partial(resolve_input, config))
+    return every_input(config, resolve_input)
 
 
 def _require_own_code(config: RunConfig) -> None:

@@ -31,9 +31,9 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
     """
     settings = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
     # A suite without an oracle has the run's.
-    settings |= {
-        field: field for field in (suite_input(suite, "oracle_model") for suite in config.suites)
-    }
+    for suite in config.suites:
+        name = suite_input(suite, "oracle_model")
+        settings[name] = name
     for setting, name in settings.items():
         # A warm start may bring the template.
         has_to_render = name != "policy" or config.inputs.warm_start is None

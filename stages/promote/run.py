@@ -6,7 +6,6 @@ meant this version already. So neither a newer promotion nor one by hand is undo
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.promote.gate import GateResult, decide
+from stages.promote.gate import decide
 from stages.promote.params import PromoteParams
 from stages.store.registry import Alias, ModelRegistry, ModelVersion
 
@@ -29,24 +28,31 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         raise UserError("the request names no model", "set `promote.model_name`")
     checkpoint = _checkpoint(ctx)
     metrics = _read_metrics(ctx.path("metrics"))
-    names = ctx.params.suites_hold
-    paths = ctx.paths("suite_metrics") if names else []
-    suites = {name: _read_metrics(path) for name, path in zip(names, paths, strict=True)}
+    suites = {}
+    if ctx.params.suites_hold:
+        paths = ctx.paths("suite_metrics")
+        suites = dict(zip(ctx.params.suites_hold, map(_read_metrics, paths), strict=True))
+    request = ctx.request
     registry = ModelRegistry(ctx.store)
-    run = ctx.request.run
-    step = ctx.request.step
     with registry.locked(name):
-        version = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
+        version = registry.register(
+            name, checkpoint, metrics=metrics, run=request.run, step=request.step
+        )
         present = {alias.alias: alias for alias in registry.aliases(name)}
-        aliases = {alias: present.get(alias) for alias in ctx.params.aliases}
-        held = [_held_before(registry, version, alias) for alias in aliases.values() if alias]
-        before = {f"{name}:{holder.version}": holder.metrics for holder in held if holder}
+        before = {}
+        for alias in ctx.params.aliases:
+            if holder := _held_before(registry, version, present.get(alias)):
+                before[f"{name}:{holder.version}"] = holder.metrics
         gates = decide(ctx.params, metrics, before, suites)
-        _move_aliases(ctx, registry, version, gates, aliases)
+        failed = [gate for gate in gates if not gate.passed]
+        for gate in failed:
+            ctx.events.warning(f"{name}:{version.version} is not promoted: {gate.reason}")
+        for alias in () if failed else ctx.params.aliases:
+            _move_alias(ctx, registry, version, alias, present.get(alias))
     report = {
         "model": name,
         "aliases": list(ctx.params.aliases),
-        "promoted": all(gate.passed for gate in gates),
+        "promoted": not failed,
         "gates": [asdict(gate) for gate in gates],
     }
     (ctx.out / "decision.json").write_text(dump_json(report))
@@ -67,48 +73,42 @@ def _read_metrics(path: Path) -> dict[str, Any]:
     return read_record(path, dict[str, Any], "pass metrics.json of the evaluate stage")
 
 
-def _held_before(registry: ModelRegistry, own: ModelVersion, alias: Alias) -> ModelVersion | None:
-    """The version that the alias held before it moved to ``own``, or now if it never did."""
-    moves = [move.version for move in alias.history]
-    place = moves.index(own.version) - 1 if own.version in moves else len(moves) - 1
-    return registry.version(own.name, moves[place]) if place >= 0 else None
+def _held_before(
+    registry: ModelRegistry, version: ModelVersion, alias: Alias | None
+) -> ModelVersion | None:
+    """The version that an alias held before it moved to ``version``, or now if it never did."""
+    held = [move.version for move in alias.history] if alias else []
+    if version.version in held:
+        held = held[: held.index(version.version)]
+    return registry.version(version.name, held[-1]) if held else None
 
 
-def _move_aliases(
+def _move_alias(
     ctx: StageContext[PromoteParams],
     registry: ModelRegistry,
-    own: ModelVersion,
-    gates: Sequence[GateResult],
-    aliases: Mapping[str, Alias | None],
+    version: ModelVersion,
+    name: str,
+    alias: Alias | None,
 ) -> None:
-    """Moves the aliases if the gates allow it.
+    """Moves an alias to a version that passed all gates.
 
-    An alias stays if it has meant this version before, or means a newer iteration of the same run.
+    It stays if it has meant this version before, or means a newer iteration of the same run.
     """
     request = ctx.request
-    failed = [gate for gate in gates if not gate.passed]
-    for gate in failed:
-        ctx.events.warning(f"{own.name}:{own.version} is not promoted: {gate.reason}")
-    if failed:
-        return
-    for alias, now in aliases.items():
-        if now and own.version in [move.version for move in now.history]:
-            ctx.events.info(
-                f"{own.name}@{alias} stays version {now.version}: version {own.version} was "
-                "promoted before"
-            )
-            continue
-        holder = registry.version(own.name, now.version) if now else None
-        newer = holder is not None and _iteration(holder.step) > _iteration(request.step)
-        if holder and newer and holder.run == request.run:
-            ctx.events.info(
-                f"{own.name}@{alias} stays version {holder.version}: {holder.step} of the same run "
-                f"is newer than {request.step}"
-            )
-            continue
-        reason = f"passed all gates ({request.run}, {request.step})"
-        registry.set_alias(own.name, alias, own.version, reason=reason)
-        ctx.events.info(f"{own.name}@{alias} is version {own.version} now")
+    title = f"{version.name}@{name}"
+    if alias:
+        obstacle = ""
+        holder = registry.version(version.name, alias.version)
+        if version.version in [move.version for move in alias.history]:
+            obstacle = f"version {version.version} was promoted before"
+        elif holder.run == request.run and _iteration(holder.step) > _iteration(request.step):
+            obstacle = f"{holder.step} of the same run is newer than {request.step}"
+        if obstacle:
+            ctx.events.info(f"{title} stays version {alias.version}: {obstacle}")
+            return
+    reason = f"passed all gates ({request.run}, {request.step})"
+    registry.set_alias(version.name, name, version.version, reason=reason)
+    ctx.events.info(f"{title} is version {version.version} now")
 
 
 def _iteration(step: str) -> int:
