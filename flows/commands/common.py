@@ -18,14 +18,14 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from flows.commands.terminal import TerminalConsole, messages
-from flows.execution.run_record import RunRecord, runs
+from flows.execution.run_record import runs
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.presets import DEFAULT_STORE
 from flows.pipeline.step import Step, StepFilter, no_step
 from stages.contract.errors import StoreError, UserError
-from stages.store.opening import location_of, open_store
+from stages.store.opening import open_store
 
 if TYPE_CHECKING:
     # It takes scipy and matplotlib, which most commands do without.
@@ -97,22 +97,10 @@ def config_of_command(
                 f"{path} is a run in the store, not a configuration file",
                 f"`geb resume {path}` goes on with it; `geb run FILE.yaml` starts one",
             )
-    return load_config(path, chosen(overrides, store=store, runner=runner))
-
-
-def chosen(
-    overrides: list[str] | None, *, store: str | None = None, runner: str | None = None
-) -> list[str]:
-    """``--store`` and ``--runner`` as overrides, before ``--set``, which wins."""
+    # --set wins over --store and --runner.
     options = [f"store={json.dumps(store)}"] if store else []
     options += [f"execution.runner={runner}"] if runner else []
-    return [*options, *(overrides or ())]
-
-
-def configured_run(store: str, run: str) -> RunConfig:
-    """The configuration of a run that was started before, in the store as it is found now."""
-    config = RunRecord.existing(open_store(store), run).config()
-    return config.model_copy(update={"store": location_of(store)})
+    return load_config(path, [*options, *(overrides or ())])
 
 
 def forced_from(stage: str | None, iteration: int | None, iterations: int) -> StepFilter:
@@ -125,25 +113,20 @@ def forced_from(stage: str | None, iteration: int | None, iterations: int) -> St
     """
     order = list(stage_sections(RunConfig))
     if stage is None:
-        if iteration is not None:
-            raise UserError(
-                f"--iteration {iteration} without --from",
-                "name the stage to compute again: --from train",
-            )
-        return no_step
+        if iteration is None:
+            return no_step
+        raise UserError(
+            f"--iteration {iteration} without --from",
+            "name the stage to compute again: --from train",
+        )
     if stage not in order:
         raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
-    if stage in BEFORE_ITERATIONS and iteration is not None:
-        raise UserError(
-            f"--iteration {iteration}: {stage} runs once, before the iterations",
-            "leave --iteration out",
-        )
-    if iteration is not None and not 1 <= iteration <= iterations:
-        raise UserError(
-            f"--iteration {iteration}: the run has iterations 1 to {iterations}",
-            "name one of them, or raise `iterations`",
-        )
-    first = (0 if stage in BEFORE_ITERATIONS else iteration or 1, order.index(stage))
+    once = stage in BEFORE_ITERATIONS
+    if iteration is not None and (once or not 1 <= iteration <= iterations):
+        which = f"the run has iterations 1 to {iterations}"
+        fault = f"{stage} runs once, before the iterations" if once else which
+        raise UserError(f"--iteration {iteration}: {fault}", "name another, or leave it out")
+    first = (0 if once else iteration or 1, order.index(stage))
 
     def forced(step: Step) -> bool:
         return (step.iteration, order.index(step.part or step.stage)) >= first

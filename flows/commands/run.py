@@ -23,7 +23,6 @@ from flows.commands.common import (
     StorePath,
     answer,
     config_of_command,
-    configured_run,
     forced_from,
     prefect_session,
     watched,
@@ -41,7 +40,7 @@ from flows.planning.show import cost_lines
 from flows.report.table import FittedTable
 from flows.runners.choose import check_gpus
 from stages.contract.errors import EXIT_FAILED, StoreError
-from stages.store.opening import open_store
+from stages.store.opening import location_of, open_store
 
 if TYPE_CHECKING:
     from flows.report.summary import Summary
@@ -69,7 +68,10 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that failed or was stopped, with the configuration it was started with."""
-    _run(configured_run(store, name), from_stage, from_iteration, as_json, dry_run)
+    record = RunRecord.existing(open_store(store), name)
+    # In the store as it is found now.
+    config = record.config().model_copy(update={"store": location_of(store)})
+    _run(config, from_stage, from_iteration, as_json, dry_run)
 
 
 def plan(

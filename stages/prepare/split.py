@@ -68,49 +68,44 @@ def split(
             too, is left out of the test set, and not out of training.
     """
     test = _first_rows(ids, np.flatnonzero(sources == 0))
-    train = _first_rows(ids, np.flatnonzero(sources != 0))
+    train = _shuffled(ids, _first_rows(ids, np.flatnonzero(sources != 0)), seed)
     duplicates = len(ids) - len(train) - len(test)
-    train = _shuffled(ids, train, seed)
-    part = np.full(len(ids), DROPPED, dtype=np.int32)
-    if len(test) and overlap_stays_in_train:
-        kept = train
-        given = len(test)
-        test = test[~np.isin(ids[test], ids[train])]
-        overlap = given - len(test)
-        if not len(test):
-            raise UserError(
-                f"all {given} prompts of the `test` source are training prompts",
-                "give other test prompts, or set `overlap` to drop_from_train",
-            )
-    elif len(test):
-        kept = train[~np.isin(ids[train], ids[test])]
-        overlap = len(train) - len(kept)
-    else:
+    overlap = np.intersect1d(ids[test], ids[train])
+    if not len(test):
         if test_prompts >= len(train):
             raise UserError(
                 f"test_prompts is {test_prompts}, but there are only {len(train)} distinct prompts",
                 "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
             )
         test = train[:test_prompts]
-        kept = train[test_prompts:]
-        overlap = 0
+        train = train[test_prompts:]
+    elif not overlap_stays_in_train:
+        train = train[~np.isin(ids[train], overlap)]
+    elif len(overlap) == len(test):
+        raise UserError(
+            f"all {len(test)} prompts of the `test` source are training prompts",
+            "give other test prompts, or set `overlap` to drop_from_train",
+        )
+    else:
+        test = test[~np.isin(ids[test], overlap)]
+    part = np.full(len(ids), DROPPED, dtype=np.int32)
     part[test] = TEST
     # By all rows: prompts of the other sources may all have come in the first one.
     several = sources.max(initial=0) > 1
-    part[kept] = sources[kept] if several else _cut(len(kept), iterations, prompts_per_iteration)
+    part[train] = sources[train] if several else _cut(len(train), iterations, prompts_per_iteration)
     unused = 0
     for iteration in range(1, iterations + 1):
-        mine = kept[part[kept] == iteration]
+        mine = train[part[train] == iteration]
         if len(mine) == 0:
             raise UserError(
-                f"no prompts are left for iteration {iteration} of {iterations} ({len(kept)} "
+                f"no prompts are left for iteration {iteration} of {iterations} ({len(train)} "
                 "distinct training prompts that are not in the test set)",
                 "give more prompts, or lower `iterations` or `test_prompts`",
             )
-        above = mine[prompts_per_iteration:] if prompts_per_iteration is not None else mine[:0]
+        above = mine[prompts_per_iteration or len(mine) :]
         part[above] = DROPPED
         unused += len(above)
-    return Split(part, duplicates, overlap, unused)
+    return Split(part, duplicates, len(overlap), unused)
 
 
 def _cut(num_prompts: int, iterations: int, cap: int | None) -> npt.NDArray[np.int32]:
