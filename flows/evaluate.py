@@ -16,7 +16,7 @@ from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External
+from flows.pipeline.external import Externals
 from flows.pipeline.form import RunOverrides
 from flows.pipeline.inputs import (
     input_locations,
@@ -185,7 +185,7 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
     return comparison
 
 
-def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:
+def _external(config: RunConfig, models: Models, store: Store) -> Externals:
     base = models.base or config.inputs.policy
     if base is None:
         raise UserError(
@@ -197,7 +197,7 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
     return external | compared
 
 
-def _of_suite(config: RunConfig, suite: str) -> dict[str, list[External]]:
+def _of_suite(config: RunConfig, suite: str) -> Externals:
     """Inputs of a suite alone: a configuration of suites may have none of a run's."""
     require_oracle_inputs(config, suite)
     return {
@@ -206,7 +206,7 @@ def _of_suite(config: RunConfig, suite: str) -> dict[str, list[External]]:
     }
 
 
-def _compare(config: RunConfig, external: dict[str, list[External]], tasks: StepTasks) -> None:
+def _compare(config: RunConfig, external: Externals, tasks: StepTasks) -> None:
     steps = Steps(config, external)
     prompts = tasks.submit(steps.prepare()).at("test.parquet")
     policy = Model(*external["policy"])

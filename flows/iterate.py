@@ -33,6 +33,7 @@ from flows.report.summary import Summary, kappa_label, summarise
 from flows.report.verdict import verdict
 from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
+from stages.contract.events import Log
 
 Preset = Annotated[str, OneOf(preset_names)]
 NOTHING: dict[str, Any] = {}
@@ -177,6 +178,6 @@ def _warn(run: str, session: Session) -> Callable[[str], None]:
     def warn(message: str) -> None:
         get_run_logger().warning(message)
         for observer in session.observers:
-            observer.run_warning(run, message)
+            observer.run_log(run, Log(level="warning", message=message))
 
     return warn

@@ -21,6 +21,7 @@ from flows.report.comparison_files import write_comparison
 from flows.report.prefect_artifacts import as_flow, failed, publish_comparison
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError, UserError
+from stages.contract.events import Log
 from stages.store.opening import open_store
 
 _NO_AXES: list[str] = []
@@ -129,9 +130,9 @@ def run_cells(
             raise
         except GebError as error:
             finding = Finding(cell, None, str(error))
-        message = f"{next(ended)} of {len(planned)} runs have ended"
+        log = Log(message=f"{next(ended)} of {len(planned)} runs have ended")
         for observer in session.observers:
-            observer.sweep_moved(sweep, message)
+            observer.run_log(sweep, log)
         return finding
 
     if parallel_runs == 1:

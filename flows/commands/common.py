@@ -40,6 +40,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set one field, e.g. train.kappa=1e-3."),
 ]
+NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
 Registered = Annotated[
     str,

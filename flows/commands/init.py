@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows.commands.common import console
+from flows.commands.common import NewFolder, console
 from flows.pipeline.loading import load_config
 from flows.report.files import new_folder, render
 from flows.runners.local.gpus import gpus_of_this_host
@@ -32,7 +32,7 @@ _STRIDE = 1009
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
+    folder: NewFolder,
     policy: Annotated[
         str | None,
         typer.Option(

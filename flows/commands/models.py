@@ -1,12 +1,11 @@
 """Commands of registered models, ``geb models`` to ``geb export``."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.commands.common import AsJson, Registered, StorePath, answer, console
+from flows.commands.common import AsJson, NewFolder, Registered, StorePath, answer, console
 from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable, formatted
 from stages.store.opening import open_store
@@ -61,7 +60,7 @@ def promote(
 
 def export(
     model: Registered,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
+    folder: NewFolder,
     store: StorePath = "store",
 ) -> None:
     """Copy a registered checkpoint or adapter, with a model card."""

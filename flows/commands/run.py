@@ -69,7 +69,7 @@ def resume(
 ) -> None:
     """Go on with a run that failed or was stopped, with the configuration it was started with."""
     record = RunRecord.existing(open_store(store), name)
-    # In the store as it is found now.
+    # A run is resumed in the store that holds it, which may have moved.
     config = record.config().model_copy(update={"store": location_of(store)})
     _run(config, from_stage, from_iteration, as_json, dry_run)
 

@@ -117,17 +117,17 @@ class _LogPrinter:
             typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 
 
-def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
+def _chosen(found: RunStatus, step: str | None) -> Sequence[StepStatus]:
     if step is not None:
         named = [reached for reached in found.steps if reached.record.step == step]
         if not named:
             names = ", ".join(reached.record.step for reached in found.steps) or "none"
             raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {names}")
         return named
-    for states in (AT_WORK, ("failed", "crashed", "cancelled", "stopped"), ("done",), ("reused",)):
-        if of_these := [reached for reached in found.steps if reached.state in states]:
-            return of_these[-1:] if states[0] in ("done", "reused") else of_these
-    return []
+    for states in (AT_WORK, ("failed", "crashed", "cancelled", "stopped")):
+        if chosen := [reached for reached in found.steps if reached.state in states]:
+            return chosen
+    return found.steps[-1:]
 
 
 def _statuses(store: Store, name: str | None) -> list[RunStatus]:

@@ -32,13 +32,10 @@ class LineObserver(Observer):
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def run_warning(self, run: str, message: str) -> None:
+    def run_log(self, run: str, log: Log) -> None:
         """See :class:`flows.execution.observer.Observer`."""
-        self._say(run, f"[bold yellow]warning[/] {escape(message)}")
-
-    def sweep_moved(self, sweep: str, message: str) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        self._say(sweep, f"[bold]{escape(message)}[/]")
+        head = "[bold yellow]warning[/] " if log.level == "warning" else ""
+        self._say(run, f"{head}{escape(log.message)}")
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
@@ -102,11 +99,6 @@ class ConsoleObserver(LineObserver):
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
             super().step_ended(request, state, seconds, message)
-
-    def step_preempted(self, request: Request, message: str) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        with self._lock:
-            self._say(request.run, f"  {request.step}: [yellow]preempted: {escape(message)}[/]")
 
     def _progress(self, request: Request, shown: _Shown, event: Progress) -> None:
         now = time.monotonic()

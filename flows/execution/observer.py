@@ -9,7 +9,7 @@ from typing import Self
 from flows.execution.run_record import AT_WORK, RunRecord, State, StepRecord
 from flows.pipeline.step import Step
 from flows.runners.place import PlaceNotice
-from stages.contract.events import Event
+from stages.contract.events import Event, Log
 from stages.contract.request import Request, key_fields
 
 
@@ -25,20 +25,14 @@ class Observer:
     def __exit__(self, *_: object) -> None:
         """The block that it observes is over."""
 
-    def run_warning(self, run: str, message: str) -> None:
-        """A run goes on without something that a person asked for."""
-
-    def sweep_moved(self, sweep: str, message: str) -> None:
-        """A run of a sweep has ended; the message has the sweep's progress."""
+    def run_log(self, run: str, log: Log) -> None:
+        """A line about a run, or about a sweep, as a whole."""
 
     def step_started(self, request: Request) -> None:
         """A stage is started."""
 
     def stage_event(self, request: Request, event: Event) -> None:
-        """A running stage reports something."""
-
-    def step_preempted(self, request: Request, message: str) -> None:
-        """A running stage lost its machine; it starts again, and `step_started` tells when."""
+        """A running stage reports something, or lost its machine and will start again."""
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
@@ -85,8 +79,7 @@ class StepReporter:
 
     def preempted(self, message: str) -> None:
         """The stage lost its machine and waits for another one."""
-        for observer in self._observers:
-            observer.step_preempted(self._request, message)
+        self.event(Log(level="warning", message=f"preempted: {message}"))
         self._save("preempted", message)
 
     def event(self, event: Event) -> None:

@@ -67,10 +67,6 @@ class PrefectProgress(Observer):
         """Ends the bar's thread without waiting for it."""
         self._bar.close()
 
-    def step_preempted(self, request: Request, message: str) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        self._logger.warning("preempted: %s", message)
-
     def stage_event(self, request: Request, event: Event) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         match event:

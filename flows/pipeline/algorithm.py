@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External, unread
+from flows.pipeline.external import Externals, unread
 from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
 from flows.pipeline.preflight import (
     check_checkpoints,
@@ -30,7 +30,7 @@ class ResolvedRun:
     """
 
     config: RunConfig
-    inputs: Mapping[str, Sequence[External]]
+    inputs: Externals
     steps: Sequence[Step]
     recompute: StepFilter = no_step
 
@@ -64,7 +64,7 @@ def step_names(config: RunConfig) -> list[str]:
     return [step.name for step in unread_steps(config)]
 
 
-def _steps(config: RunConfig, inputs: Mapping[str, Sequence[External]]) -> list[Step]:
+def _steps(config: RunConfig, inputs: Externals) -> list[Step]:
     steps: list[Step] = []
 
     def keep(step: Step) -> Output:

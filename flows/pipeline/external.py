@@ -13,6 +13,8 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
+Externals = dict[str, list[External]]
+"""What comes into a run from outside, by the inputs' names."""
 RepoType = Literal["model", "dataset"]
 
 

@@ -72,11 +72,9 @@ def cells(
     require_name(name, "sweep")
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"seeds {list(seeds)} name none, or one twice", "give each seed once")
-    combinations = [
-        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-    ]
     planned = []
-    for fields in combinations:
+    for values in itertools.product(*axes.values()):
+        fields = dict(zip(axes, values, strict=True))
         for seed in seeds:
             run = {"name": _run_name(name, fields, seed), "seed": seed}
             changed = with_fields(config, {**_OF_EVERY_RUN, **fields, **run}, f"sweep {name}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
-from flows.pipeline.external import External, RepoType, resolve, unread
+from flows.pipeline.external import External, Externals, RepoType, resolve, unread
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
@@ -41,24 +41,20 @@ def suite_input(suite: str | None, name: str) -> str:
 
 def input_locations(config: RunConfig, suite: str | None = None) -> dict[str, tuple[str, ...]]:
     """Locations of a run's inputs, or of a suite's under the names that a run's own have."""
-    _, oracle, _ = _oracle_of(config, suite)
     if suite is None:
         # The first to be looked for: it tells soonest whether the hub answers.
-        named = {"policy": config.inputs.policy}
-        named |= {name: getattr(oracle, name) for name in type(config.inputs).model_fields}
+        named = {"policy": None} | dict(config.inputs)
     else:
-        section = config.suites[suite]
+        _, oracle, _ = _oracle_of(config, suite)
         named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
-        named |= {"prompts": None, "test_prompts": section.prompts}
+        named |= {"prompts": None, "test_prompts": config.suites[suite].prompts}
     return {
         name: (location,) if isinstance(location, str) else tuple(location or ())
         for name, location in named.items()
     }
 
 
-def every_input(
-    config: RunConfig, turn: Callable[[str | None, str, str], External]
-) -> dict[str, list[External]]:
+def every_input(config: RunConfig, turn: Callable[[str | None, str, str], External]) -> Externals:
     """Inputs of a run and of its suites, by :func:`suite_input`.
 
     ``turn`` makes an input of its suite, if any, its name and its location.
@@ -96,7 +92,7 @@ def resolve_input(suite: str | None, name: str, location: str) -> External:
         raise error.at(suite_input(suite, field)) from error
 
 
-def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
+def resolve_inputs(config: RunConfig) -> Externals:
     """Finds all that comes into a run from outside; UserError if some is missing or not named."""
     inputs = config.inputs
     if not inputs.prompts:

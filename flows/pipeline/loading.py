@@ -39,6 +39,8 @@ OUR_NAMES = {
     "r": "train.lora.rank",
 }
 """Settings by the names that TRL, PEFT and transformers give them."""
+Sections = Mapping[str, Any]
+"""Settings of a run, a mapping for each section."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -65,7 +67,7 @@ def overrides_of(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def load_overridden(path: Path, overrides: Mapping[str, Any], origin: str) -> RunConfig:
+def load_overridden(path: Path, overrides: Sections, origin: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 
     Errors are as in :func:`load_config`, and name the overrides' ``origin``.
@@ -75,7 +77,7 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], origin: str) -> Ru
     return check_config(merged(read_sections(path), current), origin)
 
 
-def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+def merged(values: Sections, others: Sections) -> dict[str, Any]:
     """Nested sections with others laid over them."""
     result = dict(values)
     for name, other in others.items():
@@ -101,7 +103,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> Ru
     return check_config(values, origin)
 
 
-def check_config(values: Mapping[str, Any], origin: str) -> RunConfig:
+def check_config(values: Sections, origin: str) -> RunConfig:
     """Validates a run's configuration; ``origin`` says in messages where the values come from."""
     try:
         config = RunConfig.model_validate(values)

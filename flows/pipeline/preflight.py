@@ -2,13 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from flows.pipeline.checks import oracles
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External
+from flows.pipeline.external import External, Externals
 from flows.pipeline.inputs import suite_input
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.data_files import FILE_SUFFIXES, count_rows, read_data_file
@@ -23,7 +23,7 @@ _CHECKED_ROWS = 1000
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
-def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+def check_checkpoints(config: RunConfig, external: Externals) -> None:
     """Checks the files of local checkpoints; stages check models of the hub.
 
     Raises:
@@ -53,7 +53,7 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
                 )
 
 
-def check_prompts(params: PrepareParams, external: Mapping[str, Sequence[External]]) -> None:
+def check_prompts(params: PrepareParams, external: Externals) -> None:
     """Reads the first rows of local prompt files as the stage `prepare` will.
 
     Raises:
@@ -84,7 +84,7 @@ def _data_files(sources: Sequence[External]) -> list[Path]:
     return [path for path in paths if path.suffix in FILE_SUFFIXES and path.is_file()]
 
 
-def check_context(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+def check_context(config: RunConfig, external: Externals) -> None:
     """Refuses responses that no prompt leaves room for in the policy's context."""
     context = None
     if config.inputs.policy is None:

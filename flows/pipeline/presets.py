@@ -2,13 +2,12 @@
 
 import datetime
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import LONG_NAMES, SETTINGS
-from flows.pipeline.loading import check_config, load_overridden, merged, overrides_of
+from flows.pipeline.loading import Sections, check_config, load_overridden, merged, overrides_of
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -30,7 +29,7 @@ def preset_names() -> list[str]:
     return sorted(_presets(), key=lambda name: (name != DEFAULT_PRESET, name))
 
 
-def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
+def configured(preset: str, overrides: Sections) -> RunConfig:
     """The configuration of a preset with ``overrides`` laid over it.
 
     Without a preset, fields that ``overrides`` leaves out have their defaults. If the
@@ -50,7 +49,7 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     return load_overridden(presets[preset], given, f"preset {preset} with the fields given")
 
 
-def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(overrides: Sections) -> dict[str, Any]:
     """Overrides of a form as sections of a configuration, its lines laid over its fields.
 
     Raises:
@@ -67,7 +66,7 @@ def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return merged(sections, overrides_of(lines))
 
 
-def store_of_overrides(overrides: Mapping[str, Any]) -> str:
+def store_of_overrides(overrides: Sections) -> str:
     """The store that ``overrides`` name, else ``GEB_STORE``'s, else ``store`` here."""
     named = laid_over(overrides).get("store") or os.environ.get(STORE_VARIABLE)
     return location_of(named or DEFAULT_STORE)

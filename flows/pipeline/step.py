@@ -33,6 +33,8 @@ class Output:
 
 
 Source = Output | External
+Sources = Mapping[str, Sequence[Source]]
+"""Inputs of a step, by name."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ class Model:
         """Source that is registered: an adapter, which names its base itself, or the base."""
         return self.adapter or self.base
 
-    def inputs(self, name: str) -> dict[str, Sequence[Source]]:
+    def inputs(self, name: str) -> Sources:
         """The inputs by which a stage reads it as `name`."""
-        whole: dict[str, Sequence[Source]] = {name: [self.base]}
-        return whole | ({adapter_input(name): [self.adapter]} if self.adapter else {})
+        if self.adapter is None:
+            return {name: [self.base]}
+        return {name: [self.base], adapter_input(name): [self.adapter]}
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Step:
 
     name: str
     params: StageParams
-    inputs: Mapping[str, Sequence[Source]]
+    inputs: Sources
     seed: int = 0
     after: Sequence[str] = ()
     iteration: int = 0

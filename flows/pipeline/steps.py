@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External
+from flows.pipeline.external import Externals
 from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
-from flows.pipeline.step import Model, Output, Source, Step
+from flows.pipeline.step import Model, Output, Source, Sources, Step
 from stages.contract.digests import derive_seed
 from stages.contract.params import ChatSettings
 from stages.generate.params import GenerateParams
@@ -49,7 +49,7 @@ class Steps:
     :func:`flows.pipeline.inputs.suite_input`.
     """
 
-    def __init__(self, config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+    def __init__(self, config: RunConfig, external: Externals) -> None:
         self._config = config
         self._external = external
 
@@ -115,7 +115,7 @@ class Steps:
         self, prefix: str, shard: int, responses: Source, opponents: Source | None = None
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
-        inputs = {
+        inputs: Sources = {
             "responses": [responses],
             "opponents": [opponents] if opponents else [],
             # Inputs that the oracle does not use must not change the key.
@@ -148,10 +148,13 @@ class Steps:
         params = config.preferences.model_copy(
             update={"prompt_system": config.prepare.system_prompt, **self._chat()}
         )
-        inputs = {"data": self._external["preferences"], "prompts": [prompts]}
+        inputs: Sources = {
+            "data": self._external["preferences"],
+            "prompts": [prompts],
+            "policy": [policy.base],
+        }
         # It takes the place of `pair`: reports show its figures.
-        step = f"iteration-{iteration}/pair"
-        return Step(step, params, {**inputs, "policy": [policy.base]})
+        return Step(f"iteration-{iteration}/pair", params, inputs)
 
     def train(
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
@@ -170,7 +173,7 @@ class Steps:
             self._seed("train", iteration),
         )
 
-    def _own_code(self, name: str, *, asked: bool) -> dict[str, Sequence[Source]]:
+    def _own_code(self, name: str, *, asked: bool) -> Sources:
         """The file of a function of the user's; one that is not asked must not change the key."""
         return {"code": self._external[name]} if asked else {}
 
@@ -182,7 +185,7 @@ class Steps:
 
     def evaluate(self, name: str, policy: Samples, base: Samples, reference: Model) -> Step:
         """Compares the policy's samples on the held-out prompts with the base's."""
-        inputs: dict[str, Sequence[Source]] = {
+        inputs: Sources = {
             "responses": policy.responses,
             "scores": policy.scores,
             "base_responses": base.responses,
@@ -211,7 +214,7 @@ class Steps:
         params = self._config.promote.model_copy(
             update={"model_name": self._config.model or self._config.name}
         )
-        inputs: dict[str, Sequence[Source]] = {
+        inputs: Sources = {
             "checkpoint": [policy.registered],
             "metrics": [metrics],
             "suite_metrics": [suites[name] for name in params.suites_hold],
@@ -229,5 +232,5 @@ def suite_prefix(prefix: str, suite: str) -> str:
     return f"{prefix}/suite-{suite}"
 
 
-def _given(inputs: Mapping[str, Sequence[Source]]) -> dict[str, Sequence[Source]]:
+def _given(inputs: Sources) -> Sources:
     return {name: group for name, group in inputs.items() if group}

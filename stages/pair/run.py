@@ -34,6 +34,7 @@ _SIDE_COLUMNS = {
     "response_logprobs": "logprobs",
     "finish_reason": "finish_reason",
 }
+_Scores = npt.NDArray[np.float64]
 _Select = Callable[[ScoredBatch, Sequence[int], int], Selection]
 """(batch, rows of one prompt, seed) → places of the chosen and the rejected one among the rows."""
 
@@ -108,7 +109,7 @@ def _pairs(
 
 
 def _comparable(
-    batch: ScoredBatch, scores: npt.NDArray[np.float64], params: PairParams, tally: Tally
+    batch: ScoredBatch, scores: _Scores, params: PairParams, tally: Tally
 ) -> Iterator[tuple[str, list[int]]]:
     """Yields each prompt whose responses all have scores, with the rows that may be in a pair.
 
@@ -215,7 +216,7 @@ class Tally:
         """Number of responses without a score."""
         return len(self.lengths) - len(self.rewards)
 
-    def add(self, batch: ScoredBatch, scores: npt.NDArray[np.float64]) -> None:
+    def add(self, batch: ScoredBatch, scores: _Scores) -> None:
         """Counts the responses of a batch of prompts; scores are NaN if there is none."""
         self.prompts += batch.num_prompts
         self.rewards.extend(scores[~np.isnan(scores)].tolist())

@@ -25,6 +25,8 @@ from stages.tables.schemas import PROMPTS, TableWriter
 # Rows are held for each part at once: a smaller group than elsewhere keeps long prompts bounded.
 _ROWS_PER_GROUP = 1024
 _TEST_SOURCE = 0
+_Sources = list[tuple[int, RowSource]]
+"""Sources in reading order, each with its label for :func:`stages.prepare.split.split`."""
 
 
 @dataclass
@@ -61,8 +63,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
         source.warn_of_unread_fields(ctx.events)
 
 
-def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, RowSource]]:
-    """The sources in reading order, each with its label for :func:`split`."""
+def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
     params = ctx.params
     train = ctx.inputs.get("train", ())
     test = ctx.inputs.get("test", ())
@@ -104,9 +105,7 @@ def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt 
             yield None, b""
 
 
-def _scan(
-    ctx: StageContext[PrepareParams], sources: list[tuple[int, RowSource]], total: int
-) -> _Scan:
+def _scan(ctx: StageContext[PrepareParams], sources: _Sources, total: int) -> _Scan:
     scan = _Scan()
     for label, source in sources:
         before = len(scan.identities)
@@ -131,7 +130,7 @@ def _scan(
 
 def _write(
     ctx: StageContext[PrepareParams],
-    sources: list[tuple[int, RowSource]],
+    sources: _Sources,
     scan: _Scan,
     decided: Split,
     total: int,

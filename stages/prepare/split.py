@@ -19,13 +19,15 @@ DROPPED = -1
 
 Ids = npt.NDArray[np.void]
 """Identities of prompts, [N], 16 bytes each."""
+Parts = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Split:
     """Destination of each row."""
 
-    part: npt.NDArray[np.int32]
+    part: Parts
     """[N] the iteration (1…T), TEST, or DROPPED."""
     duplicates: int
     """Rows that repeat an earlier row of the same side (training or test)."""
@@ -46,7 +48,7 @@ def as_ids(identities: bytes | bytearray) -> Ids:
 
 def split(
     ids: Ids,
-    sources: npt.NDArray[np.int32],
+    sources: Parts,
     *,
     iterations: int,
     test_prompts: int,
@@ -108,7 +110,7 @@ def split(
     return Split(part, duplicates, len(overlap), unused)
 
 
-def _cut(num_prompts: int, iterations: int, cap: int | None) -> npt.NDArray[np.int32]:
+def _cut(num_prompts: int, iterations: int, cap: int | None) -> Parts:
     """[M] the iteration of each prompt of a single source, in shuffled order.
 
     With enough prompts for a cap, parts are cut at multiples of it, and the last one takes the
@@ -121,12 +123,12 @@ def _cut(num_prompts: int, iterations: int, cap: int | None) -> npt.NDArray[np.i
     return (1 + places * iterations // max(num_prompts, 1)).astype(np.int32)
 
 
-def _first_rows(ids: Ids, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _first_rows(ids: Ids, rows: Rows) -> Rows:
     """Those of the rows that are the first with their identity."""
     return rows[np.unique(ids[rows], return_index=True)[1]]
 
 
-def _shuffled(ids: Ids, rows: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+def _shuffled(ids: Ids, rows: Rows, seed: int) -> Rows:
     """The rows in the order that the seed gives their identities."""
     key = hashlib.sha256(str(seed).encode()).digest()
     mixed = bytearray()

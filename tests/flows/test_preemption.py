@@ -15,7 +15,7 @@ from flows.pipeline.step import Step
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError
-from stages.contract.events import OnEvent
+from stages.contract.events import Event, Log, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig
@@ -61,8 +61,9 @@ class Heard(Observer):
     def step_started(self, request: Request) -> None:
         self._hear("started")
 
-    def step_preempted(self, request: Request, message: str) -> None:
-        self._hear("preempted")
+    def stage_event(self, request: Request, event: Event) -> None:
+        if isinstance(event, Log) and event.message.startswith("preempted: "):
+            self._hear("preempted")
 
     def step_ended(self, request: Request, state: str, seconds: float, message: str) -> None:
         self._hear(state)
