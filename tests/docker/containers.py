@@ -22,7 +22,7 @@ from stages.store.base import Store
 from tests.at_work import AtWork
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
-from tests.launchers.launcher import Launcher
+from tests.launchers.launcher import Launcher, Mistake
 from tests.probe_stage import MAIN
 from tests.programs import run_program
 
@@ -35,6 +35,7 @@ class Docker(Launcher):
 
     name = "docker"
     loss = StageFailedError, "SIGKILL"
+    mistake = Mistake({"images": {"probe": "no:1"}}, "no image no:1", "docker/build.sh")
 
     def __init__(self, engine: docker.DockerClient) -> None:
         self.engine = engine

@@ -2,13 +2,11 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
 
 from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
 from stages.store.base import Store
@@ -108,9 +106,3 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
     assert "chunks are there already" in shown.stdout
     assert result_digests(store) == undisturbed
     assert Docker(engine).left(Store.open(str(store))) == []
-
-
-@pytest.fixture
-def client(prefect_server: str) -> Iterator[SyncPrefectClient]:
-    with SyncPrefectClient(prefect_server) as client:
-        yield client

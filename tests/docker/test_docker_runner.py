@@ -7,10 +7,9 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.docker.runner import DockerPlace
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from stages.store.base import Store
-from tests.at_work import at_work
 from tests.docker.containers import PROBE_IMAGE, Docker
 from tests.stage_calls import request_of
 
@@ -24,18 +23,6 @@ def test_artifacts_belong_to_the_user_of_the_settings(launcher: Docker, store: S
     assert artifact is not None
     status = (artifact.path / "result.txt").stat()
     assert (status.st_uid, status.st_gid) == (12345, 12346)
-
-
-def test_a_holder_in_a_container_counts_here_while_it_lives(launcher: Docker, store: Store) -> None:
-    """Its pid means nothing here; killed without a word, it frees its lease all the same."""
-    request = launcher.request(store, behaviour="hang")
-    with at_work(request, launcher.runner(request)) as work:
-        holder = store.lease("probe", request.key).holder()
-        assert holder is not None
-        assert holder["host"] == launcher.container_of(request)["Config"]["Hostname"]
-        launcher.take_machine(work)
-        assert isinstance(work.join(), StageFailedError)
-        assert store.lease("probe", request.key).holder() is None
 
 
 def test_gpus_are_asked_for_and_their_absence_is_named(

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.choose import make_runner
 from flows.runners.local.gpus import gpus_of_this_host, hold_gpus
 from stages.contract.errors import StoppedError, UserError
-from stages.contract.events import Event, Log
 from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.flows.probes import gone
@@ -117,16 +115,6 @@ def test_devices_that_the_environment_hides_are_not_given_out(
         assert gpus_of_this_host() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,-1,3")
     assert gpus_of_this_host() == ["2"]
-
-
-@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
-def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
-    store: Store, probe_stage: None, gpus: int, seen: str
-) -> None:
-    heard: list[Event] = []
-    request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
-    make_runner(Execution()).run(request, heard.append)
-    assert Log(message=f"worker None, GPUs {seen!r}") in heard
 
 
 def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(

@@ -17,7 +17,7 @@ from stages.store.locks import exclusive_lock
 from tests.at_work import AtWork
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, Namespace, kubectl, namespace, reachable_cluster
-from tests.launchers.launcher import Launcher, shared_folder
+from tests.launchers.launcher import Launcher, Mistake, shared_folder
 
 RESOURCES = {stage: {"cpus": CPUS} for stage in StageResources.model_fields}
 
@@ -27,6 +27,11 @@ class Kubernetes(Launcher):
 
     name = "kubernetes"
     loss = PreemptedError, "its pod was deleted"
+    mistake = Mistake(
+        {"image": "localhost/nothing:1", "pending_seconds": 15},
+        "localhost/nothing:1",
+        "execution.kubernetes",
+    )
 
     def __init__(self, cluster: Namespace) -> None:
         self.cluster = cluster

@@ -25,10 +25,9 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
     ("changes", "message"),
     [
         ({"spec": {"nodeSelector": {"pool": "none"}}}, "nodes are available"),
-        ({"image": "localhost/nothing:1"}, "localhost/nothing:1"),
         ({"secrets": {"TOKEN": "nothing/token"}}, 'secret "nothing" not found'),
     ],
-    ids=["unschedulable", "missing image", "missing secret"],
+    ids=["unschedulable", "missing secret"],
 )
 def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(
     launcher: Kubernetes, store: Store, changes: dict[str, Any], message: str

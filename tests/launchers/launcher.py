@@ -5,7 +5,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -22,10 +22,19 @@ from tests.flows.probes import gone
 from tests.probe_requests import probe_request
 
 
+class Mistake(NamedTuple):
+    """Settings with which no stage ever starts, and parts of their error and of its remedy."""
+
+    settings: dict[str, Any]
+    words: str
+    remedy: str
+
+
 class Launcher(ABC):
     """Starts probes at one place."""
 
     name: str
+    mistake: Mistake
     loss: tuple[type[StageFailedError], str]
     """Error of a stage that lost its machine, and words of its message."""
 
@@ -78,6 +87,7 @@ class Process(Launcher):
 
     name = "process"
     loss = StageFailedError, "SIGKILL"
+    mistake = Mistake({"interpreters": {"probe": "/nowhere/python"}}, "/nowhere/pyth", "setup-vllm")
 
     def __init__(self, *, fork_server: bool) -> None:
         self._fork_server = fork_server

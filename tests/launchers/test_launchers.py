@@ -44,8 +44,7 @@ def test_a_stage_that_ends_well_leaves_artifact_events_and_log(
     launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    noise = Log(message="noise from a library").model_dump_json()
-    request = launcher.request(store, message="hello", prints=noise)
+    request = launcher.request(store, message="hello", prints="noise from a library")
     heard = launcher.run(request)
     artifact = store.load("probe", request.key)
     assert artifact is not None
@@ -92,6 +91,29 @@ def test_a_stage_out_of_memory_names_the_limit_and_the_setting(
     with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB") as caught:
         launcher.run(request)
     assert "`geb run CONFIG --set resources.probe.memory_gib=0.5`" in str(caught.value)
+
+
+def test_a_stage_that_can_never_start_is_a_mistake(launcher: Launcher, store: Store) -> None:
+    mistake = launcher.mistake
+    with pytest.raises(UserError, match=mistake.words) as caught:
+        launcher.run(launcher.request(store), **mistake.settings)
+    assert mistake.remedy in caught.value.remedy
+
+
+@launched_by("process", "fork server", "slurm")
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
+def test_a_stage_sees_its_gpus_and_no_other(
+    launcher: Launcher,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    seen: str,
+) -> None:
+    monkeypatch.setenv("GEB_GPUS", "0,1")
+    monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
+    request = launcher.request(store, Resources(gpus=gpus), behaviour="tell_place")
+    assert f"worker None, GPUs {seen!r}" in said(launcher.run(request))
 
 
 def test_a_stage_that_takes_too_long_is_ended(launcher: Launcher, store: Store) -> None:
@@ -166,6 +188,7 @@ def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(
         error = work.join()
     assert type(error) is kind
     assert words in str(error)
+    assert store.lease("probe", request.key).holder() is None
     launcher.run(request)
     assert store.load("probe", request.key) is not None
 
@@ -237,6 +260,12 @@ def test_the_loop_gives_the_artifacts_of_processes(
 
 
 @launched_by("process", "fork server")
+def test_an_event_that_a_library_prints_is_not_heard(launcher: Launcher, store: Store) -> None:
+    line = Log(message="printed").model_dump_json()
+    assert "printed" not in said(launcher.run(launcher.request(store, prints=line)))
+
+
+@launched_by("process", "fork server")
 def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
     launcher: Launcher, store: Store, tmp_path: Path
 ) -> None:
@@ -247,13 +276,6 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
         assert alive(int(pid.read_text()))
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
-
-
-@launched_by("process", "fork server")
-def test_a_missing_interpreter_is_named_with_its_remedy(launcher: Launcher, store: Store) -> None:
-    with pytest.raises(UserError, match="/nowhere/python") as caught:
-        launcher.run(launcher.request(store), interpreters={"probe": "/nowhere/python"})
-    assert "setup-vllm" in caught.value.remedy
 
 
 @launched_by("process", "fork server")

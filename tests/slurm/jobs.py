@@ -22,7 +22,7 @@ from tests.at_work import AtWork, said
 from tests.flows.loop import ROOT
 from tests.flows.probes import gone, wait_until
 from tests.lacking import lacking
-from tests.launchers.launcher import Launcher, shared_folder
+from tests.launchers.launcher import Launcher, Mistake, shared_folder
 from tests.programs import run_program
 
 SCRIPTS = ROOT.parent / "shared/cluster/slurm"
@@ -34,6 +34,7 @@ class Slurm(Launcher):
 
     name = "slurm"
     loss = PreemptedError, "was preempted"
+    mistake = Mistake({"time_limit": "30-0"}, r"PartitionTimeLimit.*--time=30-0", "sinfo")
 
     @property
     def environment(self) -> dict[str, str]:

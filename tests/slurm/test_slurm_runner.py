@@ -20,18 +20,14 @@ from tests.slurm.jobs import Slurm, is_over, job_of
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_a_stage_gets_its_gpus_and_not_the_caller_s_environment(
+def test_a_job_has_the_variables_of_the_settings_alone(
     launcher: Slurm, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEB_WORKER", "secret")
-    request = launcher.request(store, Resources(gpus=2), behaviour="tell_place")
-    assert "worker None, GPUs '0,1'" in said(launcher.run(request))
-
-
-def test_a_stage_without_gpus_sees_none(launcher: Slurm, store: Store) -> None:
-    request = launcher.request(store, behaviour="tell_place")
-    environment = launcher.environment | {"GEB_WORKER": "node"}
-    assert "worker node, GPUs ''" in said(launcher.run(request, environment=environment))
+    for environment, worker in (({}, None), ({"GEB_WORKER": "node"}, "node")):
+        request = launcher.request(store, behaviour="tell_place", message=str(worker))
+        heard = launcher.run(request, environment=launcher.environment | environment)
+        assert f"worker {worker}, GPUs ''" in said(heard)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +49,6 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_option(
     with pytest.raises(UserError, match=message) as caught:
         check_job(request, chosen, options)
     assert "sinfo" in caught.value.remedy
-
-
-def test_a_job_that_could_never_start_is_refused_and_cancelled(
-    launcher: Slurm, store: Store
-) -> None:
-    with pytest.raises(UserError, match=r"PartitionTimeLimit.*--time=30-0"):
-        launcher.run(launcher.request(store), time_limit="30-0")
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
