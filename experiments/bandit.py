@@ -6,7 +6,6 @@ Shapes: `G` games (method × divergence), `K` values of κ, `S` seeds, `N` arms,
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -102,9 +101,11 @@ def simulate(
     logits = REFERENCE.log().repeat(len(GAMES), len(KAPPAS), num_seeds, 1).requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE, fused=True)
     base = derive_seed(0, "bandit")
-    seeds = [derive_seed(base, "bandit", repetition) for repetition in range(num_seeds)]
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    best_mass: list[Tensor] = []
+    generators = []
+    for repetition in range(num_seeds):
+        seed = derive_seed(base, "bandit", repetition)
+        generators.append(torch.Generator().manual_seed(seed))
+    best_mass = []
     for iteration in range(1, num_iterations + 1):
         logps = logits.log_softmax(dim=-1)
         arms = sample(logps.detach().exp(), generators)
@@ -164,52 +165,67 @@ def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
     "In best region": better arms than the local optimum have most of the final policy's
     probability. "Found after": the iteration from which that stays so, a median over seeds.
     """
-    rows: list[list[str]] = []
+    rows = []
     for game, (method, divergence) in enumerate(GAMES):
-        for place, kappa in enumerate(KAPPAS if method != "none" else (None,)):
-            policies = policy[game, place]
-            in_region = best_mass[game, place] > 0.5
-            reward = over_seeds((policies @ REWARDS).tolist())
-            half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
-            # Records from which the best region keeps its mass, counted from the last one.
-            lasting = in_region.flip(-1).long().cumprod(dim=-1)
-            counts = lasting.sum(dim=-1).tolist()
-            num_records = in_region.shape[-1]
-            firsts = [num_records - count + 1 for count in counts if count > 0]
-            row = [
-                DIVERGENCE_LABELS[divergence],
-                LABELS[method],
-                "–" if kappa is None else f"{kappa:g}",
-                f"{(policies.argmax(dim=-1) == BEST_ARM).double().mean():.0%}",
-                f"{in_region[:, -1].double().mean():.0%}",
-                f"{reward.value:.3f}{half_width}",
-                f"{RECORD_EVERY * statistics.median(firsts):.0f}" if firsts else "–",
-            ]
-            rows.append(row)
+        labels = [DIVERGENCE_LABELS[divergence], LABELS[method]]
+        if method == "none":
+            rows.append([*labels, "–", *_outcome(policy[game, 0], best_mass[game, 0])])
+            continue
+        for place, kappa in enumerate(KAPPAS):
+            outcome = _outcome(policy[game, place], best_mass[game, place])
+            rows.append([*labels, f"{kappa:g}", *outcome])
     return FittedTable("", HEADER, rows, kept=len(HEADER), left=2)
+
+
+def _outcome(policies: Tensor, best_mass: Tensor) -> list[str]:
+    """Cells of one game and κ: its final policies, [S, N], and best region, [S, records]."""
+    finds_arm = policies.argmax(dim=-1) == BEST_ARM
+    in_region = best_mass > 0.5
+    reward = over_seeds((policies @ REWARDS).tolist())
+    half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
+    # Records from which the best region keeps its mass, counted from the last one.
+    lasting = in_region.flip(-1).long().cumprod(dim=-1).sum(dim=-1)
+    firsts = in_region.shape[-1] + 1 - lasting[lasting > 0]
+    found_after = "–"
+    if len(firsts):
+        found_after = f"{RECORD_EVERY * statistics.median(firsts.tolist()):.0f}"
+    return [
+        f"{finds_arm.double().mean():.0%}",
+        f"{in_region[:, -1].double().mean():.0%}",
+        f"{reward.value:.3f}{half_width}",
+        found_after,
+    ]
 
 
 def figure(policy: Tensor) -> Figure:
     """Reference and rewards; final policies of f-DPO and GEB, first seed, largest κ (Figure 4)."""
     drawn = Figure(figsize=(12.0, 3.2), layout="constrained")
-    panels: Any = drawn.subplots(1, 3, sharey=True)
+    panels = drawn.subplots(1, 3, sharey=True)
+    setting, f_dpo, geb = panels
+    setting.set_title("setting")
+    f_dpo.set_title("f-DPO")
+    geb.set_title(f"GEB, κ = {KAPPAS[-1]:g}")
     centres = torch.arange(BIN // 2, NUM_ARMS, BIN)
-    panels[0].plot(centres, REFERENCE.view(-1, BIN).sum(dim=1), color="black", label="reference")
-    panels[0].plot(ARMS, REWARDS, color="C1", label="reward of an arm")
-    for (method, divergence), policies in zip(GAMES, policy[:, -1, 0], strict=True):
-        if LABELS[method].startswith(("f-DPO", "GEB")):
-            axes = panels[1 if method == "none" else 2]
-            colour = list(LABELS).index(method)
+    setting.plot(centres, _binned(REFERENCE), color="black", label="reference")
+    setting.plot(ARMS, REWARDS, color="C1", label="reward of an arm")
+    for game, (method, divergence) in enumerate(GAMES):
+        label = LABELS[method]
+        if label.startswith(("f-DPO", "GEB")):
+            axes = f_dpo if method == "none" else geb
             axes.plot(
                 centres,
-                policies.view(-1, BIN).sum(dim=1),
-                color=f"C{colour}",
+                _binned(policy[game, -1, 0]),
+                color=f"C{list(LABELS).index(method)}",
                 linestyle=LINE_STYLES[divergence],
-                label=f"{LABELS[method]}, {DIVERGENCE_LABELS[divergence]}",
+                label=f"{label}, {DIVERGENCE_LABELS[divergence]}",
             )
-    for axes, title in zip(panels, ("setting", "f-DPO", f"GEB, κ = {KAPPAS[-1]:g}"), strict=True):
-        axes.set(yscale="log", ylim=(1e-7, 2.0), title=title, xlabel="arm")
+    for axes in panels:
+        axes.set(yscale="log", ylim=(1e-7, 2.0), xlabel="arm")
         axes.yaxis.set_major_formatter("{x:g}")
-    panels[0].set_ylabel(f"probability per {BIN} arms")
+    setting.set_ylabel(f"probability per {BIN} arms")
     drawn.legend(loc="outside right center", frameon=False, fontsize=7)
     return drawn
+
+
+def _binned(policy: Tensor) -> Tensor:
+    return policy.view(-1, BIN).sum(dim=1)

@@ -19,6 +19,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
 from flows.pipeline.presets import configured, laid_over
+from flows.report.status import DONE
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
 from stages.evaluate.statistics import Estimate
@@ -76,8 +77,6 @@ class StudyRun:
     """Its configuration, under the run's name."""
     coefficient: Mapping[str, Any]
     """The value of the row's grid that it has."""
-    tunes: bool = False
-    """True for a run that serves the choice of the coefficient, and is not reported."""
     summary: Summary | None = None
     """Its results once it is finished; see :func:`finished`."""
 
@@ -109,7 +108,10 @@ def read_rows(table: Path, prefix: str = "study") -> list[Row]:
     """
     with table.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    return [_row(values, prefix, f"{table}:{line}") for line, values in enumerate(lines, 2)]
+    rows = []
+    for number, values in enumerate(lines, 2):
+        rows.append(_row(values, prefix, f"{table}:{number}"))
+    return rows
 
 
 def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
@@ -121,17 +123,17 @@ def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
         UserError: No row has the names.
     """
     kept = list(rows)
-    all_names: set[str] = set()
+    all_names = set()
     for kind in range(len(NAMES)):
         existing = {row.names()[kind] for row in rows}
         all_names |= existing
         names = existing.intersection(only)
         if names:
             kept = [row for row in kept if row.names()[kind] in names]
-    lacking = sorted(set(only) - all_names)
-    if lacking or not kept:
+    lacking = sorted(set(only) - all_names) or only
+    if not kept or not all_names.issuperset(only):
         raise UserError(
-            f"no row has {' and '.join(map(repr, lacking or only))}",
+            f"no row has {' and '.join(map(repr, lacking))}",
             f"name one, or several that a row has, of: {', '.join(sorted(all_names))}",
         )
     return kept
@@ -139,7 +141,7 @@ def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
 
 def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     try:
-        fields = parse_axes(axis for axis in values["fields"].split(";") if axis.strip())
+        fields = parse_axes(filter(str.strip, values["fields"].split(";")))
         row = Row(
             experiment=values["experiment"],
             setting=values["setting"],
@@ -176,11 +178,11 @@ def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[Study
     Raises:
         UserError: A configuration is wrong.
     """
-    runs: list[StudyRun] = []
+    runs = []
     for row in rows:
         if row.grid:
             for coefficient in row.coefficients():
-                runs += _runs(row, coefficient, row.tuning_seeds, overrides, tunes=True)
+                runs += _runs(row, coefficient, row.tuning_seeds, overrides)
     return runs
 
 
@@ -194,17 +196,18 @@ def reported_runs(
     A row without seeds has no runs, nor has one with a grid before its coefficient is in
     ``chosen``.
     """
-    runs: list[StudyRun] = []
+    runs = []
     for row in rows:
         if row.seeds and (not row.grid or row in chosen):
-            runs += _runs(row, chosen.get(row, {}), row.seeds, overrides, tunes=False)
+            runs += _runs(row, chosen.get(row, {}), row.seeds, overrides)
     return runs
 
 
 def planned_runs(rows: Sequence[Row], overrides: Mapping[str, Any]) -> dict[str, RunConfig]:
     """All runs by name, where each row has the first coefficient of its grid."""
     first = {row: row.coefficients()[0] for row in rows if row.grid}
-    runs = [*tuning_runs(rows, overrides), *reported_runs(rows, overrides, first)]
+    runs = tuning_runs(rows, overrides)
+    runs += reported_runs(rows, overrides, first)
     return {run.name: run.planned.config for run in runs}
 
 
@@ -213,14 +216,14 @@ def _runs(
     coefficient: Mapping[str, Any],
     seeds: Sequence[int],
     overrides: Mapping[str, Any],
-    *,
-    tunes: bool,
 ) -> list[StudyRun]:
-    config = configured(row.configuration, merged(row.sections, laid_over(overrides)))
-    fields = {**row.fields, **coefficient}
-    axes = {name: [value] for name, value in fields.items()}
+    sections = merged(row.sections, laid_over(overrides))
+    config = configured(row.configuration, sections)
+    axes = {}
+    for name, value in {**row.fields, **coefficient}.items():
+        axes[name] = [value]
     planned = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
-    return [StudyRun(row, cell, coefficient, tunes) for cell in planned]
+    return [StudyRun(row, cell, coefficient) for cell in planned]
 
 
 def choose(runs: Sequence[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
@@ -230,11 +233,11 @@ def choose(runs: Sequence[StudyRun], measured: Mapping[str, float]) -> dict[Row,
     that stands first in the row. A row none of whose runs was measured has no coefficient; a value
     whose runs were measured in part has the mean of that part.
     """
-    chosen: dict[Row, Mapping[str, Any]] = {}
+    chosen = {}
     best: dict[Row, tuple[float, bool]] = {}
     for run in runs:
         row = run.row
-        values: list[float] = []
+        values = []
         for other in runs:
             is_same = other.row == row and other.coefficient == run.coefficient
             if is_same and other.name in measured:
@@ -262,8 +265,8 @@ def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
 
     A run that several rows ask for is in each.
     """
-    summaries: dict[str, Summary | None] = {}
-    done: list[StudyRun] = []
+    summaries = {}
+    done = []
     for run in runs:
         if run.name not in summaries:
             config = run.planned.config
@@ -278,7 +281,10 @@ def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
 def _is_finished(record: RunRecord, config: RunConfig) -> bool:
     if not (record.path / "config.json").exists():
         return False
-    done = {(step.step, step.key) for step in record.steps() if step.state in ("done", "reused")}
+    done = set()
+    for step in record.steps():
+        if step.state in DONE:
+            done.add((step.step, step.key))
     for line in plan(resolve_run(config)):
         if line.action != "reuse" or (line.step, line.key) not in done:
             return False

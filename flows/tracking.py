@@ -122,7 +122,7 @@ class _Thread(threading.Thread):
             self.failure = f"{type(error).__name__}: {error}"
 
     def _send(self, file: Path) -> None:
-        state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        state = json.loads(file.read_text()) if file.exists() else {}
         sent = state.setdefault("sent", {})
         session = None
         while (news := self.news.get()) is not None:
@@ -177,7 +177,7 @@ def tracked(
 
 def news_of(summary: Summary) -> News:
     """Metrics of the iterations that are done, in order."""
-    news: News = {}
+    news = {}
     first_step = 0
     for row in summary.rows:
         place = f"iteration-{row.iteration}"
@@ -185,7 +185,7 @@ def news_of(summary: Summary) -> News:
             break
         train = summary.artifacts.get(f"{place}/train")
         if train is not None:
-            steps: Points = []
+            steps = []
             for line in train.file("metrics.jsonl").read_text().splitlines():
                 metrics = json.loads(line)
                 step = first_step + metrics.pop("step")
@@ -203,11 +203,9 @@ def news_of(summary: Summary) -> News:
 
 
 def _numbers(group: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Finite numbers of nested values, as ``group/name/name``."""
-    numbers: dict[str, float] = {}
+    """Finite numbers, as ``group/name``."""
+    numbers = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            numbers |= _numbers(f"{group}/{name}", value)
-        elif isinstance(value, int | float) and math.isfinite(value):
+        if isinstance(value, int | float) and math.isfinite(value):
             numbers[f"{group}/{name}"] = float(value)
     return numbers

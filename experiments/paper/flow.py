@@ -97,7 +97,7 @@ def _compute(
     """Runs what the store lacks; the errors of failed runs, by their names."""
     done = {run.name for run in study.finished(runs)}
     lacking = {run.name: run.planned for run in runs if run.name not in done}
-    errors: dict[str, str] = {}
+    errors = {}
     for finding in run_cells(list(lacking.values()), parallel_runs, session):
         if finding.summary is None:
             errors[finding.cell.config.name] = finding.error

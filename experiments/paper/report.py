@@ -1,6 +1,7 @@
 """The paper's report: tables and the figures of κ, in Markdown, and the values in JSON."""
 
 import math
+import re
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -32,20 +33,24 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
     tables = paper_tables(findings)
     sections = [f"# {findings.title}", headline, _LEGEND]
     for table in tables:
-        sections += [f"## {table.title}", table.markdown()]
+        sections.append(f"## {table.title}")
+        sections.append(table.markdown())
     for title, figure in kappa_figures(findings).items():
-        file = f"kappa-{title.replace(', ', '-').replace(' ', '-')}.png".lower()
-        write_file(folder / file, png(figure))
-        sections.append(f"![κ and mean reward: {title}]({file})")
-    sections += ["## Rows", covered.markdown()]
-    sections += [f"{run} failed: {error}" for run, error in findings.failed.items()]
+        name_of_file = re.sub("[, ]+", "-", f"kappa-{title}.png").lower()
+        write_file(folder / name_of_file, png(figure))
+        sections.append(f"![κ and mean reward: {title}]({name_of_file})")
+    sections.append("## Rows")
+    sections.append(covered.markdown())
+    for run, error in findings.failed.items():
+        sections.append(f"{run} failed: {error}")
     text = "\n\n".join(sections) + "\n"
     document: dict[str, Any] = {
         "title": findings.title,
         "coverage": headline,
         "failed": dict(findings.failed),
         "tables": [{"title": table.title, "rows": table.records()} for table in tables],
-        "runs": [_record(run) for run in (*findings.tuning, *findings.reported)],
+        "tuning": [_record(run) for run in findings.tuning],
+        "reported": [_record(run) for run in findings.reported],
     }
     page = write_file(folder / "report.md", text)
     write_file(folder / "report.json", json_text(document))
@@ -60,7 +65,6 @@ def _record(run: StudyRun) -> dict[str, Any]:
         "row": " · ".join(run.row.names()),
         "seed": run.planned.config.seed,
         "coefficient": dict(run.coefficient),
-        "tunes": run.tunes,
         "figures": {name: vars(figure) for name, figure in run.figures().items()},
     }
 
@@ -81,7 +85,7 @@ def kappa_figures(findings: Findings) -> dict[str, Figure]:
     for title, method, log_kappa in sorted(rewards):
         line = lines.setdefault(title, {}).setdefault(method, {})
         line[log_kappa] = over_seeds(rewards[title, method, log_kappa])
-    figures: dict[str, Figure] = {}
+    figures = {}
     for title, by_method in lines.items():
         if any(len(line) > 1 for line in by_method.values()):
             figures[title] = course_figure(title, by_method, "log₁₀ κ", "mean reward")

@@ -68,7 +68,7 @@ class Findings:
     def estimates(self, row: Row, column: PaperColumn) -> list[Estimate]:
         """A figure in the paper's unit of each finished run of a row; intervals over prompts."""
         unit = column.whole or 1.0
-        estimates: list[Estimate] = []
+        estimates = []
         for run in self.reported:
             figure = run.figures(column.suite).get(column.figure)
             if run.row == row and figure is not None:
@@ -104,27 +104,32 @@ def paper_tables(findings: Findings) -> list[FittedTable]:
         if row.seeds:
             groups.setdefault((row.experiment, row.setting), []).append(row)
     computed = {run.row for run in findings.reported}
-    return [_table(findings, rows) for rows in groups.values() if computed.intersection(rows)]
+    tables = []
+    for rows in groups.values():
+        if computed.intersection(rows):
+            tables.append(_table(findings, rows))
+    return tables
 
 
 def _table(findings: Findings, rows: Sequence[Row]) -> FittedTable:
     papers = published()
     columns: dict[str, list[Cell]] = {}
     for column in COLUMNS:
-        columns[column.title] = []
+        cells = columns.setdefault(column.title, [])
         for row in rows:
             paper = papers.get((*row.names(), column.title))
-            cell = _cell(findings.estimates(row, column), column, paper)
-            columns[column.title].append(cell)
+            estimates = findings.estimates(row, column)
+            cells.append(_cell(estimates, column, paper))
     for column in COMPARED:
         columns[f"{column.title} − {BASELINE}'s"] = _differences(findings, rows, column)
-    shown = {title: cells for title, cells in columns.items() if set(cells) != {MISSING}}
+    for title, cells in list(columns.items()):
+        if set(cells) == {MISSING}:
+            del columns[title]
     lines: list[list[str | Cell]] = []
-    for place, row in enumerate(rows):
-        cells = [cells[place] for cells in shown.values()]
+    for row, *cells in zip(rows, *columns.values(), strict=True):
         lines.append([row.method, row.divergence, *cells])
     title = f"{rows[0].setting}: {rows[0].experiment}"
-    return FittedTable(title, ["method", "divergence", *shown], lines)
+    return FittedTable(title, ["method", "divergence", *columns], lines)
 
 
 def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None) -> Cell:
@@ -145,11 +150,11 @@ def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None)
 
 def _differences(findings: Findings, rows: Sequence[Row], column: PaperColumn) -> list[Cell]:
     """Difference from f-DPO under the same divergence, p by Welch over seeds, p by Holm."""
-    baselines: dict[str, list[float]] = {}
+    baselines = {}
     for row in rows:
         if row.method == BASELINE:
             baselines[row.divergence] = findings.values(row, column)
-    tests: dict[Row, Estimate] = {}
+    tests = {}
     for row in rows:
         base = baselines.get(row.divergence)
         values = findings.values(row, column)
@@ -170,7 +175,7 @@ def coverage(findings: Findings) -> tuple[str, FittedTable]:
 
     A row without seeds, of the κ experiment, counts over its grid.
     """
-    lines: list[list[str]] = []
+    lines = []
     whole = 0
     reported = Counter(run.row for run in findings.reported)
     tuning = Counter(run.row for run in findings.tuning)
@@ -181,12 +186,13 @@ def coverage(findings: Findings) -> tuple[str, FittedTable]:
             done = tuning[row]
             planned = len(row.coefficients()) * len(row.tuning_seeds)
         whole += done >= planned
-        configuration = ", ".join(filter(None, (row.configuration, listed(row.fields))))
+        fields = f"{row.configuration}, {listed(row.fields)}".removesuffix(", ")
         coefficient = "–"
         if row in findings.chosen:
             coefficient = f"{listed(findings.chosen[row])} (of {tuning[row]} runs)"
-        lines.append([*row.names(), configuration, coefficient, f"{done} of {planned}"])
-    runs = {run.name for run in (*findings.reported, *findings.tuning)}
+        lines.append([*row.names(), fields, coefficient, f"{done} of {planned}"])
+    runs = {run.name for run in findings.reported}
+    runs |= {run.name for run in findings.tuning}
     sentence = f"{whole} of {len(lines)} rows are computed whole; {len(runs)} runs are finished."
     header = [*NAMES, "configuration", "coefficient chosen", "runs"]
     return sentence, FittedTable("", header, lines)

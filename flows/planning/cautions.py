@@ -19,8 +19,8 @@ def cautions(run: ResolvedRun) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
     config = run.config
     data = sizes.rows_of(run.inputs["prompts"])
-    pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
-    yield from _training(config, pairs)
+    prompts = math.floor(sizes.train_prompts(config, data) or 0)
+    yield from _training(config, prompts * config.pair.pairs_per_prompt)
     test = sizes.rows_of(run.inputs["test_prompts"])
     held_out = sizes.held_out_prompts(config, test)
     # None at all is an error of `prepare`.

@@ -93,7 +93,10 @@ class RunEstimate:
     @property
     def warnings(self) -> list[str]:
         """Warnings of the steps that the store lacks, each once."""
-        return list(dict.fromkeys(text for step in self.lacking for text in step.warnings))
+        warnings: dict[str, None] = {}
+        for step in self.lacking:
+            warnings |= dict.fromkeys(step.warnings)
+        return list(warnings)
 
 
 def estimate(
@@ -114,11 +117,14 @@ def estimate(
     cached = {line.step for line in planned if line.action == "reuse"}
     rates = measured_rates(store) if rates is None else rates
     works = work_of_steps(config, store, steps)
-    estimates = [
-        _estimate(config, step, works[step.name], rates, cached=step.name in cached)
-        for step in steps
-    ]
-    seconds = {step.step: step.seconds or 0.0 for step in estimates if not step.cached}
+    estimates = []
+    seconds = {}
+    for step in steps:
+        is_cached = step.name in cached
+        cost = _estimate(config, step, works[step.name], rates, cached=is_cached)
+        estimates.append(cost)
+        if not is_cached:
+            seconds[step.name] = cost.seconds or 0.0
     upstream = {step.name: step.upstream() for step in steps}
     return RunEstimate(estimates, wall_seconds(seconds, upstream, config.execution.parallel))
 
@@ -139,7 +145,7 @@ def wall_seconds(
 
 def measured_rates(store: Store) -> Rates:
     """Rates of the store's last runs: of each kind of steps the rate of the last one."""
-    rates: dict[tuple[str, int, bool], float] = {}
+    rates = {}
     for name in runs(store)[:_MOST_RUNS]:
         record = RunRecord(store, name, refresh=False)
         # A damaged record or artifact is for other commands to report.
@@ -164,14 +170,14 @@ def _estimate(
     resources: Resources = getattr(config.resources, step.stage)
     device = GPUS[config.estimation.hardware] if resources.gpus else this_cpu(resources.cpus)
     rate = rates.get((step.stage, work.params, resources.gpus > 0))
-    seconds: float | None = None
+    seconds = None
     if rate is not None:
         seconds = work.operations / (rate * _devices(resources))
     elif not work.unknown:
         is_vllm = step.params.image_for(from_hub=False) == "vllm"
         start = _VLLM_START_SECONDS if is_vllm else _START_SECONDS
         seconds = start + work.operations / (device.bfloat16 * UTILISATION * _devices(resources))
-    warnings = (work.unknown, _too_large(step.stage, work, resources, device))
+    too_large = _too_large(step.stage, work, resources, device)
     return StepEstimate(
         step=step.name,
         stage=step.stage,
@@ -181,7 +187,7 @@ def _estimate(
         work=work,
         seconds=seconds,
         measured=rate is not None,
-        warnings=tuple(filter(None, warnings)),
+        warnings=tuple(filter(None, (work.unknown, too_large))),
     )
 
 

@@ -10,7 +10,7 @@ def cost_lines(estimate: RunEstimate) -> list[str]:
     tokens = 0.0
     gpu_hours = 0.0
     measured = 0
-    uncounted: list[str] = []
+    uncounted = []
     for step in lacking:
         tokens += step.work.tokens
         gpu_hours += step.gpu_hours
@@ -26,14 +26,15 @@ def cost_lines(estimate: RunEstimate) -> list[str]:
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")
     lines = [f"estimate: {', '.join(parts)}"]
-    memory: dict[str, str] = {}
+    sizes = {}
     # The largest step of a stage comes last.
     for step in sorted(lacking, key=lambda step: step.work.memory):
         if step.gpus and step.work.memory:
-            size = f"{step.work.memory / GB:.1f} of {step.device.memory / GB:.0f} GB"
-            memory[step.stage] = f"{step.stage} {size}"
-    if memory:
-        lines.append(f"parameters on each GPU: {', '.join(memory.values())}")
+            memory = step.work.memory / GB
+            available = step.device.memory / GB
+            sizes[step.stage] = f"{step.stage} {memory:.1f} of {available:.0f} GB"
+    if sizes:
+        lines.append(f"parameters on each GPU: {', '.join(sizes.values())}")
     return lines
 
 
@@ -47,7 +48,8 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min"
 
 
 def count(number: float) -> str:

@@ -42,12 +42,15 @@ def count_parameters(config: Any) -> int:
         UnknownSizeError: A field is not a positive number, or the model has experts.
     """
     values = config if isinstance(config, dict) else {}
+    sizes = []
     for name in _FIELDS:
-        if not isinstance(values.get(name), int) or values[name] < 1:
-            raise UnknownSizeError(f"{name} is {values.get(name)!r}, not a positive number")
+        size = values.get(name)
+        if not isinstance(size, int) or size < 1:
+            raise UnknownSizeError(f"{name} is {size!r}, not a positive number")
+        sizes.append(size)
     if any("expert" in name for name in values):
         raise UnknownSizeError("a model with experts is not counted")
-    hidden, layers, heads, wide, vocabulary = (values[name] for name in _FIELDS)
+    hidden, layers, heads, wide, vocabulary = sizes
     head_width = values.get("head_dim") or hidden // heads
     key_heads = values.get("num_key_value_heads") or heads
     attention = 2 * hidden * head_width * (heads + key_heads)
@@ -81,8 +84,10 @@ def _config_file(source: External, store: Store) -> Path:
 
     cached = try_to_load_from_cache(source.repo, "config.json", revision=source.revision)
     shipped = _SHIPPED_CONFIGS / f"{source.repo.replace('/', '--')}.json"
-    if isinstance(cached, str) or shipped.exists():
-        return Path(cached) if isinstance(cached, str) else shipped
+    if isinstance(cached, str):
+        return Path(cached)
+    if shipped.exists():
+        return shipped
     raise UnknownSizeError(
         f"run `hf download {source.repo} config.json --revision {source.revision}`"
     )
@@ -97,31 +102,32 @@ class DataSize(NamedTuple):
 
 def rows_of(sources: Sequence[Source]) -> DataSize | None:
     """Rows of local data files and folders; None if one of them is elsewhere or no table."""
-    files: list[Path] = []
+    number = 0
+    num_bytes = 0
     for source in sources:
         if not isinstance(source, FileInput):
             return None
         place = Path(source.location)
-        files += files_of_folder(place) if place.is_dir() else [place]
-    counts = [count for file in files if (count := _count(file)) is not None]
-    if not counts or len(counts) < len(files):
-        return None
-    number = sum(rows for rows, _ in counts)
-    size = sum(size for _, size in counts)
-    return DataSize(number, size / max(number, 1) / _BYTES_PER_TOKEN)
+        try:
+            for file in files_of_folder(place) if place.is_dir() else [place]:
+                rows, size = _count(file)
+                number += rows
+                num_bytes += size
+        except (UserError, OSError, pa.ArrowInvalid):
+            # `prepare` reports what is wrong with it.
+            return None
+    return DataSize(number, num_bytes / number / _BYTES_PER_TOKEN) if number else None
 
 
-def _count(path: Path) -> tuple[int, int] | None:
-    """Rows and bytes of a file of prompts or conversations; None for another kind of file."""
-    try:
-        if path.suffix != ".parquet":
-            return count_rows(path), path.stat().st_size
-        metadata = pq.read_metadata(path)
-    except (UserError, OSError, pa.ArrowInvalid):
-        # `prepare` reports what is wrong with it.
-        return None
-    groups = range(metadata.num_row_groups)
-    return metadata.num_rows, sum(metadata.row_group(group).total_byte_size for group in groups)
+def _count(path: Path) -> tuple[int, int]:
+    """Rows and bytes of a file of prompts or conversations."""
+    if path.suffix != ".parquet":
+        return count_rows(path), path.stat().st_size
+    metadata = pq.read_metadata(path)
+    size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+    return metadata.num_rows, size
 
 
 def train_prompts(config: RunConfig, data: DataSize | None) -> float | None:

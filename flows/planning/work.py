@@ -108,8 +108,7 @@ class _Counter:
                     tokens = self._tokens_read(step, "responses")
                     return self._work(model, forward=tokens, memory=model * size)
                 if not _LIGHT_ORACLES.issuperset(params.parts):
-                    reason = f"nothing tells how long the oracle {params.oracle} takes"
-                    raise UnknownSizeError(reason)
+                    raise UnknownSizeError(f"the time of the oracle {params.oracle} is unknown")
             case EvaluateParams() as params if params.log_pi_ref != "off":
                 tokens = self._tokens_read(step, "responses")
                 if params.log_pi_ref == "both":
@@ -122,7 +121,7 @@ class _Counter:
         self, model: int | None = None, *, trained: float = 0, forward: float = 0, memory: float
     ) -> StepWork:
         """Work of a model, or else of the policy, on tokens to train on and tokens to pass."""
-        params = self._policy if model is None else model
+        params = model or self._policy
         operations = params * (6 * trained + 2 * forward)
         return StepWork(trained + forward, params, operations, memory)
 
@@ -134,9 +133,9 @@ class _Counter:
     def _policy(self) -> int:
         """Parameters of the policy: all policies of a run, and their references, have as many."""
         for step in self._steps.values():
-            for source in step.inputs.get("policy", ()):
-                if not isinstance(source, Output):
-                    return read_parameters(source, self._store)
+            sources = step.inputs.get("policy")
+            if sources and not isinstance(sources[0], Output):
+                return read_parameters(sources[0], self._store)
         architecture = self._config.sft.architecture.model_dump()
         return count_parameters(architecture | {"vocab_size": _NEW_VOCABULARY})
 
@@ -159,12 +158,17 @@ class _Counter:
         [source] = step.inputs["prompts"]
         assert isinstance(params, GenerateParams)
         assert isinstance(source, Output)
-        is_test = source.path == "test.parquet"
-        prompts = self._test_prompts(source.step) if is_test else self._train_prompts()
+        if source.path == "test.parquet":
+            prompts = self._test_prompts(source.step)
+        else:
+            prompts = self._train_prompts()
         responses = prompts / params.num_shards * params.num_samples
         return responses * (self._prompt_tokens + params.counted_response_tokens)
 
     def _tokens_read(self, step: Step, name: str) -> float:
         """Tokens of the responses that a step reads, with the prompts'."""
-        sources = [source for source in step.inputs[name] if isinstance(source, Output)]
-        return sum(self._response_tokens(self._steps[source.step]) for source in sources)
+        tokens = 0.0
+        for source in step.inputs[name]:
+            if isinstance(source, Output):
+                tokens += self._response_tokens(self._steps[source.step])
+        return tokens

@@ -96,15 +96,15 @@ class Comparison:
         first, *others = dict.fromkeys(names)
         if not others:
             return f"{first} is the only one: there is nothing to compare it with."
-        decisive = {
-            difference.name: difference
-            for difference in self.differences
-            if (difference.evaluation, difference.figure) == _DECISIVE
-        }
+        decisive = {}
+        for difference in self.differences:
+            if (difference.evaluation, difference.figure) == _DECISIVE:
+                decisive[difference.name] = difference
         parts = [difference_text(name, decisive.get(name)) for name in others]
         sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(parts)}."]
         if self.by_method:
-            fewest = min(Counter(self.methods.values()).values())
+            runs = Counter(self.methods.values())
+            fewest = min(runs.values())
             if fewest < _ENOUGH_SEEDS:
                 sentences.append(f"A method has {fewest} runs: too few.")
         for run in self.runs:
@@ -143,19 +143,19 @@ class Comparison:
 
     def _differences(self) -> FittedTable:
         header = ["method" if self.by_method else "run", "figure", "difference", "p by Holm"]
-        rows: list[list[str | Cell]] = [
-            [
-                difference.name,
-                column_of(difference.figure).title,
-                difference.shown(),
-                p_text(difference.adjusted_p_value),
-                difference.evaluation,
-                p_text(difference.estimate.p_value),
-                difference.test,
-            ]
-            for difference in self.differences
-            if difference.figure in _TESTED
-        ]
+        rows = []
+        for difference in self.differences:
+            if difference.figure in _TESTED:
+                row: list[str | Cell] = [
+                    difference.name,
+                    column_of(difference.figure).title,
+                    difference.shown(),
+                    p_text(difference.adjusted_p_value),
+                    difference.evaluation,
+                    p_text(difference.estimate.p_value),
+                    difference.test,
+                ]
+                rows.append(row)
         return FittedTable(
             f"Differences from {self.differences[0].against}",
             [*header, "evaluation", "p", "test"],
@@ -165,13 +165,19 @@ class Comparison:
         )
 
     def _changed_settings(self) -> FittedTable:
-        rows = [[name, change] for name, changes in self.settings.items() for change in changes]
+        rows = []
+        for name, changes in self.settings.items():
+            for change in changes:
+                rows.append([name, change])
         title = f"Settings that differ from {self.runs[0].run}"
         return FittedTable(title, ["method", "setting"], rows, left=2)
 
     def drawings(self) -> dict[str, Figure]:
         """Curves of the runs by iteration, by their titles."""
-        return draw({run.run: run.rows[: run.last_iteration + 1] for run in self.runs})
+        rows = {}
+        for run in self.runs:
+            rows[run.run] = run.rows[: run.last_iteration + 1]
+        return draw(rows)
 
 
 def _tables(
@@ -207,14 +213,22 @@ def compare_summaries(
         tests = method_differences(groups, methods[runs[0].run])
     else:
         first, *others = runs
-        tests = adjusted([test for run in others for test in compared(first, run, _TESTED)])
+        tests = []
+        for run in others:
+            tests += compared(first, run, _TESTED)
+        tests = adjusted(tests)
     return Comparison(runs, methods, over_seeds, tests, _settings(runs, methods))
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:
     """Settings of each method that differ from the first run's, except name and seed."""
     settings: dict[str, list[str]] = {}
-    values = [run.config.to_values() | {"name": "", "seed": 0} for run in runs]
-    for run, changed in zip(runs, values, strict=True):
-        settings.setdefault(methods[run.run], list(differences(values[0], changed)))
-    return {method: changes for method, changes in settings.items() if changes}
+    first = runs[0].config.to_values()
+    for run in runs:
+        changed = run.config.to_values()
+        changed["name"] = first["name"]
+        changed["seed"] = first["seed"]
+        changes = list(differences(first, changed))
+        if changes:
+            settings.setdefault(methods[run.run], changes)
+    return settings

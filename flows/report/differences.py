@@ -52,9 +52,10 @@ def compared(first: Summary, second: Summary, names: Sequence[str]) -> Iterator[
     What either run does not have, and figures that are the same for every prompt, are left out.
     """
     iteration = min(first.last_iteration, second.last_iteration)
-    place = f"iteration-{iteration}/evaluate"
-    places = {HELD_OUT: place}
-    places |= {suite: suite_prefix(place, suite) for suite in first.config.suites}
+    held_out = f"iteration-{iteration}/evaluate"
+    places = {HELD_OUT: held_out}
+    for suite in first.config.suites:
+        places[suite] = suite_prefix(held_out, suite)
     for evaluation, place in places.items():
         before = prompt_means(first.artifacts.get(place), POLICY)
         now = prompt_means(second.artifacts.get(place), POLICY)
@@ -82,7 +83,8 @@ def _by_prompt(
     second = np.array([new[prompt] for prompt in prompts])
     if not np.array_equal(first, second):
         estimate = paired_difference(first, second)
-        yield Difference(evaluation, name, against, figure, estimate, f"{len(prompts)} prompts")
+        test = f"{len(prompts)} prompts"
+        yield Difference(evaluation, name, against, figure, estimate, test)
 
 
 def prompt_means(evaluated: Artifact | None, model: str) -> PromptMeans:
@@ -103,9 +105,9 @@ def method_differences(groups: Groups, first: str) -> list[Difference]:
     The first method may lack a suite that others have. Holm's correction is over the methods,
     figure by figure.
     """
-    differences: list[Difference] = []
+    differences = []
     for (evaluation, figure), methods in groups.items():
-        tests: list[Difference] = []
+        tests = []
         whole = column_of(figure).whole
         for name, values in methods.items():
             if name != first and first in methods:
@@ -118,10 +120,8 @@ def method_differences(groups: Groups, first: str) -> list[Difference]:
 def adjusted(differences: Sequence[Difference]) -> list[Difference]:
     """The same with p-values by Holm over all of them."""
     p_values = holm([difference.estimate.p_value for difference in differences])
-    return [
-        replace(difference, adjusted_p_value=p_value)
-        for difference, p_value in zip(differences, p_values, strict=True)
-    ]
+    pairs = zip(differences, p_values, strict=True)
+    return [replace(difference, adjusted_p_value=p_value) for difference, p_value in pairs]
 
 
 def difference_text(name: str, difference: Difference | None) -> str:
@@ -135,7 +135,8 @@ def difference_text(name: str, difference: Difference | None) -> str:
     figures = f"{difference.shown()}, {p_text(p_value)}"
     if p_value is None or p_value >= _SIGNIFICANT:
         return f"{name}: no difference is shown, {figures}"
-    return f"{name} is {'better' if difference.estimate.value > 0 else 'worse'}, {figures}"
+    direction = "better" if difference.estimate.value > 0 else "worse"
+    return f"{name} is {direction}, {figures}"
 
 
 def p_text(p_value: float | None) -> str:

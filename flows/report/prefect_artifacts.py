@@ -68,26 +68,31 @@ def publish(summary: Summary, report: str) -> None:
 
     The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
     """
-    tables = _sections(summary.tables())
-    places = _fenced([*summary.places(), f"report      {report}"])
     judged = verdict(summary)
-    notes = "\n".join(f"- {note}" for note in (*judged.reasons, *judged.cautions))
-    parts = [f"# {summary.run}", judged.sentence, notes, *tables, places]
-    create_markdown_artifact(
-        "\n\n".join([*parts, *_drawings(draw({summary.run: summary.rows}))]),
-        key=artifact_key(summary.run, "report"),
-        description=f"What run {summary.run} found.",
-    )
+    parts = [judged.sentence]
+    for note in (*judged.reasons, *judged.cautions):
+        parts.append(f"- {note}")
+    parts += _sections(summary.tables())
+    parts.append(_fenced([*summary.places(), f"report      {report}"]))
+    parts += _drawings(draw({summary.run: summary.rows}))
+    _publish_report(summary.run, parts, f"What run {summary.run} found.")
 
 
 @survives_outage
 def publish_comparison(comparison: Comparison) -> None:
     """Creates the artifact of a comparison: its verdict, tables and drawings."""
-    parts = [f"# {comparison.name}", comparison.verdict(), *_sections(comparison.tables())]
+    parts = [comparison.verdict()]
+    parts += _sections(comparison.tables())
+    parts.append(_fenced([comparison.page]))
+    parts += _drawings(comparison.drawings())
+    _publish_report(comparison.name, parts, f"Comparison of {', '.join(comparison.methods)}.")
+
+
+def _publish_report(name: str, parts: Sequence[str], description: str) -> None:
     create_markdown_artifact(
-        "\n\n".join([*parts, _fenced([comparison.page]), *_drawings(comparison.drawings())]),
-        key=artifact_key(comparison.name, "report"),
-        description=f"Comparison of {', '.join(comparison.methods)}.",
+        "\n\n".join([f"# {name}", *parts]),
+        key=artifact_key(name, "report"),
+        description=description,
     )
 
 

@@ -65,7 +65,7 @@ def evaluations(run: Summary) -> dict[str, FigureRow]:
 
 def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     """The method of each run by the run's name; repetitions have the same label."""
-    labels: dict[str, str] = {}
+    labels = {}
     label_by_method: dict[str, str] = {}
     for run in runs:
         method = method_of(run.config)

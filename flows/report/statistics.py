@@ -29,7 +29,8 @@ def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Estimate(mean)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    half = float(quantile * stats.sem(values))
     return Estimate(mean, mean - half, mean + half).within(0.0, whole)
 
 
@@ -49,9 +50,11 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
     return _tested(difference, test, whole)
 
 
-def difference_of_methods(
-    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], whole: float | None
-) -> tuple[Estimate, str]:
+Seeds = Sequence[tuple[int, float]]
+"""Seed and value of each run of a method."""
+
+
+def difference_of_methods(first: Seeds, second: Seeds, whole: float | None) -> tuple[Estimate, str]:
     """Mean of ``second`` minus mean of ``first``, of seeds and values, and the name of its test.
 
     Runs of one seed share prompts and samples. So methods with the same seeds are ``paired``:
@@ -60,8 +63,9 @@ def difference_of_methods(
     """
     old = dict(first)
     new = dict(second)
-    if old.keys() != new.keys() or not len(old) == len(first) == len(second):
-        return welch([value for _, value in first], [value for _, value in second], whole), "Welch"
+    if sorted(old) != sorted(seed for seed, _ in second) or len(old) != len(first):
+        estimate = welch([value for _, value in first], [value for _, value in second], whole)
+        return estimate, "Welch"
     differences = np.array([new[seed] - old[seed] for seed in old])
     mean = float(differences.mean())
     if _constant(differences):
@@ -75,8 +79,8 @@ def _constant(values: Floats | Sequence[float]) -> bool:
 
 
 def _tested(difference: float, test: Any, whole: float | None) -> Estimate:
-    ends = test.confidence_interval(CONFIDENCE)
-    estimate = Estimate(difference, float(ends.low), float(ends.high), float(test.pvalue))
+    low, high = test.confidence_interval(CONFIDENCE)
+    estimate = Estimate(difference, float(low), float(high), float(test.pvalue))
     return estimate.within(-(whole or 0.0), whole)
 
 

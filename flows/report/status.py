@@ -15,7 +15,7 @@ from flows.pipeline.config import RunConfig
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.store.base import Store
 
-_DONE = ("done", "reused")
+DONE = ("done", "reused")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RunStatus:
     @property
     def num_done(self) -> int:
         """Steps whose artifact the last attempt has."""
-        return sum(step.state in _DONE for step in self.steps)
+        return sum(step.state in DONE for step in self.steps)
 
     @property
     def num_steps(self) -> int:
@@ -139,7 +139,7 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
         # Another version wrote the run: what is on record is all that is known.
         names = []
     ended = last is not None and last.state != "running"
-    steps: dict[str, StepStatus] = {}
+    steps = {}
     for step in sorted(record.steps(), key=lambda step: step.started):
         # Steps of earlier attempts may be of another configuration.
         is_earlier = last is not None and (step.ended or step.started) < last.started

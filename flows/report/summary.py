@@ -1,6 +1,7 @@
 """A run's results, iteration by iteration, read from the artifacts of its steps."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_prefix
-from flows.report.status import RunStatus, run_status
+from flows.report.status import DONE, RunStatus, run_status
 from flows.report.table import BASE, POLICY, FigureRow, FittedTable, Lines, figures_table
 from stages.contract.errors import DamagedArtifactError
 from stages.evaluate.statistics import Estimate
@@ -18,7 +19,7 @@ from stages.store.registry import ModelRegistry
 from stages.train.params import TrainParams
 
 # Figures of the stages `pair` and `train`.
-_TRAINING_FIGURES = ("pairs", "ties", "loss")
+_TRAINING_FIGURES = ("pairs", "ties", "loss", "bonus_ratio", "kappa")
 _BONUS_FIGURES = ("bonus_ratio", "kappa")
 
 
@@ -55,7 +56,7 @@ class Summary:
 
     def made(self, stage: str) -> list[tuple[int, Artifact]]:
         """Artifacts of a stage, with the iterations that have one."""
-        artifacts: list[tuple[int, Artifact]] = []
+        artifacts = []
         for iteration in range(1, self.config.iterations + 1):
             artifact = self.artifacts.get(f"iteration-{iteration}/{stage}")
             if artifact is not None:
@@ -64,7 +65,8 @@ class Summary:
 
     def last(self, stage: str) -> Artifact | None:
         """Artifact of a stage in the last iteration that has one."""
-        return next((artifact for _, artifact in reversed(self.made(stage))), None)
+        artifacts = self.made(stage)
+        return artifacts[-1][1] if artifacts else None
 
     def read_json(self, step: str, path: str) -> dict[str, Any]:
         """Content of a JSON file of a step's artifact; empty if the step has none."""
@@ -73,11 +75,14 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
+        suites = {}
+        for name, rows in self.suites.items():
+            suites[name] = [asdict(row) for row in rows]
         return {
             "run": self.run,
             "store": self.store,
             "rows": [asdict(row) for row in self.rows],
-            "suites": {name: [asdict(row) for row in rows] for name, rows in self.suites.items()},
+            "suites": suites,
             "checkpoint": self.checkpoint,
             "registered": self.registered,
             "damaged": self.damaged,
@@ -86,12 +91,9 @@ class Summary:
 
     def tables(self) -> list[FittedTable]:
         """The tables that a run ends with: its own, and one for each suite."""
-        evaluations = {f"run {self.run}": self.rows}
-        evaluations |= {f"suite {name}": rows for name, rows in self.suites.items()}
-        tables: list[FittedTable] = []
-        for title, rows in evaluations.items():
-            lines: Lines = {(str(row.iteration or BASE),): row.cells() for row in rows}
-            tables.append(figures_table(title, ["iteration"], lines))
+        tables = [_table(f"run {self.run}", self.rows)]
+        for name, rows in self.suites.items():
+            tables.append(_table(f"suite {name}", rows))
         return tables
 
     def places(self) -> list[str]:
@@ -99,6 +101,13 @@ class Summary:
         lines = [f"checkpoint  {self.checkpoint}"] if self.checkpoint else []
         lines += [f"registry    {line}" for line in self.registered]
         return [*lines, f"artifacts   {self.store}/artifacts"]
+
+
+def _table(title: str, rows: Sequence[FigureRow]) -> FittedTable:
+    lines: Lines = {}
+    for row in rows:
+        lines[str(row.iteration or BASE),] = row.cells()
+    return figures_table(title, ["iteration"], lines)
 
 
 def kappa_label(train: TrainParams) -> str:
@@ -116,26 +125,30 @@ def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
     A damaged artifact is left out as well, with a warning. Unset, ``config`` is the run's own.
     """
     config = config or record.config()
-    summary = Summary(run=record.name, config=config, store=record.store.location)
-    summary.status = run_status(record, config)
+    store = record.store
+    status = run_status(record, config)
+    summary = Summary(record.name, config, store.location, status=status)
     for step in record.steps():
-        if step.state in ("done", "reused"):
+        if step.state in DONE:
             try:
-                artifact = record.store.load(step.stage, step.key)
+                artifact = store.load(step.stage, step.key)
             except DamagedArtifactError as error:
-                summary.damaged.append(f"{step.step}: {error}")
-                warnings.warn(DamagedRecordWarning(f"{step.step}: {error}"), stacklevel=2)
+                damage = f"{step.step}: {error}"
+                summary.damaged.append(damage)
+                warnings.warn(DamagedRecordWarning(damage), stacklevel=2)
                 continue
             if artifact is not None:
                 summary.artifacts[step.step] = artifact
     for iteration in range(config.iterations + 1):
         summary.rows.append(iteration_row(summary, iteration))
     for name in config.suites:
-        if rows := suite_rows(summary, name):
+        rows = suite_rows(summary, name)
+        if rows:
             summary.suites[name] = rows
     trained = summary.last("train")
-    summary.checkpoint = trained.address("checkpoint") if trained else None
-    summary.registered = _registered(record.store, config.model or config.name)
+    if trained is not None:
+        summary.checkpoint = trained.address("checkpoint")
+    summary.registered = _registered(store, config.model or config.name)
     return summary
 
 
@@ -144,33 +157,38 @@ def _registered(store: Store, model: str) -> list[str]:
     if model not in registry.names():
         return []
     steps = {version.version: version.step for version in registry.versions(model)}
-    return [
-        f"{model}@{alias.alias} is version {alias.version} ({steps.get(alias.version, 'gone')})"
-        for alias in registry.aliases(model)
-    ]
+    lines = []
+    for alias in registry.aliases(model):
+        number = alias.version
+        step = steps.get(number, "gone")
+        lines.append(f"{model}@{alias.alias} is version {number} ({step})")
+    return lines
 
 
 def iteration_row(summary: Summary, iteration: int) -> FigureRow:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures next to the policy's.
-    row = evaluated_row(summary.artifacts.get(f"iteration-{iteration or 1}/evaluate"), iteration)
+    evaluated = summary.artifacts.get(f"iteration-{iteration or 1}/evaluate")
+    row = evaluated_row(evaluated, iteration)
     if iteration == 0:
         return row
     paired = summary.read_json(f"iteration-{iteration}/pair", "metrics.json")
     trained = summary.read_json(f"iteration-{iteration}/train", "summary.json")
     metrics = trained.get("metrics", {}) | paired
-    has_bonus = summary.config.train.has_bonus
-    for name in _TRAINING_FIGURES + (_BONUS_FIGURES if has_bonus else ()):
-        if metrics.get(name) is not None:
+    for name in _TRAINING_FIGURES:
+        is_hidden = name in _BONUS_FIGURES and not summary.config.train.has_bonus
+        if metrics.get(name) is not None and not is_hidden:
             row.figures[name] = Estimate(metrics[name])
     return row
 
 
 def suite_rows(summary: Summary, name: str) -> list[FigureRow]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
-    evaluations = summary.made(suite_prefix("evaluate", name))
-    rows = [evaluated_row(evaluated, 0) for _, evaluated in evaluations[:1]]
-    rows += [evaluated_row(evaluated, iteration) for iteration, evaluated in evaluations]
+    rows: list[FigureRow] = []
+    for iteration, evaluated in summary.made(suite_prefix("evaluate", name)):
+        if not rows:
+            rows.append(evaluated_row(evaluated, 0))
+        rows.append(evaluated_row(evaluated, iteration))
     return rows
 
 
@@ -181,5 +199,6 @@ def evaluated_row(evaluated: Artifact | None, iteration: int) -> FigureRow:
         model = POLICY if iteration else BASE
         for line in pq.read_table(evaluated.file("figures.parquet")).to_pylist():
             if line["model"] == model:
-                row.figures[line["figure"]] = Estimate(line["value"], line["low"], line["high"])
+                estimate = Estimate(line["value"], line["low"], line["high"])
+                row.figures[line["figure"]] = estimate
     return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -90,9 +91,10 @@ class FigureRow:
 
     def cells(self) -> dict[str, Cell]:
         """The figures for a person."""
-        return {
-            name: Cell.of(figure, column_of(name).form) for name, figure in self.figures.items()
-        }
+        cells = {}
+        for name, figure in self.figures.items():
+            cells[name] = Cell.of(figure, column_of(name).form)
+        return cells
 
 
 def column_of(name: str) -> FigureColumn:
@@ -123,7 +125,7 @@ def figures_table(
         left: As in :class:`FittedTable`.
         note: As in :class:`FittedTable`.
     """
-    names = ordered(name for cells in lines.values() for name in cells)
+    names = ordered(itertools.chain.from_iterable(lines.values()))
     rows: list[list[str | Cell]] = []
     for labels, cells in lines.items():
         figures = [cells.get(name, Cell("-")) for name in names]
@@ -139,7 +141,10 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 def interval_text(interval: Sequence[float] | None, form: str) -> str:
     """``[0.921, 0.951]``; empty if there is none."""
-    return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
+    if not interval:
+        return ""
+    low, high = interval
+    return f"[{low:{form}}, {high:{form}}]"
 
 
 def formatted(value: float | None, form: str) -> str:
@@ -170,12 +175,16 @@ class FittedTable:
 
     def records(self) -> list[dict[str, str]]:
         """A record for each row, from the titles of the columns to text on one line."""
-        rows = ([str(cell).replace("\n", ", ") for cell in row] for row in self.rows)
-        return [dict(zip(self.header, row, strict=True)) for row in rows]
+        records = []
+        for row in self.rows:
+            texts = [str(cell).replace("\n", ", ") for cell in row]
+            records.append(dict(zip(self.header, texts, strict=True)))
+        return records
 
     def first_columns(self, count: int) -> Self:
         """The table without the columns right of the first ``count``."""
-        return replace(self, header=self.header[:count], rows=[row[:count] for row in self.rows])
+        rows = [row[:count] for row in self.rows]
+        return replace(self, header=self.header[:count], rows=rows)
 
     def markdown(self) -> str:
         """The table in Markdown, without its title and note; bars in its cells are escaped."""
@@ -192,10 +201,10 @@ class FittedTable:
         """
         shown = len(self.header)
         unlimited = options.update(max_width=_UNLIMITED)
-        while (
-            shown > self.kept
-            and Measurement.get(console, unlimited, self._table(shown)).maximum > options.max_width
-        ):
+        while shown > self.kept:
+            table = self._table(shown)
+            if Measurement.get(console, unlimited, table).maximum <= options.max_width:
+                break
             shown -= 1
         yield self._table(shown)
         if shown < len(self.header):
@@ -216,6 +225,8 @@ class FittedTable:
 def _cell(cell: str | Cell) -> Text:
     """The first line as it is, others softer: they are intervals."""
     # Below the figure, an interval does not make the table wider than a terminal.
-    text = f"{cell.text}\n{cell.interval}".rstrip() if isinstance(cell, Cell) else cell
-    first, *others = text.split("\n")
-    return Text("\n").join([Text(first), *(Text(line, style="dim") for line in others)])
+    if isinstance(cell, Cell):
+        cell = f"{cell.text}\n{cell.interval}".rstrip()
+    first, *others = cell.split("\n")
+    lines = [Text(line, style="dim") for line in others]
+    return Text("\n").join([Text(first), *lines])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flows.execution.run_record import resume_command
-from flows.report.status import RunStatus
+from flows.report.status import DONE, RunStatus
 from flows.report.summary import Summary
 from flows.report.table import Cell, FigureRow, column_of, ordered
 
@@ -48,15 +48,15 @@ def verdict(summary: Summary) -> Verdict:
     reasons = [*result.reasons, *_ties(summary)]
     resume = resume_command(summary.run, summary.store)
     status = summary.status
-    if status is not None and (status.num_done < status.num_steps or status.state in _ENDS):
+    if status is not None and (status.state in _ENDS or status.num_done < status.num_steps):
         done = f"{status.num_done} of {status.num_steps} steps are done"
         if status.state == "running":
             tone = "open"
             sentence = f"The run is at work: {done}. {sentence}"
         else:
             tone = "bad"
-            ended = _ENDS.get(status.state, "is not complete")
-            sentence = f"The run {ended}: {done}. Go on with `{resume}`. So far: {sentence}"
+            end = _ENDS.get(status.state, "is not complete")
+            sentence = f"The run {end}: {done}. Go on with `{resume}`. So far: {sentence}"
             reasons = [*_unfinished(status), *reasons]
     elif summary.damaged:
         tone = "bad"
@@ -71,7 +71,7 @@ def verdict(summary: Summary) -> Verdict:
 def _unfinished(status: RunStatus) -> Iterator[str]:
     """Steps that failed or were stopped, with the cause, and the number of those to come."""
     for step in status.steps:
-        if step.state not in ("done", "reused"):
+        if step.state not in DONE:
             record = step.record
             # The first line of a message has the cause behind the step's name.
             line = record.message.strip().partition("\n")[0]
@@ -85,27 +85,27 @@ def _of_models(summary: Summary) -> Verdict:
     """Sentences of the evaluations and the gates."""
     if summary.last_iteration == 0:
         return Verdict("open", "No iteration has been evaluated yet.")
-    sentence = _sentence(summary.rows[summary.last_iteration], summary.rows[0])
-    decision = summary.read_json(f"iteration-{summary.last_iteration}/promote", "decision.json")
+    row = summary.rows[summary.last_iteration]
+    sentence = _sentence(row, summary.rows[0])
+    decision = summary.read_json(f"iteration-{row.iteration}/promote", "decision.json")
     if not decision:
         return Verdict("open", f"{sentence}.")
     if decision["promoted"]:
         aliases = ", ".join(decision["aliases"])
         promoted = f" and was promoted to {aliases}" if aliases else ""
         return Verdict("good", f"{sentence}. It passed every gate{promoted}.")
-    reasons = tuple(gate["reason"] for gate in decision["gates"] if not gate["passed"])
-    return Verdict("bad", f"{sentence}. It was not promoted.", reasons)
+    reasons = [gate["reason"] for gate in decision["gates"] if not gate["passed"]]
+    return Verdict("bad", f"{sentence}. It was not promoted.", tuple(reasons))
 
 
 def _sentence(row: FigureRow, base: FigureRow) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
-    number = f"{row.iteration} iteration{'s' if row.iteration > 1 else ''}"
-    wins = row.figures["win_rate"]
-    share = f"{100 * wins.value:.1f} %"
-    if wins.interval is not None:
-        low, high = wins.interval
-        share += f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
-    sentence = f"After {number} the model scores above its base on {share} of the held-out prompts"
+    plural = "s" if row.iteration > 1 else ""
+    wins = Cell.of(row.figures["win_rate"], ".1%")
+    sentence = (
+        f"After {row.iteration} iteration{plural} the model scores above its base on {wins} of the "
+        "held-out prompts"
+    )
     ties = row.values.get("tied_prompts")
     if ties:
         sentence += f" ({ties:.0f} tie)"
@@ -130,10 +130,10 @@ def _cautions(summary: Summary) -> Iterator[str]:
         for sentence in trained.read_json("summary.json").get("cautions", ()):
             yield f"training of iteration {iteration}: {sentence}"
     iteration = summary.last_iteration
-    metrics = summary.read_json(f"iteration-{iteration}/evaluate", "metrics.json")
-    if not metrics:
+    evaluated = summary.artifacts.get(f"iteration-{iteration}/evaluate")
+    if evaluated is None:
         return
-    prompts = metrics["compared_prompts"]
+    prompts = evaluated.read_json("metrics.json")["compared_prompts"]
     yield f"one training seed, {prompts} held-out prompts; `geb sweep --seeds` tries other seeds"
     yield from _falls("", [summary.rows[0], summary.rows[iteration]])
     for name, rows in summary.suites.items():
@@ -143,9 +143,10 @@ def _cautions(summary: Summary) -> Iterator[str]:
 def _falls(evaluation: str, rows: Sequence[FigureRow]) -> Iterator[str]:
     """Yields a sentence for each score that is lower in the last row than in the first."""
     for name in ordered(rows[0].figures):
-        is_score = name in ("mean_reward", "accuracy") or name.startswith(("components.", "pass@"))
         first = rows[0].figures[name]
         last = rows[-1].figures.get(name)
+        is_score = name.startswith(("mean_reward", "accuracy", "components.", "pass@"))
         if is_score and last is not None and last.value < first.value:
-            title = f"{evaluation}{column_of(name).title}"
-            yield f"{title} fell from {first.value:.3f} to {Cell.of(last, '.3f')}"
+            title = column_of(name).title
+            now = Cell.of(last, ".3f")
+            yield f"{evaluation}{title} fell from {first.value:.3f} to {now}"

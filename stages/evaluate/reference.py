@@ -74,8 +74,9 @@ class Reference:
     @torch.inference_mode()
     def _sums(self, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
         """Sums of one forward pass."""
-        tokens = [ids for example in examples for ids in (example.prompt, example.response)]
-        highest = max((int(ids.max()) for ids in tokens if len(ids)), default=0)
+        highest = 0
+        for example in examples:
+            highest = max(highest, *example.prompt, *example.response)
         if highest >= self._vocabulary:
             raise UserError(
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
@@ -83,9 +84,8 @@ class Reference:
             )
         logprobs = padded_rows(examples).to(self._device).logprobs(self._logprobs)
         token_logprobs = logprobs.double().cpu().numpy()
-        owners = np.repeat(
-            np.arange(len(examples)), [len(example.response) for example in examples]
-        )
+        lengths = [len(example.response) for example in examples]
+        owners = np.repeat(np.arange(len(examples)), lengths)
         return np.bincount(owners, weights=token_logprobs, minlength=len(examples)).astype(
             np.float64, copy=False
         )

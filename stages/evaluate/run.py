@@ -6,7 +6,6 @@ import heapq
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,13 @@ import pyarrow.compute as pc
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.evaluate.params import EvaluateParams
-from stages.evaluate.summary import Metrics, PromptFigure, SampleSummary, figures, win_rate
+from stages.evaluate.summary import (
+    Metrics,
+    PromptFigure,
+    SampleSummary,
+    figures,
+    win_rate,
+)
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.tables.join import ScoredBatch, read_scored
@@ -54,7 +59,6 @@ _SAMPLES_PER_PROMPT = 4
 class _Side:
     """One of the two models: its samples, and what is to be computed of them."""
 
-    name: str
     responses: list[Path]
     scores: list[Path]
     reference: Reference | None
@@ -79,21 +83,24 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
     comparison, won = win_rate(
         policy_figures.get("mean_reward", {}), base_figures.get("mean_reward", {})
     )
-    num_prompts = len(policy.summary.prompt_ids | base.summary.prompt_ids)
-    metrics: Metrics = {
-        **comparison,
-        "uncompared_prompts": num_prompts - len(won),
-        **policy.summary.metrics(),
-        **{f"base_{name}": value for name, value in base.summary.metrics().items()},
-    }
-    (ctx.out / "metrics.json").write_text(dump_json(metrics))
+    prompts = policy.summary.prompt_ids | base.summary.prompt_ids
+    uncompared = len(prompts) - len(won)
+    comparison["uncompared_prompts"] = uncompared
+    policy_metrics = comparison | policy.summary.metrics()
+    base_metrics = base.summary.metrics()
+    prefixed = {f"base_{name}": value for name, value in base_metrics.items()}
+    (ctx.out / "metrics.json").write_text(dump_json(policy_metrics | prefixed))
     policy_figures["win_rate"] = won
-    write_figures(ctx.out, metrics, {"policy": policy_figures, "base": base_figures})
+    write_figures(
+        ctx.out,
+        {"policy": policy_metrics, "base": base_metrics},
+        {"policy": policy_figures, "base": base_figures},
+    )
     _write_samples(ctx.out / "samples.jsonl", policy, base)
-    if metrics["uncompared_prompts"]:
+    if uncompared:
         ctx.events.warning(
-            f"{metrics['uncompared_prompts']} prompts are not in the win rate: a score or one "
-            "model's samples are missing"
+            f"{uncompared} prompts are not in the win rate: a score or one model's samples are "
+            "missing"
         )
 
 
@@ -122,54 +129,57 @@ def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None
 
 
 def write_figures(
-    folder: Path, metrics: Metrics, by_prompt: Mapping[str, Mapping[str, PromptFigure]]
+    folder: Path,
+    metrics: Mapping[str, Metrics],
+    by_prompt: Mapping[str, Mapping[str, PromptFigure]],
 ) -> None:
     """Writes the figures of both models, and what each prompt adds to them, by the model."""
     rows = []
     prompts = []
     for model, prompt_figures in by_prompt.items():
-        prefix = "base_" if model == "base" else ""
-        rows += [{"model": model, **row} for row in figures(metrics, prefix, prompt_figures)]
-        prompts += [
-            {"model": model, "prompt_id": prompt, "figure": name, "total": total, "count": count}
-            for name, figure in prompt_figures.items()
-            for prompt, (total, count) in figure.items()
-        ]
+        for row in figures(metrics[model], prompt_figures):
+            rows.append({"model": model, **row})
+        for name, figure in prompt_figures.items():
+            for prompt, (total, count) in figure.items():
+                row = {
+                    "model": model,
+                    "prompt_id": prompt,
+                    "figure": name,
+                    "total": total,
+                    "count": count,
+                }
+                prompts.append(row)
     write_table(folder / "figures.parquet", FIGURES, rows)
     write_table(folder / "prompts.parquet", PROMPT_FIGURES, prompts)
 
 
 def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> list[_Side]:
-    sides = [
-        _Side(
-            name=name,
+    params = ctx.params
+    sides = []
+    for name, prefix in (("policy", ""), ("base", "base_")):
+        side = _Side(
             responses=ctx.paths(f"{prefix}responses"),
             scores=ctx.paths(f"{prefix}scores"),
-            reference=reference if ctx.params.log_pi_ref in (name, "both") else None,
-            summary=SampleSummary(ctx.params.correct_from, ctx.params.pass_at_k),
+            reference=reference if params.log_pi_ref in (name, "both") else None,
+            summary=SampleSummary(params.correct_from, params.pass_at_k),
         )
-        for name, prefix in (("policy", ""), ("base", "base_"))
-    ]
-    for side in sides:
         if num_rows(side.responses) == 0:
             raise UserError(
-                f"the {side.name} has no responses",
-                "check the test prompts and the generation",
+                f"the {name} has no responses", "check the test prompts and the generation"
             )
+        sides.append(side)
     return sides
 
 
 def _kept_prompts(sides: list[_Side]) -> set[str]:
     """The prompts with the smallest ids that both models answered."""
-    answered = [
-        {
-            prompt_id
-            for batch in read_batches(side.responses, RESPONSES, columns=["prompt_id"])
-            for prompt_id in pc.unique(batch["prompt_id"]).to_pylist()
-        }
-        for side in sides
-    ]
-    return set(heapq.nsmallest(_SAMPLE_PROMPTS, answered[0] & answered[1]))
+    answered = []
+    for side in sides:
+        prompts: set[str] = set()
+        for batch in read_batches(side.responses, RESPONSES, columns=["prompt_id"]):
+            prompts.update(pc.unique(batch["prompt_id"]).to_pylist())
+        answered.append(prompts)
+    return set(heapq.nsmallest(_SAMPLE_PROMPTS, set.intersection(*answered)))
 
 
 def _row_sums(column: pa.ListArray) -> npt.NDArray[np.float64]:
@@ -185,20 +195,17 @@ def _keep_samples(
     log_pi_ref: npt.NDArray[np.float64] | None,
     kept_prompts: set[str],
 ) -> None:
-    for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+    for prompt_id, start, end in batch.prompts():
         if prompt_id not in kept_prompts:
             continue
-        rows = batch.responses.slice(start, min(end - start, _SAMPLES_PER_PROMPT)).to_pylist()
-        samples = [
-            {
-                "sample_index": row["sample_index"],
-                "response": row["response"],
-                "finish_reason": row["finish_reason"],
-                "score": batch.scores[place].as_py(),
-                "log_pi_ref": None if log_pi_ref is None else float(log_pi_ref[place]),
-            }
-            for place, row in enumerate(rows, start)
-        ]
+        number = min(end - start, _SAMPLES_PER_PROMPT)
+        rows = batch.responses.slice(start, number).to_pylist()
+        samples = []
+        for place, row in enumerate(rows, start):
+            sample = {name: row[name] for name in ("sample_index", "response", "finish_reason")}
+            sample["score"] = batch.scores[place].as_py()
+            sample["log_pi_ref"] = None if log_pi_ref is None else float(log_pi_ref[place])
+            samples.append(sample)
         side.kept[prompt_id] = {
             "messages": rows[0]["messages"],
             "reference_answer": rows[0]["reference_answer"],

@@ -9,7 +9,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,18 +33,7 @@ LONGEST_NGRAM = 4
 Metrics = dict[str, Any]
 PromptFigure = dict[str, tuple[float, int]]
 """One figure of each prompt: a sum over its samples, and what that is divided by."""
-REPORTED = (
-    "mean_reward",
-    "win_rate",
-    "tied_prompts",
-    "mean_log_pi_ref",
-    *(f"distinct_{n}" for n in range(1, LONGEST_NGRAM + 1)),
-    "mean_response_tokens",
-    "truncated_share",
-    "repetition",
-    "refusal_share",
-)
-"""Metrics that reports show."""
+_UNREPORTED = ("compared_prompts", "uncompared_prompts", "mean_reward_se", "mean_log_pi")
 
 
 class SampleSummary:
@@ -83,8 +71,8 @@ class SampleSummary:
         """
         scores = batch.scores.to_pylist()
         components = batch.scored["components"].to_pylist()
-        self.prompt_ids.update(batch.prompt_ids)
-        for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+        for prompt_id, start, end in batch.prompts():
+            self.prompt_ids.add(prompt_id)
             self._add_scores(prompt_id, scores[start:end])
             self._add_components(prompt_id, components[start:end])
             self._put("mean_response_tokens", prompt_id, num_tokens[start:end])
@@ -98,7 +86,10 @@ class SampleSummary:
             tokens=int(num_tokens.sum()),
             truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0,
         )
-        self._repetition.extend(x for x in map(repetition, texts) if x is not None)
+        for text in texts:
+            share = repetition(text)
+            if share is not None:
+                self._repetition.append(share)
         self._log_pi += float(log_pi.sum())
 
     def _add_scores(self, prompt_id: str, scores: list[float | None]) -> None:
@@ -126,28 +117,29 @@ class SampleSummary:
         """Figures prompt by prompt; rewards and solved problems without unscored prompts."""
         figures = dict(self._by_prompt)
         solved = figures.get("accuracy", {})
-        correct = np.array([total for total, _ in solved.values()], dtype=np.int64)
-        samples = np.array([count for _, count in solved.values()], dtype=np.int64)
+        counts = np.array(list(solved.values()), dtype=np.int64).reshape(-1, 2)
+        correct, samples = counts.T
         for k in self._tries:
             passed = pass_at_k(correct, samples, k).tolist()
-            figures[f"pass@{k}"] = {
-                prompt: (share, 1) for prompt, share in zip(solved, passed, strict=True)
-            }
+            shares = zip(solved, passed, strict=True)
+            figures[f"pass@{k}"] = {prompt: (share, 1) for prompt, share in shares}
         return figures
 
     def metrics(self) -> Metrics:
         """Metrics that need no other model's samples."""
         rewards = self._by_prompt.get("mean_reward", {})
-        means = [total / count for total, count in rewards.values()]
         counts = self._counts
         responses = counts["responses"]
         # A server that gives no log-probabilities has NaN.
         log_pi = self._log_pi / responses
         repeated = self._repetition
+        distinct = {}
+        for n, ratio in enumerate(self._distinct.per_ngram(), 1):
+            distinct[f"distinct_{n}"] = ratio
         return {
             "mean_reward": _mean_of(rewards),
-            "mean_reward_se": clustered_standard_error(means),
-            **{f"distinct_{n}": ratio for n, ratio in enumerate(self._distinct.per_ngram(), 1)},
+            "mean_reward_se": clustered_standard_error(rewards),
+            **distinct,
             "mean_log_pi_ref": _mean_of(self._by_prompt.get("mean_log_pi_ref", {})),
             "mean_log_pi": None if math.isnan(log_pi) else log_pi,
             "mean_response_tokens": counts["tokens"] / responses,
@@ -163,7 +155,9 @@ def repetition(text: str) -> float | None:
     This is seq-rep-4 of Welleck et al. 2019, arXiv 1908.04319.
     """
     grams = list(ngrams(text.split(), _REPEATED_N))
-    return 1 - len(set(grams)) / len(grams) if grams else None
+    if not grams:
+        return None
+    return 1 - len(set(grams)) / len(grams)
 
 
 def ngrams(words: list[str], n: int) -> Iterator[tuple[str, ...]]:
@@ -171,21 +165,24 @@ def ngrams(words: list[str], n: int) -> Iterator[tuple[str, ...]]:
     return zip(*(words[start:] for start in range(n)), strict=False)
 
 
-def clustered_standard_error(prompt_means: list[float]) -> float | None:
-    """Standard error of the mean reward, from the means of the prompts.
+def clustered_standard_error(figure: PromptFigure) -> float | None:
+    """Standard error of the mean, from the means of the prompts.
 
     Samples of one prompt resemble each other; taking each for an independent observation would
     understate the error. None with fewer than two prompts.
     """
-    if len(prompt_means) < 2:
+    if len(figure) < 2:
         return None
-    return float(np.std(prompt_means, ddof=1) / math.sqrt(len(prompt_means)))
+    means = [total / count for total, count in figure.values()]
+    return float(np.std(means, ddof=1) / math.sqrt(len(means)))
 
 
 def _mean_of(figure: PromptFigure) -> float | None:
     """Mean over all samples, the same in any order; None without samples."""
-    count = sum(samples for _, samples in figure.values())
-    return math.fsum(total for total, _ in figure.values()) / count if count else None
+    if not figure:
+        return None
+    totals, counts = zip(*figure.values(), strict=True)
+    return math.fsum(totals) / sum(counts)
 
 
 def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptFigure]:
@@ -204,7 +201,7 @@ def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptF
     Raises:
         UserError: No prompt can be compared, or a prompt has more samples of one model.
     """
-    won: PromptFigure = {}
+    won = {}
     ties = 0
     for prompt_id, (total, count) in policy.items():
         if prompt_id not in base:
@@ -223,31 +220,27 @@ def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptF
             "policy and base model have no scored prompt in common",
             "sample and score both on the same test prompts",
         )
-    compared = len(won)
     metrics = {
-        "win_rate": sum(win for win, _ in won.values()) / compared,
-        "compared_prompts": compared,
+        "win_rate": _mean_of(won),
+        "compared_prompts": len(won),
         "tied_prompts": ties,
     }
     return metrics, won
 
 
-def figures(
-    metrics: Metrics, prefix: str, by_prompt: Mapping[str, PromptFigure]
-) -> Iterator[dict[str, Any]]:
+def figures(metrics: Metrics, by_prompt: Mapping[str, PromptFigure]) -> Iterator[dict[str, Any]]:
     """Figures of one model with their 95 % intervals, as far as they are known.
 
     Intervals are bootstraps over prompts, and Wilson's for the win rate: a policy that wins every
-    prompt has an interval too. ``prefix`` begins the names of the model's metrics.
+    prompt has an interval too. The base has no win rate.
     """
     estimates = {name: _estimate(name, figure) for name, figure in by_prompt.items() if figure}
     log_pi = metrics.get("mean_log_pi")
     log_pi_ref = metrics.get("mean_log_pi_ref")
-    if not prefix and log_pi is not None and log_pi_ref is not None:
+    if "win_rate" in by_prompt and log_pi is not None and log_pi_ref is not None:
         estimates["kl_to_base"] = Estimate(log_pi - log_pi_ref)
-    for name in REPORTED:
-        value = metrics.get(f"{prefix}{name}")
-        if value is not None:
+    for name, value in metrics.items():
+        if value is not None and name not in _UNREPORTED:
             estimates[name] = replace(estimates.get(name, Estimate(value)), value=value)
     for name, estimate in estimates.items():
         yield {
@@ -260,7 +253,8 @@ def figures(
 
 
 def _estimate(name: str, figure: PromptFigure) -> Estimate:
-    totals, counts = np.array([figure[prompt] for prompt in sorted(figure)], dtype=np.float64).T
+    values = [figure[prompt] for prompt in sorted(figure)]
+    totals, counts = np.array(values, dtype=np.float64).T
     if name == "win_rate":
         return proportion(int(totals.sum()), len(totals))
     return ratio_of_sums(totals, counts)
@@ -287,8 +281,8 @@ class DistinctCounter:
 
     def per_ngram(self) -> list[float | None]:
         """Different n-grams by n-grams, n = 1…; None if the corpus has no n-gram."""
-        ratios: list[float | None] = []
+        ratios = []
         for hashes in self._hashes:
-            total = sum(map(len, hashes))
-            ratios.append(len(np.unique(np.concatenate(hashes))) / total if total else None)
+            grams = np.concatenate(hashes)
+            ratios.append(len(np.unique(grams)) / len(grams) if len(grams) else None)
         return ratios

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,7 +116,7 @@ def _comparable(
     best scores.
     """
     reasons = batch.responses["finish_reason"].to_pylist()
-    for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+    for prompt_id, start, end in batch.prompts():
         if end - start < 2:
             raise UserError(
                 f"prompt {prompt_id} has one response; a pair wants two",

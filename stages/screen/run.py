@@ -3,8 +3,6 @@
 Memory holds 16 bytes and some overhead for each solved prompt.
 """
 
-from itertools import pairwise
-
 import numpy as np
 
 from stages.contract.errors import UserError
@@ -50,7 +48,7 @@ def _solved(ctx: StageContext[ScreenParams]) -> set[bytes]:
         # NaN, for a missing score, is not greater than anything.
         scores = batch.scores.to_numpy(zero_copy_only=False)
         enough = np.greater_equal(scores, ctx.params.solved_score)
-        for prompt_id, (start, stop) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+        for prompt_id, start, stop in batch.prompts():
             if enough[start:stop].any():
                 solved.add(bytes.fromhex(prompt_id))
     return solved

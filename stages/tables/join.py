@@ -6,7 +6,7 @@ batches of whole prompts. Memory is bounded by a batch, whatever the tables' len
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from stages.contract.errors import UserError
 from stages.tables.schemas import RESPONSES, SCORES, read_batches
 
-# A response of 2,000 tokens and its prompt take about 50 KiB here: some 100 MiB a batch.
+# Rows read at a time. A response of 2,000 tokens and its prompt take about 50 KiB here: some
+# 100 MiB a batch. A prompt with more responses makes its batch larger.
 BATCH_ROWS = 2048
 _KEYS = ("prompt_id", "sample_index")
 
@@ -41,10 +42,11 @@ class ScoredBatch:
         """[R] scores; null if the oracle could not score, finite elsewhere."""
         return self.scored["score"]
 
-    @property
-    def prompt_ids(self) -> list[str]:
-        """Ids of the P prompts."""
-        return self.responses["prompt_id"].take(pa.array(self.starts[:-1])).to_pylist()
+    def prompts(self) -> Iterator[tuple[str, int, int]]:
+        """Id of each prompt, its first row, and the row after its last."""
+        ids = self.responses["prompt_id"]
+        for start, end in pairwise(self.starts):
+            yield ids[start].as_py(), start, end
 
 
 def read_scored(
@@ -53,7 +55,6 @@ def read_scored(
     *,
     columns: Sequence[str] | None = None,
     score_columns: Sequence[str] = (),
-    batch_rows: int = BATCH_ROWS,
 ) -> Iterator[ScoredBatch]:
     """Yields the responses of all shards with their scores, whole prompts in each batch.
 
@@ -62,7 +63,6 @@ def read_scored(
         scores: Scores tables, in the same order.
         columns: Columns of the responses wanted; None for all.
         score_columns: Columns of the scores in addition to the score itself.
-        batch_rows: Rows read at a time. A prompt with more responses makes its batch larger.
 
     Raises:
         UserError: The tables are not each other's: counts, rows or their order differ; or a score
@@ -76,7 +76,7 @@ def read_scored(
     read_columns = None if columns is None else list(dict.fromkeys([*_KEYS, *columns]))
     read_scores = list(dict.fromkeys([*_KEYS, "score", *score_columns]))
     for responses_path, scores_path in zip(responses, scores, strict=True):
-        yield from _read_shard(responses_path, scores_path, read_columns, read_scores, batch_rows)
+        yield from _read_shard(responses_path, scores_path, read_columns, read_scores)
 
 
 def _read_shard(
@@ -84,17 +84,17 @@ def _read_shard(
     scores_path: Path,
     columns: list[str] | None,
     score_columns: list[str],
-    batch_rows: int,
 ) -> Iterator[ScoredBatch]:
     # For the one that ends first.
     none = pa.table({name: pa.array([], pa.null()) for name in _KEYS})
-    held: tuple[pa.Table, pa.Table] | None = None
+    held = None
     batches = zip_longest(
-        read_batches(responses_path, RESPONSES, columns=columns, batch_rows=batch_rows),
-        read_batches(scores_path, SCORES, columns=score_columns, batch_rows=batch_rows),
+        read_batches(responses_path, RESPONSES, columns=columns, batch_rows=BATCH_ROWS),
+        read_batches(scores_path, SCORES, columns=score_columns, batch_rows=BATCH_ROWS),
     )
-    for pair in batches:
-        rows, scored = (none if batch is None else pa.Table.from_batches([batch]) for batch in pair)
+    for response_batch, score_batch in batches:
+        rows = none if response_batch is None else pa.Table.from_batches([response_batch])
+        scored = none if score_batch is None else pa.Table.from_batches([score_batch])
         if any(not rows[key].equals(scored[key]) for key in _KEYS):
             raise UserError(
                 f"{scores_path} does not hold the scores of {responses_path}",

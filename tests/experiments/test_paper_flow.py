@@ -50,7 +50,7 @@ def test_rows_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> 
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     document = json.loads(done.stdout)
     # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
-    assert {run["run"]: run["tunes"] for run in document["runs"]}.keys() == {
+    assert {run["run"] for run in (*document["tuning"], *document["reported"])} == {
         "paper-tiny-design_none-s0",
         "paper-tiny-kappa_0.5-s0",
         "paper-tiny-kappa_1-s0",
@@ -62,7 +62,7 @@ def test_rows_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> 
     assert "## front desk: main" in Path(document["page"]).read_text()
     again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     assert "✓" not in again.stderr, "no run is started for what the store has"
-    assert json.loads(again.stdout)["runs"] == document["runs"]
+    assert json.loads(again.stdout)["reported"] == document["reported"]
 
 
 def check_by_hand(store: Path, document: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def check_by_hand(store: Path, document: dict[str, Any]) -> None:
     means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
     assert means["0.5"] != means["1"]
     best = max(means, key=means.__getitem__)
-    coefficients = {run["run"]: run["coefficient"] for run in document["runs"] if not run["tunes"]}
+    coefficients = {run["run"]: run["coefficient"] for run in document["reported"]}
     assert coefficients[kappas[best]] == {"train.kappa": float(best)}
     [table] = document["tables"]
     assert table["title"] == "front desk: main"
@@ -115,6 +115,6 @@ def test_a_run_whose_keys_have_changed_is_computed_again(configs: Path, tmp_path
         values["sft"] = {**values.get("sft", {}), "learning_rate": factor * 1e-3}
         (configs / "tiny.yaml").write_text(yaml.safe_dump(values))
         done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
-        [run] = json.loads(done.stdout)["runs"]
+        [run] = json.loads(done.stdout)["reported"]
         rewards.append(run["figures"])
     assert rewards[0] != rewards[1]

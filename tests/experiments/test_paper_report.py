@@ -22,7 +22,7 @@ MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
 
 
-def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures: Any) -> StudyRun:
+def result(row: Row, seed: int, suite: str = "", **figures: Any) -> StudyRun:
     """A finished run whose last row has these figures."""
     coefficient = {name: values[0] for name, values in row.grid.items()}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
@@ -34,7 +34,7 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
     summary = Summary(config.name, config, "store", rows=[base, first, last, figure_row(3)])
     if suite:
         summary.suites[suite] = [first, last]
-    return StudyRun(row, SweepCell({}, config), coefficient, tunes, summary)
+    return StudyRun(row, SweepCell({}, config), coefficient, summary)
 
 
 def findings(rows: list[Row], *reported: StudyRun, tuning: tuple[StudyRun, ...] = ()) -> Findings:
@@ -124,10 +124,10 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
     low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     everywhere = replace(high, experiment="responses")
     tuning = (
-        result(low, 7, tunes=True, mean_reward=0.6),
-        result(low, 8, tunes=True, mean_reward=0.8),
-        result(high, 7, tunes=True, mean_reward=0.9),
-        result(everywhere, 7, tunes=True, mean_reward=0.1),
+        result(low, 7, mean_reward=0.6),
+        result(low, 8, mean_reward=0.8),
+        result(high, 7, mean_reward=0.9),
+        result(everywhere, 7, mean_reward=0.1),
     )
     [(title, figure)] = kappa_figures(findings([low], tuning=tuning)).items()
     assert title == f"{MISTRAL}, KL"
@@ -145,12 +145,12 @@ def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_p
     assert (folder / "report.md").read_text() == text
     assert "2 of 2 rows are computed whole; 6 runs are finished" in text
     assert f"## {MISTRAL}: main" in text
-    assert len(json.loads((folder / "report.json").read_text())["runs"]) == 6
+    assert len(json.loads((folder / "report.json").read_text())["reported"]) == 6
 
 
 def test_the_report_shows_the_figures_in_its_folder(store: Store, tmp_path: Path) -> None:
     low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
-    tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
+    tuning = (result(low, 7), result(high, 7, mean_reward=0.9))
     _, text = write_report(store, "paper-full", findings([low], tuning=tuning))
     file = "kappa-mistral-7b-instruct-v0.3-kl.png"
     assert f"({file})" in text

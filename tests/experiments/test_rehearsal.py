@@ -57,7 +57,7 @@ def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.timeout(7200)
-def test_the_tables_have_the_rows_of_the_full_scale_and_the_paper_s_columns(tmp_path: Path) -> None:
+def test_every_row_and_published_figure_is_in_a_table(tmp_path: Path) -> None:
     rehearse = [sys.executable, "-m", "benchmarks.rehearsal", "--json", "--store", tmp_path]
     done = run(rehearse, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

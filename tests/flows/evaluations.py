@@ -48,7 +48,11 @@ def write_evaluation(
     }
     for model, figures in (components or {}).items():
         by_prompt[model] |= figures
-    write_figures(folder, dict(metrics or {}), by_prompt)
+    by_model: dict[str, dict[str, Any]] = {"policy": {}, "base": {}}
+    for name, value in (metrics or {}).items():
+        model = "base" if name.startswith("base_") else "policy"
+        by_model[model][name.removeprefix("base_")] = value
+    write_figures(folder, by_model, by_prompt)
     return artifact_in(folder)
 
 

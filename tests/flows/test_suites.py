@@ -243,6 +243,7 @@ def test_a_suite_s_table_has_the_base_and_its_iterations(
         [0.25, None, 0.25, 0.5, 0.0],
         [0.75, 1.5, 0.75, 1.0, 1.0],
     ]
+    assert "mean_log_pi" not in rows[0].figures
     assert rows[1].figures["win_rate"].interval is not None
     assert suite_rows(Summary("run", config, "store"), "front") == []
 

@@ -54,8 +54,8 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     result = verdict(summary(tmp_path, promoted=promoted))
     assert result.tone == tone
     assert result.sentence.startswith(
-        "After 1 iteration the model scores above its base on 90.0 % (95 % interval 85.0 to "
-        "95.0 %) of the held-out prompts (3 tie); its mean reward is 0.750 [0.700, 0.800]"
+        "After 1 iteration the model scores above its base on 90.0% [85.0%, 95.0%] of the "
+        "held-out prompts (3 tie); its mean reward is 0.750 [0.700, 0.800]"
     )
     assert result.sentence.endswith(end)
     assert result.reasons == (("the win rate is 0.9",) if promoted is False else ())
