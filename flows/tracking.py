@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
-from flows.pipeline.tracking import PACKAGES, Tracker
+from flows.pipeline.placement import PACKAGES, Tracker
 from flows.report.summary import Summary
 from stages.contract.atomic import write_atomically
 from stages.contract.digests import sha256_of

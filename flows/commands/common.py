@@ -157,7 +157,7 @@ def prefect_session(
     """
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from flows.execution.console import ConsoleObserver, LineObserver
+    from flows.execution.console import ConsoleObserver
     from flows.execution.observer import Session
     from flows.standing.server import ensure_prefect_server
 
@@ -165,7 +165,7 @@ def prefect_session(
     log = open_store(store, create=True).run_path(run) / "prefect-server.log"
     if ui := ensure_prefect_server(log, lambda line: shown.print(line, markup=False)):
         shown.print(f"Prefect UI while it runs: {ui}")
-    observer = ConsoleObserver(shown, num_steps) if num_steps else LineObserver(shown)
+    observer = ConsoleObserver(shown, num_steps)
     session = Session([observer])
     with _set_by_signals(session.stop), observer:
         yield session

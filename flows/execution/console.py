@@ -26,36 +26,6 @@ _MARKS = {
 }
 
 
-class LineObserver(Observer):
-    """Prints a line for each step that has ended, behind its run's name: of several runs."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def run_log(self, run: str, log: Log) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        head = "[bold yellow]warning[/] " if log.level == "warning" else ""
-        self._say(run, f"{head}{escape(log.message)}")
-
-    def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        how = f"{seconds:.1f} s"
-        if state == "reused":
-            how = "cached"
-        elif state in ("cancelled", "stopped"):
-            how = f"{state} after {how}"
-        head = f"{self._count(state)}{_MARKS[state]}"
-        self._say(request.run, f"{head} {request.step} [dim]{how}[/]")
-        if state == "failed":
-            self._say(request.run, f"      [red]{escape(message)}[/]")
-
-    def _count(self, state: State) -> str:
-        return ""
-
-    def _say(self, run: str, text: str) -> None:
-        self._console.print(f"{escape(run)}  {text}")
-
-
 @dataclass
 class _Shown:
     """A running step: its last metrics, and the time of each phase's last line."""
@@ -64,25 +34,38 @@ class _Shown:
     printed: dict[str, float] = field(default_factory=dict)
 
 
-class ConsoleObserver(LineObserver):
-    """Prints a counted line per step, and lines while it runs."""
+class ConsoleObserver(Observer):
+    """Prints a line for each step that has ended; of a single run also lines while a step runs.
 
-    def __init__(self, console: Console, num_steps: int) -> None:
-        super().__init__(console)
+    ``num_steps`` are the steps of the single run, by which lines are counted; None for several
+    runs, whose names begin the lines.
+    """
+
+    def __init__(self, console: Console, num_steps: int | None = None) -> None:
+        self._console = console
         self._num_steps = num_steps
         self._num_ended = 0
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._running: dict[str, _Shown] = {}
 
+    def run_log(self, run: str, log: Log) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        head = "[bold yellow]warning[/] " if log.level == "warning" else ""
+        self._say(run, f"{head}{escape(log.message)}")
+
     def step_started(self, request: Request) -> None:
         """See :class:`flows.execution.observer.Observer`."""
+        if self._num_steps is None:
+            return
         with self._lock:
             self._running[request.step] = _Shown()
             self._say(request.run, f"  {request.step}: started")
 
     def stage_event(self, request: Request, event: Event) -> None:
         """See :class:`flows.execution.observer.Observer`."""
+        if self._num_steps is None:
+            return
         with self._lock:
             shown = self._running.setdefault(request.step, _Shown())
             match event:
@@ -97,8 +80,17 @@ class ConsoleObserver(LineObserver):
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
+        how = f"{seconds:.1f} s"
+        if state == "reused":
+            how = "cached"
+        elif state in ("cancelled", "stopped"):
+            how = f"{state} after {how}"
         with self._lock:
-            super().step_ended(request, state, seconds, message)
+            self._num_ended += state in ("done", "reused")
+            count = f"{self._num_ended:>3}/{self._num_steps} " if self._num_steps else ""
+            self._say(request.run, f"{count}{_MARKS[state]} {request.step} [dim]{how}[/]")
+            if state == "failed":
+                self._say(request.run, f"      [red]{escape(message)}[/]")
 
     def _progress(self, request: Request, shown: _Shown, event: Progress) -> None:
         now = time.monotonic()
@@ -113,10 +105,8 @@ class ConsoleObserver(LineObserver):
             request.run, f"  {request.step}: {done} {shown.metrics or escape(event.note)}".rstrip()
         )
 
-    def _count(self, state: State) -> str:
-        self._num_ended += state in ("done", "reused")
-        return f"{self._num_ended:>3}/{self._num_steps} "
-
     def _say(self, run: str, text: str) -> None:
-        elapsed = time.monotonic() - self._begun
-        self._console.print(f"[dim]{elapsed:7.1f} s[/] {text}", highlight=False)
+        head = f"{escape(run)} "
+        if self._num_steps:
+            head = f"[dim]{time.monotonic() - self._begun:7.1f} s[/]"
+        self._console.print(f"{head} {text}", highlight=False)

@@ -6,15 +6,9 @@ from dataclasses import dataclass, replace
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
 from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
-from flows.pipeline.preflight import (
-    check_checkpoints,
-    check_context,
-    check_environment,
-    check_prompts,
-)
+from flows.pipeline.preflight import check_run
 from flows.pipeline.step import Model, Output, Source, Step, StepFilter, no_step
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_prefix
-from flows.pipeline.tracking import check_trackers
 
 Do = Callable[[Step], Output]
 
@@ -43,11 +37,7 @@ def resolve_run(config: RunConfig, recompute: StepFilter = no_step) -> ResolvedR
         HubUnreachableError: The hub cannot be asked for a revision.
     """
     inputs = resolve_inputs(config)
-    check_checkpoints(config, inputs)
-    check_prompts(config.prepare, inputs)
-    check_context(config, inputs)
-    check_environment(config)
-    check_trackers(config.tracking)
+    check_run(config, inputs)
     return ResolvedRun(config, inputs, _steps(config, inputs), recompute)
 
 

@@ -11,10 +11,10 @@ from flows.pipeline.placement import (
     ON_THIS_MACHINE,
     Estimation,
     Execution,
+    Tracking,
     resources_of,
     stage_sections,
 )
-from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.number_types import Processor, this_processor
 from stages.contract.params import ChatSettings, Settings

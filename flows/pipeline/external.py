@@ -43,11 +43,9 @@ def resolve(location: str, repo_type: RepoType) -> External:
 
 @cache
 def resolved(location: str, repo_type: RepoType, state: str) -> External:
-    """The input at a location whose files are in a state; see :func:`resolve`."""
+    """The input at a location, in a state that is older than the digest: later changes show."""
     path = Path(location).expanduser()
     if path.exists():
-        # Before it is read: a change meanwhile then shows.
-        state = state_of(path)
         return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
     repo, _, revision = location.partition("@")
     if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):

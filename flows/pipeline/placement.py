@@ -1,4 +1,4 @@
-"""Settings of execution and of its estimate: how and where stages are started."""
+"""Settings of execution, of its estimate, and of trackers: how and where a run goes on."""
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -265,3 +265,21 @@ class Estimation(Settings):
     """GPU of the stages that have `resources.….gpus`; stages without run on this machine's CPU."""
     prompts_per_iteration: int | None = Field(None, ge=1)
     """Prompts of an iteration if neither `prepare` nor a local file tells their number."""
+
+
+Tracker = Literal["mlflow", "tensorboard", "trackio", "wandb"]
+PACKAGES: dict[Tracker, str] = {
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboardX",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
+
+
+class Tracking(Settings):
+    """Trackers of the whole run (docs/operations.md). They change no result and no key."""
+
+    report_to: tuple[Tracker, ...] = ()
+    """Trackers that get the run's configuration, evaluations by iteration and training by step."""
+    project: str = Field("geb", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Project of the run at a tracker; mlflow calls it experiment."""

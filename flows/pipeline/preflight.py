@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from flows.pipeline.checks import oracles
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External, Externals
 from flows.pipeline.inputs import suite_input
+from flows.pipeline.placement import PACKAGES
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.data_files import FILE_SUFFIXES, count_rows, read_data_file
 from stages.contract.errors import UserError
@@ -23,7 +25,22 @@ _CHECKED_ROWS = 1000
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
-def check_checkpoints(config: RunConfig, external: Externals) -> None:
+def check_run(config: RunConfig, external: Externals) -> None:
+    """Checks what a run needs of this machine; UserError if that is not there."""
+    _check_checkpoints(config, external)
+    _check_prompts(config.prepare, external)
+    _check_context(config, external)
+    _check_environment(config)
+    packages = [PACKAGES[tracker] for tracker in config.tracking.report_to]
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise UserError(
+            f"tracking.report_to: {', '.join(missing)} is not installed",
+            f"install it into the environment of geb: pip install {' '.join(missing)}",
+        )
+
+
+def _check_checkpoints(config: RunConfig, external: Externals) -> None:
     """Checks the files of local checkpoints; stages check models of the hub.
 
     Raises:
@@ -53,7 +70,7 @@ def check_checkpoints(config: RunConfig, external: Externals) -> None:
                 )
 
 
-def check_prompts(params: PrepareParams, external: Externals) -> None:
+def _check_prompts(params: PrepareParams, external: Externals) -> None:
     """Reads the first rows of local prompt files as the stage `prepare` will.
 
     Raises:
@@ -84,7 +101,7 @@ def _data_files(sources: Sequence[External]) -> list[Path]:
     return [path for path in paths if path.suffix in FILE_SUFFIXES and path.is_file()]
 
 
-def check_context(config: RunConfig, external: Externals) -> None:
+def _check_context(config: RunConfig, external: Externals) -> None:
     """Refuses responses that no prompt leaves room for in the policy's context."""
     context = None
     if config.inputs.policy is None:
@@ -100,7 +117,7 @@ def check_context(config: RunConfig, external: Externals) -> None:
         )
 
 
-def check_environment(config: RunConfig) -> None:
+def _check_environment(config: RunConfig) -> None:
     """Checks that interpreters and servers' keys are there, where stages run on this machine.
 
     Raises:

@@ -214,7 +214,7 @@ def test_a_tracker_that_fails_costs_one_warning_that_names_it(
 def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.pipeline.tracking.find_spec", lambda package: None)
+    monkeypatch.setattr("flows.pipeline.preflight.find_spec", lambda package: None)
     config = load_config(write_config(tmp_path), ["tracking.report_to=[wandb, tensorboard]"])
     with pytest.raises(UserError, match="wandb, tensorboardX is not installed") as caught:
         plan(resolve_run(config))
