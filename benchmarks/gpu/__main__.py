@@ -36,7 +36,7 @@ def main() -> None:
     """Runs the sections; exit code 1 if one of them wrote an error or none of its figures."""
     options = _options()
     if options.section is not None:
-        _measure(options.section, options.output, dry=options.dry)
+        measure(options.section, options.output, dry=options.dry)
         return
     ends = time.monotonic() + 60 * options.minutes
     failed = [
@@ -85,7 +85,8 @@ def _run(name: str, seconds: float, options: argparse.Namespace) -> bool:
     return bool(lines) and not any("error" in json.loads(line) for line in lines)
 
 
-def _measure(name: str, output: Path, *, dry: bool) -> None:
+def measure(name: str, output: Path, *, dry: bool) -> None:
+    """Runs a section in this process."""
     import torch
 
     from benchmarks.gpu import card, head, step

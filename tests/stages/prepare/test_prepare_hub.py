@@ -76,6 +76,7 @@ def test_a_wrong_name_is_a_users_mistake(tmp_path, hub, repo, params, message):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_may_be_tried_again(tmp_path):
     code, path, last = prepare(tmp_path, "http://127.0.0.1:9", REPO)
     assert code == EXIT_FAILED
