@@ -39,14 +39,9 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collecti
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     cut = len(messages) < length
-    if not any(message["role"] == "user" for message in messages):
+    if not messages or messages[-1]["role"] != "user":
         raise UserError(
-            "the prompt has no user turn",
-            "give every prompt a user message, or set `invalid_rows: drop`",
-        )
-    if messages[-1]["role"] != "user":
-        raise UserError(
-            f"the prompt ends with a {messages[-1]['role']} turn",
+            "the prompt has no user turn at its end",
             "end every prompt with a user message, or set `invalid_rows: drop`",
         )
     if not messages[-1]["content"].strip():

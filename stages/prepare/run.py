@@ -1,8 +1,8 @@
 """Prepare: sources in, ``iteration-<t>.parquet`` and ``test.parquet`` out.
 
-Two passes over the sources. The first keeps 16 bytes a row, a digest of the prompt, from which
-:mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are never held, so
-that memory hardly grows with the number of prompts. Rows keep their source's order.
+Two passes over the sources. The first keeps 24 bytes a row, a digest of the prompt and its source.
+From them :mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are
+never held, so that memory hardly grows with the number of prompts. Rows keep their source's order.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ class _Scan:
     """Rows of the first pass: one entry per usable row, in reading order."""
 
     identities: bytearray = field(default_factory=bytearray)
-    sources: list[tuple[int, int]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -43,10 +43,9 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     sources = _open_sources(ctx)
     total = 2 * sum(source.num_rows for _, source in sources)
     scan = _scan(ctx, sources, total)
-    labels = np.array([label for label, _ in scan.sources], dtype=np.int32)
     decided = split(
         as_ids(scan.identities),
-        np.repeat(labels, [count for _, count in scan.sources]),
+        np.array(scan.labels, dtype=np.int32),
         iterations=ctx.params.iterations,
         test_prompts=ctx.params.test_prompts,
         prompts_per_iteration=ctx.params.prompts_per_iteration,
@@ -108,23 +107,22 @@ def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt 
 def _scan(ctx: StageContext[PrepareParams], sources: _Sources, total: int) -> _Scan:
     scan = _Scan()
     for label, source in sources:
-        before = len(scan.identities)
+        before = len(scan.labels)
         for prompt, identity in _prompts(ctx.params, source):
             scan.counts["rows"] += 1
             if prompt is None:
                 scan.counts["invalid_rows"] += 1
             else:
                 scan.identities += identity
+                scan.labels.append(label)
                 scan.counts["assistant_turns_cut"] += prompt.cut
             if scan.counts["rows"] < total:
                 ctx.events.progress(scan.counts["rows"], total, "rows", "reading")
-        usable = (len(scan.identities) - before) // 16
-        if usable == 0:
+        if len(scan.labels) == before:
             raise UserError(
                 f"{source.name} holds no prompts",
                 "check that it is the right file, data set, split and column",
             )
-        scan.sources.append((label, usable))
     return scan
 
 

@@ -152,17 +152,17 @@ def test_a_folder_of_files_is_one_source(store, tmp_path):
 BAD_ROWS = {
     "no user turn": (
         {"messages": [{"role": "system", "content": "s"}]},
-        "line 2: the prompt has no user turn",
-        "give every prompt a user message",
+        "line 2: the prompt has no user turn at its end",
+        "end every prompt with a user message",
     ),
     "only an assistant turn": (
         {"messages": [{"role": "assistant", "content": "s"}]},
-        "line 2: the prompt has no user turn",
-        "give every prompt a user message",
+        "line 2: the prompt has no user turn at its end",
+        "end every prompt with a user message",
     ),
     "system turn last": (
         {"messages": [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]},
-        "line 2: the prompt ends with a system turn",
+        "line 2: the prompt has no user turn at its end",
         "end every prompt with a user message",
     ),
     "blank": (chat(" \n"), "line 2: the prompt's last user turn is empty", "fill it"),
