@@ -66,15 +66,10 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
     params = ctx.params
     train = ctx.inputs.get("train", ())
     test = ctx.inputs.get("test", ())
-    if train and params.iterations == 0:
-        raise UserError(
-            f"{len(train)} training sources for 0 iterations: none of their prompts has a place",
-            "raise `iterations`, or give a `test` source alone",
-        )
-    if len(train) not in (1, params.iterations):
+    if len(train) not in ((1, params.iterations) if params.iterations else (0,)):
         raise UserError(
             f"{len(train)} training sources for {params.iterations} iterations",
-            f"give one source, which is split, or {params.iterations}, one for each iteration",
+            "give one source, which is split, or one for each iteration; for 0 iterations none",
         )
     columns = (
         params.messages_column,

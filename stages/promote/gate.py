@@ -95,25 +95,21 @@ def _holds(
 ) -> GateResult:
     """Compares mean rewards as separate samples, although they may share prompts."""
     confidence = params.better_than_base_confidence
-    value = metrics.get("mean_reward")
+    value: Any = metrics.get("mean_reward")
     held = other.get("mean_reward")
     if held is None:
         reason = f"{gate}: {holder} has no mean_reward to compare with"
         return GateResult(gate, "mean_reward", value, tolerance, False, reason)
     limit = held - tolerance
-    wants = f"{holder} has {held:.6g}, and the gate wants at least {limit:.6g}"
-    error = metrics.get("mean_reward_se")
-    held_error = other.get("mean_reward_se")
+    errors: list[Any] = [rewards.get("mean_reward_se") for rewards in (metrics, other)]
     bound = value
-    if value is None:
-        shown = "has no value"
-    elif confidence is None or error is None or held_error is None:
-        shown = f"is {value:.6g}"
-    else:
-        bound = value - NormalDist().inv_cdf(confidence) * math.hypot(error, held_error)
-        shown = (
-            f"is {value:.6g}, with confidence {confidence:g} of the difference at least {bound:.6g}"
-        )
+    shown = "has no value" if value is None else f"is {value:.6g}"
+    if confidence is not None and None not in (value, *errors):
+        bound = value - NormalDist().inv_cdf(confidence) * math.hypot(*errors)
+        shown += f", with confidence {confidence:g} of the difference at least {bound:.6g}"
     passed = bound is not None and bound >= limit
-    reason = f"{gate}: mean_reward {shown}; {wants}"
+    reason = (
+        f"{gate}: mean_reward {shown}; {holder} has {held:.6g}, and the gate wants at least "
+        f"{limit:.6g}"
+    )
     return GateResult(gate, "mean_reward", bound, limit, passed, reason)
