@@ -7,7 +7,6 @@ import pytest
 
 from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
-from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 # Parts and suites are not whole configurations, and `cluster` holds deployments.
@@ -53,10 +52,3 @@ def test_later_files_and_settings_win(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nname: b\ntrain: {kappa: 2}\n")
     config = load_config(tmp_path / "b.yaml", ["train.kappa=1e-3"])
     assert (config.seed, config.train.beta, config.train.kappa) == (1, 0.2, 1e-3)
-
-
-def test_a_file_that_extends_itself_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
-    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
-    with pytest.raises(UserError, match="extends itself"):
-        load_config(tmp_path / "a.yaml")

@@ -62,34 +62,6 @@ def test_no_runs_at_a_time_are_refused() -> None:
         run_cells([], 0, Session())
 
 
-@pytest.mark.parametrize(
-    ("axis", "said"),
-    [
-        ("train.kappa", "is not FIELD=VALUE"),
-        ("train.kappa=", "is not FIELD=VALUE"),
-        ("train.kappa=1,1", "twice"),
-        ("seed=1,2", "set by the sweep"),
-    ],
-)
-def test_a_wrong_axis_is_refused(axis: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        parse_axes([axis])
-
-
-@pytest.mark.parametrize(
-    ("axes", "seeds", "said"),
-    [
-        ({"train.kapa": [1]}, [0], "did you mean 'kappa'"),
-        ({"train.kappa": [-1]}, [0], "train.kappa"),
-        ({}, [], "seeds"),
-        ({}, [1, 1], "seeds"),
-    ],
-)
-def test_a_wrong_cell_is_refused(axes: dict[str, list[int]], seeds: list[int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        cells("try", configured("quickstart", {}), axes, seeds)
-
-
 def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
     calibrated = _calibrated()
     for axes in ({"train.kappa": [1.0]}, {"train.kappa": [0.5, 2]}):

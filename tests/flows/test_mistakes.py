@@ -73,7 +73,25 @@ SETTINGS: dict[str, list[str]] = {
             ("no-config", "it has no config.json"),
         )
     },
-    "inputs.prompts=[/no.jsonl]": ["no such file or folder: /no.jsonl"],
+    **{
+        f"generate.vllm.extra_engine_args={{pipeline_parallel_size: {size}}}": ["an integer from 1"]
+        for size in ("two", 0)
+    },
+    **{
+        f"suites={{front: {{prompts: good.jsonl, {suite}}}}} {more}".strip(): [part]
+        for suite, more, part in (
+            ("prepare: {test_prompts: 4}", "", "prepare.test_prompts is about training"),
+            ("oracle_code: mine.py", "", "set the suite's `score`"),
+            ("after: never", "", "suites.front.after"),
+            ("score: {oracle: reward_model}", "", "reward_model needs suites.front.oracle_model"),
+            ("", "promote.suites_hold={a: 0.1}", "suites_hold names a, and suites are: front"),
+            ("", "iterations=2 promote.suites_hold={front: 0.1}", "set suites.front.after to each"),
+            ("", "promote.suites_hold={front: -0.1}", "promote.suites_hold.front"),
+        )
+    },
+    "suites={front: {evaluation: {num_samples: 4}}}": ["neither prompts nor score"],
+    "suites={front: {prompts: /no.jsonl}}": ["suites.front.prompts: no such file"],
+    "inputs.prompts=[no.jsonl]": ["no such file or folder: @/no.jsonl"],
     "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 rows"],
     "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 rows"],
     "inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
@@ -98,6 +116,7 @@ COMMANDS: dict[str, list[str]] = {
     # A file of another kind is not quoted: the test looks for its word `salt`.
     "plan @/extending.yaml": ["shadow is not a configuration file", "ends in .yaml"],
     "plan @/shadow": ["shadow is not a configuration file", "ends in .yaml"],
+    "plan @/itself.yaml": ["extends itself"],
     "run @/none.yaml": ["none.yaml", "No such file"],
     "run @/small.yaml --set iterashuns=1": ["iterashuns"],
     "run @/small.yaml --set inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
@@ -122,7 +141,19 @@ COMMANDS: dict[str, list[str]] = {
     "compare mine --store @/store": ["cannot be compared"],
     "compare mine absent --store @/store": ["no run 'absent'"],
     "sweep @/small.yaml": ["has one run"],
-    "sweep @/small.yaml --grid train.kapa=1 --seeds 0": ["train.kapa"],
+    **{
+        f"sweep @/small.yaml --grid {grid}": [part]
+        for grid, part in {
+            "train.kapa=1": "did you mean 'kappa'",
+            "train.kappa=-1": "train.kappa",
+            "train.kappa=1 --seeds ''": "--seeds",
+            "train.kappa=1 --seeds 1,1": "seeds",
+            "train.kappa": "is not FIELD=VALUE",
+            "train.kappa=": "is not FIELD=VALUE",
+            "train.kappa=1,1": "twice",
+            "seed=1,2": "set by the sweep",
+        }.items()
+    },
     "schedule @/small.yaml --cron '0 3 * * 1'": ["start `geb up`"],
     "init @/shadow/x": ["@/shadow/x: Not a directory"],
     "init @/letters": ["@/letters is there and not empty"],
@@ -167,6 +198,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "letters/letter.txt": "dear",
         folder / "shadow": "root:$6$salt: 1\n",
         folder / "extending.yaml": "extends: shadow\n",
+        folder / "itself.yaml": "extends: itself.yaml\n",
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

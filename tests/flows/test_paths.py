@@ -13,7 +13,7 @@ from flows.pipeline.loading import load_config
 from flows.standing.home import Home, Standing
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
-from tests.flows.loop import ROOT, geb_json, geb_ok, write_config
+from tests.flows.loop import geb_json, geb_ok, write_config
 from tests.programs import run_program
 
 
@@ -109,13 +109,6 @@ def test_a_list_takes_one_value_or_yaml(
     tmp_path: Path, override: str, value: tuple[str, ...]
 ) -> None:
     assert load_config(written(tmp_path, {}), [override]).tracking.report_to == value
-
-
-def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
-    config = write_config(tmp_path, inputs={"prompts": "data/none.jsonl"})
-    done = run_program(ROOT / ".venv/bin/geb", "plan", config.name, cwd=tmp_path)
-    assert done.returncode == 64
-    assert f"no such file or folder: {tmp_path}/data/none.jsonl" in done.stderr
 
 
 def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path) -> None:

@@ -78,12 +78,3 @@ def test_a_cron_line_or_a_zone_that_is_none_is_refused(
 ) -> None:
     assert said in geb_refused("schedule", write_config(tmp_path), *options)
     assert schedules(client) == {}
-
-
-def test_a_server_without_the_deployment_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = write_config(tmp_path)
-    monkeypatch.setenv("GEB_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert "start `geb up`" in geb_refused("schedule", config, "--cron", "0 3 * * 1")

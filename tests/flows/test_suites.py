@@ -168,45 +168,11 @@ def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
     assert "suite_metrics" not in steps_of(suites=suites)["iteration-2/promote"].inputs
 
 
-@pytest.mark.parametrize(
-    ("promote", "said"),
-    [
-        ({"suites_hold": {"front": 0.1}}, "suites_hold names front, and suites are: math"),
-        ({"suites_hold": {"math": 0.1}}, r"set suites\.math\.after to each"),
-        ({"suites_hold": {"math": -0.1}}, r"promote\.suites_hold\.math"),
-    ],
-    ids=str,
-)
-def test_gates_that_look_at_nothing_are_refused(promote: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        steps_of(suites={"math": LAST}, promote=promote)
-
-
 def test_runs_of_every_seed_share_the_base_s_samples() -> None:
     one, two = (steps_of(seed=seed, suites={"front": EACH}) for seed in (0, 1))
     for name in ("prepare", "generate/0", "score/0"):
         assert one[f"base/suite-front/{name}"] == two[f"base/suite-front/{name}"]
     assert one["base/generate/0"].seed != two["base/generate/0"].seed
-
-
-@pytest.mark.parametrize(
-    ("suite", "said"),
-    [
-        ({"evaluation": {"num_samples": 4}}, "neither prompts nor score"),
-        ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
-        ({**EACH, "oracle_code": "mine.py"}, "set the suite's `score`"),
-        ({**EACH, "after": "never"}, "suites.front.after"),
-        ({**EACH, "prompts": "/nowhere.jsonl"}, "suites.front.prompts: no such file"),
-        (
-            {**EACH, "score": {"oracle": "reward_model"}},
-            "reward_model needs suites.front.oracle_model",
-        ),
-    ],
-    ids=str,
-)
-def test_a_wrong_suite_is_refused_by_the_plan(suite: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        steps_of(suites={"front": suite})
 
 
 def test_a_suite_is_stored_whole_with_paths_from_its_file(

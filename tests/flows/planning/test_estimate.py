@@ -23,7 +23,6 @@ from flows.planning.estimate import (
 )
 from flows.planning.show import cost_lines
 from flows.planning.sizes import rows_of
-from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb_json, geb_ok
@@ -267,21 +266,6 @@ def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path: Path) -> None:
     lines = cost_lines(estimated(configured(tmp_path, "8B", "resources.train.gpus=8")))
     assert "GPU-hours" in lines[0]
     assert f"train {16 * PARAMS['8B'] / 8e9:.1f} of 141 GB" in lines[1]
-
-
-@pytest.mark.parametrize(
-    ("setting", "gpus", "said"),
-    [
-        ("extra_engine_args={pipeline_parallel_size: two}", 1, "write an integer from 1 on"),
-        ("extra_engine_args={pipeline_parallel_size: 0}", 1, "write an integer from 1 on"),
-    ],
-)
-def test_an_engine_that_cannot_be_split_so_is_refused(
-    tmp_path: Path, setting: str, gpus: int, said: str
-) -> None:
-    settings = (f"resources.generate.gpus={gpus}", f"generate.vllm.{setting}")
-    with pytest.raises(UserError, match=said):
-        plan(resolve_run(configured(tmp_path, "8B", *settings)))
 
 
 def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
