@@ -66,19 +66,19 @@ def logs(
 ) -> None:
     """Print the log of the last attempt at a step, with the place of its file."""
     record = RunRecord.existing(open_store(store), name)
-    printer = _LogPrinter(record.store)
+    offsets: dict[Path, int] = {}
     while True:
         run = run_status(record)
         chosen = _chosen(run, step)
         for logged in chosen:
-            printer.print(logged, several=len(chosen) > 1)
+            _print_log(record.store, logged, offsets, several=len(chosen) > 1)
         at_work = run.state == "running" and (
             step is None or any(reached.state in AT_WORK for reached in chosen)
         )
         if not (follow and at_work):
             break
         time.sleep(_FOLLOW_SECONDS)
-    if not printer.offsets:
+    if not offsets:
         names = ", ".join(logged.record.step for logged in chosen)
         raise UserError(
             f"{record.store.location} has no log of {names or name}",
@@ -86,35 +86,26 @@ def logs(
         )
 
 
-class _LogPrinter:
-    """Prints what is new in the logs of steps since it last looked."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.offsets: dict[Path, int] = {}
-        """Bytes of each log that are printed."""
-
-    def print(self, step: StepStatus, *, several: bool) -> None:
-        paths = step_logs(self._store, step.record)
-        if not paths:
-            return
-        path = paths[-1]
-        if path not in self.offsets:
-            self.offsets[path] = 0
-            place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
-            console.print(
-                f"[bold]{step.record.step}[/] {step.state}, attempt {len(paths)}, {place}"
-            )
-        new = path.read_bytes()[self.offsets[path] :]
-        if step.state in AT_WORK:
-            # A line that is still being written comes with the next look.
-            new = new[: new.rfind(b"\n") + 1]
-        self.offsets[path] += len(new)
-        prefix = f"{step.record.step}: " if several else ""
-        for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
-            # A progress bar draws over itself: what it showed last counts.
-            shown = prefix + line.rstrip("\r").rpartition("\r")[2]
-            typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
+def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], *, several: bool) -> None:
+    """Prints a log from its offset on, the number of bytes that are printed already."""
+    paths = step_logs(store, step.record)
+    if not paths:
+        return
+    path = paths[-1]
+    if path not in offsets:
+        offsets[path] = 0
+        place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
+        console.print(f"[bold]{step.record.step}[/] {step.state}, attempt {len(paths)}, {place}")
+    new = path.read_bytes()[offsets[path] :]
+    if step.state in AT_WORK:
+        # A line that is still being written comes with the next look.
+        new = new[: new.rfind(b"\n") + 1]
+    offsets[path] += len(new)
+    prefix = f"{step.record.step}: " if several else ""
+    for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
+        # A progress bar draws over itself: what it showed last counts.
+        shown = prefix + line.rstrip("\r").rpartition("\r")[2]
+        typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 
 
 def _chosen(found: RunStatus, step: str | None) -> Sequence[StepStatus]:

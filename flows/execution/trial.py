@@ -4,10 +4,10 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
@@ -22,17 +22,6 @@ from stages.prepare.prompts import read_prompt
 _LIMIT_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
 _PROMPTS = 2
-
-
-class _Trial(NamedTuple):
-    """A custom function, and the argument of its module's ``try_file``."""
-
-    stage: str
-    noun: str
-    module: str
-    code: str | None
-    function: str
-    argument: Any
 
 
 def try_own_code(
@@ -50,41 +39,28 @@ def try_own_code(
     """
     if config.execution.runner != "process":
         return []
+    inputs = config.inputs
+    trials = []
+    if "python" in config.score.parts:
+        trials.append(("score", "oracle", "stages.score.python_function", inputs.oracle_code))
+    if config.train.objective == "python":
+        trials.append(("train", "objective", "stages.train.own_objective", inputs.objective_code))
+    if config.pair.strategy == "python":
+        trials.append(("pair", "pair strategy", "stages.pair.own_strategy", inputs.strategy_code))
     warnings: list[str] = []
-    for trial in _trials(config):
-        source = resolve(trial.code, "dataset") if trial.code and trial.stage in stages else None
+    for stage, noun, module, code in trials:
+        source = resolve(code, "dataset") if code and stage in stages else None
         if isinstance(source, FileInput):
+            python = getattr(config, stage).python
+            example = _first_prompts(config) if stage == "score" else python.settings
             warnings += _call(
-                config.execution.interpreters.get(trial.stage, sys.executable),
-                trial.noun,
-                (trial.module, source.location, trial.function, json.dumps(trial.argument)),
+                config.execution.interpreters.get(stage, sys.executable),
+                noun,
+                (module, source.location, python.function, json.dumps(example)),
                 source.digest,
                 in_bucket="://" in config.store,
             )
     return warnings
-
-
-def _trials(config: RunConfig) -> Iterator[_Trial]:
-    inputs = config.inputs
-    if "python" in config.score.parts:
-        yield _Trial(
-            "score",
-            "oracle",
-            "stages.score.python_function",
-            inputs.oracle_code,
-            config.score.python.function,
-            _first_prompts(config),
-        )
-    if config.train.objective == "python":
-        module = "stages.train.own_objective"
-        objective = config.train.python
-        code = inputs.objective_code
-        yield _Trial("train", "objective", module, code, objective.function, objective.settings)
-    if config.pair.strategy == "python":
-        module = "stages.pair.own_strategy"
-        select = config.pair.python
-        code = inputs.strategy_code
-        yield _Trial("pair", "pair strategy", module, code, select.function, select.settings)
 
 
 @cache

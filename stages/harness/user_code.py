@@ -78,9 +78,11 @@ def _execute(path: Path) -> dict[str, Any]:
     before = set(sys.modules)
     with _explained(str(path), _ALONE):
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-    imported = {name: sys.modules[name] for name in sys.modules.keys() - before}
-    files = {name: getattr(other, "__file__", None) or "/" for name, other in imported.items()}
-    helpers = sorted(name for name, file in files.items() if Path(file).parent == path.parent)
+    helpers = []
+    for name in sorted(sys.modules.keys() - before):
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).parent == path.parent:
+            helpers.append(name)
     if helpers:
         raise UserError(f"{path} imports {', '.join(helpers)} from its own folder", _ALONE)
     return module.__dict__
