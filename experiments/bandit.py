@@ -122,12 +122,15 @@ def simulate(
             policy = logits.detach().softmax(dim=-1)
             best_mass.append(policy[..., REWARDS > LOCAL_REWARD].sum(dim=-1))
             progress(iteration)
-    return logits.detach().softmax(dim=-1), torch.stack(best_mass, dim=-1)
+    policy = logits.detach().softmax(dim=-1)
+    return policy, torch.stack(best_mass, dim=-1)
 
 
 def sample(policy: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     """Arms [G, K, S, R] drawn by inverting the distribution function of each policy."""
-    draws = [torch.rand(NUM_ROLLOUTS, generator=seed, dtype=torch.float64) for seed in generators]
+    draws = []
+    for generator in generators:
+        draws.append(torch.rand(NUM_ROLLOUTS, generator=generator, dtype=torch.float64))
     cumulative = policy.cumsum(dim=-1)
     levels = torch.stack(draws) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, levels, right=True).clamp(max=NUM_ARMS - 1)
@@ -138,8 +141,9 @@ def loss(method: str, divergence: str, logp: Tensor, rewards: Tensor) -> Tensor:
 
     Neighbours make a pair. π_ref is the policy itself. A tied pair has its bonus only.
     """
-    pairs = logp.unflatten(-1, (-1, 2))
-    first, second = rewards.unflatten(-1, (-1, 2)).unbind(dim=-1)
+    in_pairs = (-1, 2)
+    pairs = logp.unflatten(-1, in_pairs)
+    first, second = rewards.unflatten(-1, in_pairs).unbind(dim=-1)
     chosen = (second > first).long()[..., None]
     winner = pairs.gather(-1, chosen).squeeze(-1)
     loser = pairs.gather(-1, 1 - chosen).squeeze(-1)
@@ -168,11 +172,11 @@ def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
     rows = []
     for game, (method, divergence) in enumerate(GAMES):
         labels = [DIVERGENCE_LABELS[divergence], LABELS[method]]
-        if method == "none":
-            rows.append([*labels, "–", *_outcome(policy[game, 0], best_mass[game, 0])])
-            continue
         for place, kappa in enumerate(KAPPAS):
             outcome = _outcome(policy[game, place], best_mass[game, place])
+            if method == "none":
+                rows.append([*labels, "–", *outcome])
+                break
             rows.append([*labels, f"{kappa:g}", *outcome])
     return FittedTable("", HEADER, rows, kept=len(HEADER), left=2)
 
@@ -181,14 +185,16 @@ def _outcome(policies: Tensor, best_mass: Tensor) -> list[str]:
     """Cells of one game and κ: its final policies, [S, N], and best region, [S, records]."""
     finds_arm = policies.argmax(dim=-1) == BEST_ARM
     in_region = best_mass > 0.5
-    reward = over_seeds((policies @ REWARDS).tolist())
+    rewards = policies @ REWARDS
+    reward = over_seeds(rewards.tolist())
     half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
     # Records from which the best region keeps its mass, counted from the last one.
     lasting = in_region.flip(-1).long().cumprod(dim=-1).sum(dim=-1)
     firsts = in_region.shape[-1] + 1 - lasting[lasting > 0]
     found_after = "–"
     if len(firsts):
-        found_after = f"{RECORD_EVERY * statistics.median(firsts.tolist()):.0f}"
+        median = statistics.median(firsts.tolist())
+        found_after = f"{RECORD_EVERY * median:.0f}"
     return [
         f"{finds_arm.double().mean():.0%}",
         f"{in_region[:, -1].double().mean():.0%}",

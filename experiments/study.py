@@ -8,6 +8,7 @@ custom study.
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -226,27 +227,23 @@ def _runs(
     return [StudyRun(row, cell, coefficient) for cell in planned]
 
 
-def choose(runs: Sequence[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
+def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
-    ``measured`` has values by the run's name. Ties go to the preset's own value, else to the one
-    that stands first in the row. A row none of whose runs was measured has no coefficient; a value
-    whose runs were measured in part has the mean of that part.
+    Runs of one coefficient follow one another. ``measured`` has values by the run's name. Ties go
+    to the preset's own value, else to the one that stands first in the row. A row none of whose
+    runs was measured has no coefficient; a value whose runs were measured in part has the mean of
+    that part.
     """
     chosen = {}
     best: dict[Row, tuple[float, bool]] = {}
-    for run in runs:
-        row = run.row
-        values = []
-        for other in runs:
-            is_same = other.row == row and other.coefficient == run.coefficient
-            if is_same and other.name in measured:
-                values.append(measured[other.name])
+    for (row, coefficient), group in groupby(runs, lambda run: (run.row, run.coefficient)):
+        values = [measured[run.name] for run in group if run.name in measured]
         if values:
-            rank = fmean(values), _is_preset(row, run.coefficient)
+            rank = fmean(values), _is_preset(row, coefficient)
             if row not in best or rank > best[row]:
                 best[row] = rank
-                chosen[row] = run.coefficient
+                chosen[row] = coefficient
     return chosen
 
 

@@ -60,12 +60,13 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
 
 
 def _record(run: StudyRun) -> dict[str, Any]:
+    figures = run.figures()
     return {
         "run": run.name,
         "row": " · ".join(run.row.names()),
         "seed": run.planned.config.seed,
         "coefficient": dict(run.coefficient),
-        "figures": {name: vars(figure) for name, figure in run.figures().items()},
+        "figures": {name: vars(figure) for name, figure in figures.items()},
     }
 
 
@@ -79,12 +80,14 @@ def kappa_figures(findings: Findings) -> dict[str, Figure]:
         # Designs of GEB on rejected responses, as in the paper; ten lines hide each other.
         in_paper = row.method.startswith("GEB") and row.experiment != "responses"
         if in_paper and kappa and reward:
-            place = (f"{row.setting}, {row.divergence}", row.method, math.log10(kappa))
-            rewards.setdefault(place, []).append(reward.value)
+            title = f"{row.setting}, {row.divergence}"
+            point = (title, row.method, math.log10(kappa))
+            rewards.setdefault(point, []).append(reward.value)
     lines: dict[str, dict[str, dict[float, Estimate]]] = {}
     for title, method, log_kappa in sorted(rewards):
+        values = rewards[title, method, log_kappa]
         line = lines.setdefault(title, {}).setdefault(method, {})
-        line[log_kappa] = over_seeds(rewards[title, method, log_kappa])
+        line[log_kappa] = over_seeds(values)
     figures = {}
     for title, by_method in lines.items():
         if any(len(line) > 1 for line in by_method.values()):

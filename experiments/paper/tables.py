@@ -165,7 +165,8 @@ def _differences(findings: Findings, rows: Sequence[Row], column: PaperColumn) -
     for (row, test), by_holm in zip(tests.items(), adjusted, strict=True):
         if test.p_value is not None:
             cell = Cell.of(test, f"+{column.form}")
-            shown = f"{cell.interval}, {p_text(test.p_value)}, by Holm {p_text(by_holm)}"
+            p_value = p_text(test.p_value)
+            shown = f"{cell.interval}, {p_value}, by Holm {p_text(by_holm)}"
             cells[row] = replace(cell, interval=shown)
     return list(cells.values())
 
@@ -189,7 +190,8 @@ def coverage(findings: Findings) -> tuple[str, FittedTable]:
         fields = f"{row.configuration}, {listed(row.fields)}".removesuffix(", ")
         coefficient = "–"
         if row in findings.chosen:
-            coefficient = f"{listed(findings.chosen[row])} (of {tuning[row]} runs)"
+            value = listed(findings.chosen[row])
+            coefficient = f"{value} (of {tuning[row]} runs)"
         lines.append([*row.names(), fields, coefficient, f"{done} of {planned}"])
     runs = {run.name for run in findings.reported}
     runs |= {run.name for run in findings.tuning}

@@ -18,7 +18,7 @@ def cost_lines(estimate: RunEstimate) -> list[str]:
         if step.seconds is None and step.stage not in uncounted:
             uncounted.append(step.stage)
     least = "at least" if uncounted else "about"
-    parts = [f"{count(tokens)} tokens", f"{least} {duration(estimate.seconds)}"]
+    parts = [f"{tokens / 1e6:,.1f}M tokens", f"{least} {duration(estimate.seconds)}"]
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
@@ -50,11 +50,3 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest:02} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min"
-
-
-def count(number: float) -> str:
-    """``512``, ``12.3k``, ``4.5M`` or ``1.2B``."""
-    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:.1f}{suffix}"
-    return f"{number:.0f}"

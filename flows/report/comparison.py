@@ -7,7 +7,7 @@ given. Methods with several runs are tested against the first over seeds, single
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -78,14 +78,16 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
+        figures: dict[str, dict[str, Any]] = {}
+        for run in self.runs:
+            figures[run.run] = {}
+            for evaluation, row in evaluations(run).items():
+                figures[run.run][evaluation] = asdict(row)
         return {
             "verdict": self.verdict(),
             "methods": self.methods,
             "settings": self.settings,
-            "figures": {
-                run.run: {name: asdict(row) for name, row in evaluations(run).items()}
-                for run in self.runs
-            },
+            "figures": figures,
             "over_seeds": [asdict(figure) for figure in self.over_seeds],
             "differences": [asdict(difference) for difference in self.differences],
         }
@@ -130,7 +132,7 @@ class Comparison:
             cells = lines.setdefault(figure.evaluation, {}).setdefault(labels, {})
             cells[figure.figure] = figure.shown()
         note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
-        return _tables("Methods over seeds", ["method", "seeds"], lines, 1, note)
+        return _tables("Methods over seeds", ["method", "seeds"], lines, note)
 
     def _runs(self) -> Iterator[FittedTable]:
         lines: dict[str, Lines] = {}
@@ -139,10 +141,10 @@ class Comparison:
                 labels = (run.run, self.methods[run.run])
                 lines.setdefault(evaluation, {})[labels] = row.cells()
         note = "After the last iteration; 95 % intervals over prompts. Ties lose."
-        return _tables("Runs", ["run", "method"], lines, 2, note)
+        return _tables("Runs", ["run", "method"], lines, note)
 
     def _differences(self) -> FittedTable:
-        header = ["method" if self.by_method else "run", "figure", "difference", "p by Holm"]
+        name = "method" if self.by_method else "run"
         rows = []
         for difference in self.differences:
             if difference.figure in _TESTED:
@@ -158,7 +160,7 @@ class Comparison:
                 rows.append(row)
         return FittedTable(
             f"Differences from {self.differences[0].against}",
-            [*header, "evaluation", "p", "test"],
+            [name, "figure", "difference", "p by Holm", "evaluation", "p", "test"],
             rows,
             left=2,
             note=_OVER_SEEDS if self.by_method else _BY_PROMPT,
@@ -174,20 +176,16 @@ class Comparison:
 
     def drawings(self) -> dict[str, Figure]:
         """Curves of the runs by iteration, by their titles."""
-        rows = {}
-        for run in self.runs:
-            rows[run.run] = run.rows[: run.last_iteration + 1]
-        return draw(rows)
+        return draw({run.run: run.rows for run in self.runs})
 
 
 def _tables(
-    title: str, header: Sequence[str], lines: dict[str, Lines], left: int, note: str
+    title: str, header: Sequence[str], lines: dict[str, Lines], note: str
 ) -> Iterator[FittedTable]:
     """A table of each evaluation."""
     for evaluation, cells in lines.items():
         suite = "" if evaluation == HELD_OUT else "suite "
-        whole_title = f"{title}, {suite}{evaluation}"
-        yield figures_table(whole_title, header, cells, left=left, note=note)
+        yield figures_table(f"{title}, {suite}{evaluation}", header, cells, note)
 
 
 def compare_summaries(
@@ -208,16 +206,15 @@ def compare_summaries(
     over_seeds = list(method_figures(groups))
     if all(len(figure.values) < 2 for figure in over_seeds):
         over_seeds = []
+    comparison = Comparison(runs, methods, over_seeds, [], _settings(runs, methods))
+    first, *others = runs
     # If methods are tested over seeds, what one run has over another says nothing of methods.
-    if over_seeds and len(set(methods.values())) > 1:
-        tests = method_differences(groups, methods[runs[0].run])
-    else:
-        first, *others = runs
-        tests = []
-        for run in others:
-            tests += compared(first, run, _TESTED)
-        tests = adjusted(tests)
-    return Comparison(runs, methods, over_seeds, tests, _settings(runs, methods))
+    if comparison.by_method:
+        return replace(comparison, differences=method_differences(groups, methods[first.run]))
+    tests: list[Difference] = []
+    for run in others:
+        tests += compared(first, run, _TESTED)
+    return replace(comparison, differences=adjusted(tests))
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:

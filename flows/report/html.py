@@ -80,9 +80,10 @@ def facts(summary: Summary) -> dict[str, str]:
         return {}
     ended = datetime.datetime.fromisoformat(last).astimezone()
     versions = [f"{name} {software[name]}" for name in _SHOWN_SOFTWARE if name in software]
+    total = duration(sum(seconds.values()))
     return {
         "last result": ended.strftime("%Y-%m-%d %H:%M %Z"),
-        "computed in": f"{duration(sum(seconds.values()))} of stages, {len(seconds)} of them",
+        "computed in": f"{total} of stages, {len(seconds)} of them",
         "on": ", ".join(sorted(machines)),
         "with": ", ".join(versions),
     }

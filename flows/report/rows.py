@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import stdev
 
 from flows.pipeline.config import RunConfig
 from flows.report.statistics import over_seeds
 from flows.report.summary import Summary, kappa_label
-from flows.report.table import Cell, FigureRow, column_of, interval_text, ordered
+from flows.report.table import Cell, FigureRow, column_of, ordered
 from stages.evaluate.statistics import Estimate
 
 HELD_OUT = "held-out prompts"
@@ -49,18 +49,18 @@ class MethodFigure:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
         form = column_of(self.figure).form
         # A mean of whole numbers of prompts is a fraction.
-        is_count = form == ".0f"
-        mean = format(self.mean.value, ".1f" if is_count else form)
+        cell = Cell.of(self.mean, ".1f" if form == ".0f" else form)
         if len(self.values) < 2:
-            return Cell(mean)
-        interval = interval_text(self.mean.interval, ".1f" if is_count else ".3g")
-        return Cell(f"{mean} ± {stdev(self.values):.2g}", interval)
+            return cell
+        return replace(cell, text=f"{cell.text} ± {stdev(self.values):.2g}")
 
 
 def evaluations(run: Summary) -> dict[str, FigureRow]:
     """Figures of a run after its last iteration, by evaluation, suites last."""
-    rows = {HELD_OUT: run.rows[run.last_iteration]}
-    return rows | {suite: rows[-1] for suite, rows in run.suites.items()}
+    last = {HELD_OUT: run.rows[run.last_iteration]}
+    for suite, rows in run.suites.items():
+        last[suite] = rows[-1]
+    return last
 
 
 def method_labels(runs: Sequence[Summary]) -> dict[str, str]:

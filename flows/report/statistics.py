@@ -61,12 +61,11 @@ def difference_of_methods(first: Seeds, second: Seeds, whole: float | None) -> t
     tested by Student's t test of the differences, unless these do not vary. Others are tested by
     :func:`welch`. ``whole`` is as in :func:`over_seeds`.
     """
-    old = dict(first)
-    new = dict(second)
-    if sorted(old) != sorted(seed for seed, _ in second) or len(old) != len(first):
-        estimate = welch([value for _, value in first], [value for _, value in second], whole)
-        return estimate, "Welch"
-    differences = np.array([new[seed] - old[seed] for seed in old])
+    seeds, before = zip(*sorted(first), strict=True)
+    other_seeds, now = zip(*sorted(second), strict=True)
+    if seeds != other_seeds or len(set(seeds)) < len(seeds):
+        return welch(before, now, whole), "Welch"
+    differences = np.subtract(now, before)
     mean = float(differences.mean())
     if _constant(differences):
         return Estimate(mean), "paired"

@@ -26,35 +26,34 @@ class FigureColumn:
     """
 
     title: str
-    name: str
     form: str = ".3f"
     whole: float | None = None
 
 
 # A narrow terminal does without those on the right.
-COLUMNS = (
-    FigureColumn("mean reward", "mean_reward"),
-    FigureColumn("win rate", "win_rate", whole=1.0),
-    FigureColumn("accuracy", "accuracy", whole=1.0),
-    FigureColumn("tied", "tied_prompts", ".0f"),
-    FigureColumn("log π_ref", "mean_log_pi_ref", ".2f"),
-    FigureColumn("KL", "kl_to_base", ".2f"),
-    FigureColumn("pairs", "pairs", ".0f"),
-    FigureColumn("ties", "ties", ".0f"),
-    FigureColumn("loss", "loss"),
-    FigureColumn("bonus ratio", "bonus_ratio", ".3g"),
-    FigureColumn("κ", "kappa", ".3g"),
-    FigureColumn("distinct-1", "distinct_1", whole=1.0),
-    FigureColumn("tokens", "mean_response_tokens", ".1f"),
-    FigureColumn("cut off", "truncated_share", whole=1.0),
-    FigureColumn("repetition", "repetition", whole=1.0),
-    FigureColumn("refusals", "refusal_share", whole=1.0),
-    FigureColumn("distinct-2", "distinct_2", whole=1.0),
-    FigureColumn("distinct-3", "distinct_3", whole=1.0),
-    FigureColumn("distinct-4", "distinct_4", whole=1.0),
-)
-_COLUMNS = {column.name: column for column in COLUMNS}
-_PLACES = {name: place for place, name in enumerate(_COLUMNS)}
+COLUMNS = {
+    "mean_reward": FigureColumn("mean reward"),
+    "win_rate": FigureColumn("win rate", whole=1.0),
+    "accuracy": FigureColumn("accuracy", whole=1.0),
+    "tied_prompts": FigureColumn("tied", ".0f"),
+    "mean_log_pi_ref": FigureColumn("log π_ref", ".2f"),
+    "kl_to_base": FigureColumn("KL", ".2f"),
+    "pairs": FigureColumn("pairs", ".0f"),
+    "ties": FigureColumn("ties", ".0f"),
+    "loss": FigureColumn("loss"),
+    "bonus_ratio": FigureColumn("bonus ratio", ".3g"),
+    "kappa": FigureColumn("κ", ".3g"),
+    "distinct_1": FigureColumn("distinct-1", whole=1.0),
+    "mean_response_tokens": FigureColumn("tokens", ".1f"),
+    "truncated_share": FigureColumn("cut off", whole=1.0),
+    "repetition": FigureColumn("repetition", whole=1.0),
+    "refusal_share": FigureColumn("refusals", whole=1.0),
+    "distinct_2": FigureColumn("distinct-2", whole=1.0),
+    "distinct_3": FigureColumn("distinct-3", whole=1.0),
+    "distinct_4": FigureColumn("distinct-4", whole=1.0),
+}
+"""Columns by figure."""
+_PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _OTHERS = _PLACES["accuracy"] + 0.5
 """Place of the oracle's components and pass@k."""
 
@@ -71,7 +70,11 @@ class Cell:
         """An estimate as a cell; a dash if it is not known."""
         if estimate is None:
             return cls("-")
-        return cls(format(estimate.value, form), interval_text(estimate.interval, form))
+        text = format(estimate.value, form)
+        if estimate.interval is None:
+            return cls(text)
+        low, high = estimate.interval
+        return cls(text, f"[{low:{form}}, {high:{form}}]")
 
     def __str__(self) -> str:
         return f"{self.text} {self.interval}".rstrip()
@@ -101,7 +104,7 @@ def column_of(name: str) -> FigureColumn:
     """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
     title = name.removeprefix("components.")
     whole = 1.0 if name.startswith("pass@") else None
-    return _COLUMNS.get(name) or FigureColumn(title, name, whole=whole)
+    return COLUMNS.get(name) or FigureColumn(title, whole=whole)
 
 
 Lines = dict[tuple[str, ...], dict[str, Cell]]
@@ -112,8 +115,6 @@ def figures_table(
     title: str,
     header: Sequence[str],
     lines: Lines,
-    *,
-    left: int = 0,
     note: str = "",
 ) -> FittedTable:
     """A table with a column for each figure that some line has.
@@ -122,7 +123,6 @@ def figures_table(
         title: Title of the table.
         header: Titles of the lines' labels.
         lines: The table's lines.
-        left: As in :class:`FittedTable`.
         note: As in :class:`FittedTable`.
     """
     names = ordered(itertools.chain.from_iterable(lines.values()))
@@ -131,20 +131,12 @@ def figures_table(
         figures = [cells.get(name, Cell("-")) for name in names]
         rows.append([*labels, *figures])
     titles = [column_of(name).title for name in names]
-    return FittedTable(title, [*header, *titles], rows, left=left, note=note)
+    return FittedTable(title, [*header, *titles], rows, left=len(header), note=note)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
     """Figures in a table's order, each once; the order of figures without a place is kept."""
     return sorted(dict.fromkeys(names), key=lambda name: _PLACES.get(name, _OTHERS))
-
-
-def interval_text(interval: Sequence[float] | None, form: str) -> str:
-    """``[0.921, 0.951]``; empty if there is none."""
-    if not interval:
-        return ""
-    low, high = interval
-    return f"[{low:{form}}, {high:{form}}]"
 
 
 def formatted(value: float | None, form: str) -> str:

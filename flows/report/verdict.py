@@ -75,7 +75,8 @@ def _unfinished(status: RunStatus) -> Iterator[str]:
             record = step.record
             # The first line of a message has the cause behind the step's name.
             line = record.message.strip().partition("\n")[0]
-            cause = line.rpartition(f" {record.key[:12]}): ")[2]
+            key = record.key[:12]
+            cause = line.rpartition(f" {key}): ")[2]
             yield f"{record.step} {step.state}: {cause}"
     if status.waiting:
         yield f"steps that have not begun: {len(status.waiting)}"

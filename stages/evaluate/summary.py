@@ -83,7 +83,6 @@ class SampleSummary:
         self._counts.update(
             responses=len(texts),
             refusals=sum(REFUSAL.match(text) is not None for text in texts),
-            tokens=int(num_tokens.sum()),
             truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0,
         )
         for text in texts:
@@ -142,7 +141,7 @@ class SampleSummary:
             **distinct,
             "mean_log_pi_ref": _mean_of(self._by_prompt.get("mean_log_pi_ref", {})),
             "mean_log_pi": None if math.isnan(log_pi) else log_pi,
-            "mean_response_tokens": counts["tokens"] / responses,
+            "mean_response_tokens": _mean_of(self._by_prompt.get("mean_response_tokens", {})),
             "truncated_share": counts["truncated"] / responses,
             "repetition": math.fsum(repeated) / len(repeated) if repeated else None,
             "refusal_share": counts["refusals"] / responses,
@@ -268,21 +267,19 @@ class DistinctCounter:
     """
 
     def __init__(self) -> None:
-        self._hashes: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(LONGEST_NGRAM)]
+        self._hashes = [array("q") for _ in range(LONGEST_NGRAM)]
 
     def add(self, texts: Sequence[str]) -> None:
         """Adds responses to the corpus."""
         words = [text.split() for text in texts]
         for n, hashes in enumerate(self._hashes, 1):
-            grams: list[int] = []
             for text in words:
-                grams += map(hash, ngrams(text, n))
-            hashes.append(np.array(grams, np.int64))
+                hashes.extend(map(hash, ngrams(text, n)))
 
     def per_ngram(self) -> list[float | None]:
         """Different n-grams by n-grams, n = 1…; None if the corpus has no n-gram."""
         ratios = []
         for hashes in self._hashes:
-            grams = np.concatenate(hashes)
-            ratios.append(len(np.unique(grams)) / len(grams) if len(grams) else None)
+            distinct = np.unique(np.asarray(hashes))
+            ratios.append(len(distinct) / len(hashes) if hashes else None)
         return ratios

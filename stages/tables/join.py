@@ -85,21 +85,19 @@ def _read_shard(
     columns: list[str] | None,
     score_columns: list[str],
 ) -> Iterator[ScoredBatch]:
-    # For the one that ends first.
-    none = pa.table({name: pa.array([], pa.null()) for name in _KEYS})
     held = None
     batches = zip_longest(
         read_batches(responses_path, RESPONSES, columns=columns, batch_rows=BATCH_ROWS),
         read_batches(scores_path, SCORES, columns=score_columns, batch_rows=BATCH_ROWS),
     )
     for response_batch, score_batch in batches:
-        rows = none if response_batch is None else pa.Table.from_batches([response_batch])
-        scored = none if score_batch is None else pa.Table.from_batches([score_batch])
-        if any(not rows[key].equals(scored[key]) for key in _KEYS):
+        if not _have_same_keys(response_batch, score_batch):
             raise UserError(
                 f"{scores_path} does not hold the scores of {responses_path}",
                 "score these responses again, and give both in the same order of shards",
             )
+        rows = pa.Table.from_batches([response_batch])
+        scored = pa.Table.from_batches([score_batch])
         if held is not None:
             rows = pa.concat_tables([held[0], rows])
             scored = pa.concat_tables([held[1], scored])
@@ -113,12 +111,17 @@ def _read_shard(
         yield _batch(*held, _starts(held[0]["prompt_id"]), responses_path)
 
 
+def _have_same_keys(rows: pa.RecordBatch | None, scored: pa.RecordBatch | None) -> bool:
+    """False also where one of the tables has ended."""
+    if rows is None or scored is None:
+        return False
+    return all(rows[key].equals(scored[key]) for key in _KEYS)
+
+
 def _starts(prompt_ids: pa.ChunkedArray) -> list[int]:
     """First row of each run of equal ids, and the number of rows."""
     ids = prompt_ids.combine_chunks()
-    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
-    inner = pc.add(pc.indices_nonzero(changes), 1).to_pylist()
-    return [0, *inner, len(ids)]
+    return [0, *pc.run_end_encode(ids).run_ends.to_pylist()]
 
 
 def _batch(rows: pa.Table, scored: pa.Table, starts: list[int], path: Path) -> ScoredBatch:

@@ -12,6 +12,9 @@ def wilson_interval(successes: float, trials: float, confidence: float) -> tuple
     share = successes / trials
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = share + z * z / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
+    variance = share * (1 - share) / trials
+    half = z * math.sqrt(variance + (z / (2 * trials)) ** 2)
     whole = 1 + z * z / trials
-    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
+    low = (middle - half) / whole
+    high = (middle + half) / whole
+    return max(0.0, low), min(1.0, high)

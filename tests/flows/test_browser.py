@@ -76,14 +76,10 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "wide")
     config = RunConfig(name="wide", iterations=1)
     record.save_config(config)
-    names = [
-        column.name
-        for column in COLUMNS
-        if column.name not in ("pairs", "ties", "loss", "bonus_ratio", "kappa")
-        and column.form != ".0f"
-    ]
+    training = {"pairs", "ties", "loss", "bonus_ratio", "kappa"}
+    names = [name for name in COLUMNS if name not in training and COLUMNS[name].form != ".0f"]
     components = [f"components.follows_instruction_{number}" for number in range(3)]
-    figures = {column.name: Estimate(1234) for column in COLUMNS}
+    figures = dict.fromkeys(COLUMNS, Estimate(1234))
     figures |= dict.fromkeys([*names, *components], Estimate(1234, -104.912, -104.953))
     rows = [FigureRow(number, figures) for number in (0, 1)]
     write(record, Summary("wide", config, "store", rows=rows))

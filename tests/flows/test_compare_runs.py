@@ -77,21 +77,15 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
     tests = {test.figure: test for test in comparison.differences}
     assert set(tests) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
     reward = tests["mean_reward"]
-    assert (reward.name, reward.against, reward.test) == (
-        "bonus",
-        "plain",
-        "12 prompts, iteration 1",
-    )
+    assert (reward.name, reward.against) == ("bonus", "plain")
     assert reward.estimate.value == pytest.approx(0.7)
-    # Two of 2^12 patterns of signs; three tests in all.
-    assert reward.estimate.p_value == pytest.approx(2 / 2**12)
-    assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**12)
     assert comparison.over_seeds == [], "one seed of each"
     changed = "train.design 'none' → 'one_minus_pi'"
     assert comparison.settings == {label: [changed]}
     assert comparison.tables()[-1].rows == [[label, changed]]
     more = compare_summaries([*two, run(tmp_path, "third", 0.8, design="inverse_pi")])
     values = [test.adjusted_p_value for test in more.differences]
+    # Two of 2^12 patterns of signs are as extreme.
     assert values == pytest.approx([6 * 2 / 2**12] * 6), "adjusted over all runs"
 
 

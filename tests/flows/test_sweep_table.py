@@ -168,12 +168,12 @@ def test_a_row_has_student_s_interval_which_ends_where_shares_do() -> None:
     rates = [1.0, 0.8, 1.0]
     # t(0.975, 2) = 4.303, so 0.933 ± 4.303 · 0.115 / √3; a reward may be above 1.
     reward = swept(rates, [0.0, 0.1, 0.0])
-    assert reward.tables()[0].records()[0]["mean reward"] == "0.933 ± 0.12 [0.646, 1.22]"
+    assert reward.tables()[0].records()[0]["mean reward"] == "0.933 ± 0.12 [0.646, 1.220]"
     rate = swept(rates, [0.0, 0.1, 0.0], "win_rate")
     first, second = rate.tables()[0].records()
     assert first["seeds"] == "3"
-    assert first["win rate"] == "0.933 ± 0.12 [0.646, 1]"
-    assert second["win rate"].endswith(" [0, 0.177]")
+    assert first["win rate"] == "0.933 ± 0.12 [0.646, 1.000]"
+    assert second["win rate"].endswith(" [0.000, 0.177]")
     [reward_test] = [test.estimate for test in reward.differences]
     [rate_test] = [test.estimate for test in rate.differences if test.figure == "win_rate"]
     assert reward_test.low is not None and reward_test.low < -1.0

@@ -15,13 +15,6 @@ def by_definition(corpus: list[str], n: int) -> float | None:
     return len(set(grams)) / len(grams) if grams else None
 
 
-def test_hand_computed():
-    counter = DistinctCounter()
-    counter.add(["the cat saw the cat", "the dog"])
-    # Words: the cat saw dog of 7; pairs: the-cat twice among 5; triples and quadruples all differ.
-    assert counter.per_ngram() == [4 / 7, 4 / 5, 1.0, 1.0]
-
-
 @given(corpus=texts, cut=st.integers(0, 20))
 def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
     counter = DistinctCounter()
