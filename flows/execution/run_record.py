@@ -32,7 +32,7 @@ from stages.contract.errors import (
 )
 from stages.contract.records import read_record
 from stages.store.base import Store
-from stages.store.locks import AliveLock, exclusive_lock, is_held
+from stages.store.locks import exclusive_lock, is_held, try_lock
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
 State = Literal[
@@ -236,10 +236,10 @@ def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None
         pid=os.getpid(),
     )
     # The kernel frees the lock with the process: an attempt "running" without it is dead.
-    alive = AliveLock(_lock(record, attempt))
+    alive_path = _lock(record, attempt)
     with exclusive_lock(record.path / _ATTEMPTS / ".begin"):
         begin()
-        alive.take()
+        alive_lock = try_lock(alive_path)
         _save(record, attempt)
     try:
         yield
@@ -253,7 +253,9 @@ def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None
     else:
         _save(record, attempt.model_copy(update={"state": "completed", "ended": time.time()}))
     finally:
-        alive.free(remove=True)
+        alive_path.unlink(missing_ok=True)
+        if alive_lock is not None:
+            os.close(alive_lock)
 
 
 def attempts(record: RunRecord) -> list[Attempt]:

@@ -79,6 +79,9 @@ def facts(summary: Summary) -> dict[str, str]:
     if not last:
         return {}
     ended = datetime.datetime.fromisoformat(last).astimezone()
+    # Sampling may have another torch, in vLLM's environment.
+    if trained := summary.last("train"):
+        software |= trained.manifest.software
     versions = [f"{name} {software[name]}" for name in _SHOWN_SOFTWARE if name in software]
     total = duration(sum(seconds.values()))
     return {

@@ -84,27 +84,6 @@ def is_held(path: Path) -> bool:
     return False
 
 
-class AliveLock:
-    """A lock on one file, held from :meth:`take` to :meth:`free` or to the end of this process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def take(self) -> bool:
-        """Takes the lock; returns False, at once, when another holds it."""
-        self._descriptor = try_lock(self._path)
-        return self._descriptor is not None
-
-    def free(self, *, remove: bool = False) -> None:
-        """Gives the lock back, with ``remove`` for good; harmless when it is not held."""
-        if self._descriptor is not None:
-            if remove:
-                self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -145,7 +124,7 @@ class FileLease:
         self._path = path
         self._guard_path = path.with_suffix(".guard")
         self._alive_path = path.with_suffix(".alive")
-        self._alive = AliveLock(self._alive_path)
+        self._alive_lock: int | None = None
 
     def holder(self) -> dict[str, Any] | None:
         """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
@@ -211,7 +190,8 @@ class FileLease:
             record = self._read()
             if record is not None and record["owner"] != self._owner and self._is_alive(record):
                 return record
-            if not self._alive.take():
+            self._alive_lock = try_lock(self._alive_path)
+            if self._alive_lock is None:
                 # Some process has the lock, whatever the record holds.
                 return record or {"host": socket.gethostname(), "pid": "unknown"}
             self._write()
@@ -242,9 +222,11 @@ class FileLease:
             record = self._read()
             if record is not None and record["owner"] == self._owner:
                 self._path.unlink()
-                self._alive.free(remove=True)
+                self._alive_path.unlink(missing_ok=True)
                 self._guard_path.unlink()
-            self._alive.free()
+            if self._alive_lock is not None:
+                os.close(self._alive_lock)
+                self._alive_lock = None
 
     def _write(self) -> None:
         now = time.time()
