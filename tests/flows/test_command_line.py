@@ -1,7 +1,8 @@
-"""The command line itself: help, version, completion, and the list of fields."""
+"""The command line itself: help, version, completion, the list of fields, and its imports."""
 
 import importlib.metadata
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from flows.pipeline.fields import run_rows
 from tests.flows.loop import geb, geb_json, geb_ok
 from tests.forking import forked_python
+from tests.programs import run_program
 
 
 def test_alone_it_shows_its_help_and_with_version_its_version() -> None:
@@ -53,3 +55,17 @@ def test_a_run_has_few_settings() -> None:
     """Each counts once: resources for all stages together, tables by name with their section."""
     names = [row.name for row in run_rows() if ".NAME." not in row.name]
     assert len(names) <= 300, f"{len(names)} settings: {' '.join(names)}"
+
+
+HEAVY = ("torch", "transformers", "vllm", "deepspeed", "datasets")
+SLOW = ("prefect", "scipy", "matplotlib")
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [("flows.iterate, flows.pipeline.config", HEAVY), ("flows.commands.cli", (*HEAVY, *SLOW))],
+    ids=["flow", "command line"],
+)
+def test_importing_loads_no_heavy_library(modules: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {modules}; print([name for name in {unwanted} if name in sys.modules])"
+    assert run_program(sys.executable, "-c", code).stdout.strip() == "[]"

@@ -24,8 +24,15 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"spec": {"nodeSelector": {"pool": "none"}}}, "nodes are available"),
-        ({"secrets": {"TOKEN": "nothing/token"}}, 'secret "nothing" not found'),
+        (
+            {"spec": {"nodeSelector": {"pool": "none"}}, "pending_seconds": 15},
+            "nodes are available",
+        ),
+        # Before the secret is looked for, the cluster makes the store's volume.
+        (
+            {"secrets": {"TOKEN": "nothing/token"}, "pending_seconds": 60},
+            'secret "nothing" not fou',
+        ),
     ],
     ids=["unschedulable", "missing secret"],
 )
@@ -33,7 +40,7 @@ def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(
     launcher: Kubernetes, store: Store, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        launcher.run(launcher.request(store), pending_seconds=15, **changes)
+        launcher.run(launcher.request(store), **changes)
     assert "execution.kubernetes" in caught.value.remedy
 
 

@@ -1,12 +1,17 @@
-"""The pages of the documentation are short, and none repeats a sentence of another."""
+"""The pages of the documentation: their length, and the settings and fragments that they show."""
 
+import dataclasses
+import inspect
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.site.test_commands import ROOT
+from flows.pipeline.fields import run_rows
+from flows.pipeline.loading import load_config
+from tests.flows.loop import ROOT
 
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANDING = ROOT / "README.md"
@@ -46,3 +51,55 @@ def test_no_two_pages_share_a_sequence_of_words() -> None:
             places[" ".join(words[start : start + SEQUENCE])].add(page.name)
     shared = {words: sorted(names) for words, names in places.items() if len(names) > 1}
     assert shared == {}
+
+
+SECTIONS = re.split(r"^## ", (ROOT / "docs/migrating.md").read_text(), flags=re.MULTILINE)[1:]
+OURS = re.compile(
+    r"`((?:inputs|prepare|generate|score|pair|train|execution)\.[\w.]+|iterations)(?=[:`])"
+)
+
+
+def columns(section: str, number: int) -> list[str]:
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    return [re.split(r"(?<!\\) \| ", row.strip("| "))[number] for row in rows[2:]]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
+def test_settings_exist(section: str) -> None:
+    names = {row.name for row in run_rows()}
+    named = [name for cell in columns(section, 1) for name in OURS.findall(cell)]
+    assert len(named) >= 2
+    assert not set(named) - names
+
+
+def test_options_of_trl_s_trainer_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    [section] = [section for section in SECTIONS if section.startswith("TRL: OnlineDPOTrainer")]
+    names = {field.name for field in dataclasses.fields(OnlineDPOConfig)}
+    names |= set(inspect.signature(OnlineDPOTrainer.__init__).parameters)
+    named = [name for cell in columns(section, 0) for name in re.findall(r"`(\w+)`", cell)]
+    assert len(named) > 10
+    assert not set(named) - names
+
+
+PAGE = ROOT / "docs/clusters.md"
+FRAGMENTS = dict(
+    re.findall(
+        r"^### ([^\n]+)\n(?:(?!^###? ).)*?^```yaml\n(.*?)^```", PAGE.read_text(), re.M | re.S
+    )
+)
+
+
+@pytest.mark.parametrize("title", FRAGMENTS)
+def test_a_fragment_is_accepted(title: str, tmp_path: Path) -> None:
+    path = tmp_path / "fragment.yaml"
+    path.write_text(f"extends: {ROOT / 'configs/quickstart.yaml'}\n" + FRAGMENTS[title])
+    config = load_config(path)
+    runner = yaml.safe_load(FRAGMENTS[title])["execution"]["runner"]
+    assert config.execution.runner == runner
+
+
+def test_every_fragment_of_the_page_is_read() -> None:
+    assert len(FRAGMENTS) == PAGE.read_text().count("```yaml\n")

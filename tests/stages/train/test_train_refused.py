@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
+from stages.train.params import TrainParams
 from tests.stages.train.train_helpers import train
 from tests.tiny_models import WORDS, make_tiny_llama
 
@@ -44,3 +45,27 @@ def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
     with pytest.raises(UserError, match="differ in 2 tokens") as caught:
         train(tmp_path / "store", policy, [pairs], reference=reference)
     assert "reference with the policy's tokenizer" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kappa": 1.0, "target_ratio": 0.1}, r"exclude each other.*`train\.kappa: null`"),
+        (
+            {"lora": {"save": "adapter"}},
+            r"lora\.save = 'adapter' with lora\.rank = 0.*set lora\.rank",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_that_exclude_each_other_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        TrainParams(**given)
+
+
+@pytest.mark.parametrize("given", [{}, {"kappa": 0.5}, {"target_ratio": 0.1}])
+def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
+    params = TrainParams(**given)
+    again = TrainParams.model_validate_json(params.model_dump_json())
+    assert again == params
+    assert again.result_fields()["kappa"] == given.get("kappa", 1.0)
