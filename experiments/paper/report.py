@@ -84,8 +84,7 @@ def kappa_figures(findings: Findings) -> dict[str, Figure]:
             point = (title, row.method, math.log10(kappa))
             rewards.setdefault(point, []).append(reward.value)
     lines: dict[str, dict[str, dict[float, Estimate]]] = {}
-    for title, method, log_kappa in sorted(rewards):
-        values = rewards[title, method, log_kappa]
+    for (title, method, log_kappa), values in sorted(rewards.items()):
         line = lines.setdefault(title, {}).setdefault(method, {})
         line[log_kappa] = over_seeds(values)
     figures = {}
