@@ -1,6 +1,7 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
@@ -18,13 +19,7 @@ from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.form import RunOverrides
-from flows.pipeline.inputs import (
-    input_locations,
-    require_oracle_inputs,
-    resolve_input,
-    resolve_inputs,
-    resolve_model,
-)
+from flows.pipeline.inputs import ComparedModels, resolve_compared
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
@@ -47,18 +42,8 @@ from flows.report.table import (
     column_of,
     ordered,
 )
-from stages.contract.errors import GebError, UserError
-from stages.store.base import Store
+from stages.contract.errors import GebError
 from stages.store.opening import open_store
-
-
-@dataclass(frozen=True)
-class Models:
-    """The two models and the suite, by the arguments of :func:`evaluate`; None for empty ones."""
-
-    policy: str
-    base: str | None = None
-    suite: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +56,7 @@ class ModelComparison:
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
     """
 
-    models: Models
+    models: ComparedModels
     artifact: str
     figures: list[FigureRow]
     differences: list[Difference]
@@ -138,35 +123,33 @@ def evaluate(
         config: Differences from the preset. An empty field takes the preset's value, or the
             default if the preset has none.
     """
-    models = Models(policy, base or None, suite or None)
+    models = ComparedModels(policy, base or None, suite or None)
     name = preset
     try:
         chosen = configured(preset, config)
         name = chosen.name
-        return _evaluate(chosen, models, Session())
+        compared, external = resolve_compared(chosen, models)
+        return _evaluate(compared, models, external, Session())
     except GebError as error:
         return failed(error, f"{name}-evaluation")
 
 
-def compare_models(config: RunConfig, models: Models, session: Session) -> ModelComparison:
-    """Compares two models as a flow run of this process; GebError if that fails."""
+def compare_models(
+    config: RunConfig, models: ComparedModels, external: Externals, session: Session
+) -> ModelComparison:
+    """Compares two models as a flow run of this process; GebError if that fails.
+
+    ``config`` and ``external`` are from :func:`resolve_compared`.
+    """
     run_name = f"{models.policy} against {models.base or 'base'}"
-    name = f"{config.name}-evaluation"
-    return as_flow("evaluate", run_name, name, lambda: _evaluate(config, models, session))
+    compute = partial(_evaluate, config, models, external, session)
+    return as_flow("evaluate", run_name, config.name, compute)
 
 
-def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelComparison:
-    config = config.model_copy(update={"name": f"{config.name}-evaluation"})
-    store = open_store(config.store, create=True)
-    if models.suite is not None:
-        suite = config.suites.get(models.suite)
-        if suite and not suite.prompts:
-            raise UserError(
-                f"the suite {models.suite} has no prompts: it scores samples of a run once more",
-                f"name some with --set suites.{models.suite}.prompts=FILE",
-            )
-        config = config.for_suite(models.suite)
-    external = _external(config, models, store)
+def _evaluate(
+    config: RunConfig, models: ComparedModels, external: Externals, session: Session
+) -> ModelComparison:
+    store = open_store(config.store)
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
@@ -183,27 +166,6 @@ def _evaluate(config: RunConfig, models: Models, session: Session) -> ModelCompa
         description=f"{models.policy} against {models.base or 'the base'}: {comparison.artifact}",
     )
     return comparison
-
-
-def _external(config: RunConfig, models: Models, store: Store) -> Externals:
-    base = models.base or config.inputs.policy
-    if base is None:
-        raise UserError(
-            "no base to compare with: the configuration warm-starts its own",
-            "name one as the base, for example a first version (`quickstart:1`)",
-        )
-    external = resolve_inputs(config) if models.suite is None else _of_suite(config, models.suite)
-    compared = {"policy": resolve_model(models.policy, store), "base": resolve_model(base, store)}
-    return external | compared
-
-
-def _of_suite(config: RunConfig, suite: str) -> Externals:
-    """Inputs of a suite alone: a configuration of suites may have none of a run's."""
-    require_oracle_inputs(config, suite)
-    return {
-        name: [resolve_input(suite, name, location) for location in locations]
-        for name, locations in input_locations(config, suite).items()
-    }
 
 
 def _compare(config: RunConfig, external: Externals, tasks: StepTasks) -> None:

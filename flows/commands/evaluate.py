@@ -22,6 +22,7 @@ from flows.commands.common import (
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.grid import SweepCell, cells, parse_axes
+from flows.pipeline.inputs import ComparedModels, resolve_compared
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 
@@ -57,11 +58,12 @@ def evaluate(
     settings = config_of_command(config, overrides, runner, store)
     # Prompts, both models' samples and their scores, and the metrics.
     num_steps = 2 + 4 * settings.generate.num_shards
-    name = f"{settings.name}-evaluation"
-    with prefect_session(settings.store, name, as_json, num_steps) as session:
-        from flows.evaluate import Models, compare_models
+    models = ComparedModels(policy, base, suite)
+    settings, external = resolve_compared(settings, models)
+    with prefect_session(settings.store, settings.name, as_json, num_steps) as session:
+        from flows.evaluate import compare_models
 
-        comparison = compare_models(settings, Models(policy, base, suite), session)
+        comparison = compare_models(settings, models, external, session)
     lines = [f"metrics  {comparison.artifact}", f"page     {comparison.page}"]
     answer(as_json, comparison.to_json(), Text(comparison.verdict()), comparison.table(), *lines)
 

@@ -1,6 +1,7 @@
 """Inputs of a run and its suites from outside the store: policy, prompts, oracles."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
@@ -9,6 +10,7 @@ from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
 from stages.store.base import Store
+from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
@@ -106,6 +108,50 @@ def resolve_inputs(config: RunConfig) -> Externals:
     for suite in (None, *config.suites):
         require_oracle_inputs(config, suite)
     return every_input(config, resolve_input)
+
+
+@dataclass(frozen=True)
+class ComparedModels:
+    """Two models to compare, and the suite whose prompts they answer; None for the defaults."""
+
+    policy: str
+    base: str | None = None
+    suite: str | None = None
+
+
+def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConfig, Externals]:
+    """The configuration of an evaluation of two models, and its inputs, ``base`` among them.
+
+    Raises:
+        UserError: A model, the suite or an input is missing or not named.
+        HubUnreachableError: The hub cannot be asked for a revision.
+    """
+    suite = models.suite
+    base = models.base or config.inputs.policy
+    if base is None:
+        raise UserError(
+            "no base to compare with: the configuration warm-starts its own",
+            "name one as the base, for example a first version (`quickstart:1`)",
+        )
+    if suite is None:
+        external = resolve_inputs(config)
+    else:
+        config = config.for_suite(suite)
+        if not config.suites[suite].prompts:
+            raise UserError(
+                f"the suite {suite} has no prompts: it scores samples of a run once more",
+                f"name some with --set suites.{suite}.prompts=FILE",
+            )
+        # A configuration of suites may have none of a run's own inputs.
+        require_oracle_inputs(config, suite)
+        external = {
+            name: [resolve_input(suite, name, location) for location in locations]
+            for name, locations in input_locations(config, suite).items()
+        }
+    store = open_store(config.store, create=True)
+    external["policy"] = resolve_model(models.policy, store)
+    external["base"] = resolve_model(base, store)
+    return config.model_copy(update={"name": f"{config.name}-evaluation"}), external
 
 
 def _require_own_code(config: RunConfig) -> None:

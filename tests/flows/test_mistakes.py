@@ -138,6 +138,8 @@ COMMANDS: dict[str, list[str]] = {
     "models --store /dev/null": ["correct --store"],
     "promote nope --alias x --store @/store": ["nope"],
     "export absent@production @/out --store @/store": ["absent"],
+    "evaluate @/small.yaml absent@production --base @/checkpoint": ["absent"],
+    "evaluate @/small.yaml @/checkpoint --base @/checkpoint --suite hard": ["has no suite 'hard'"],
     "compare mine --store @/store": ["cannot be compared"],
     "compare mine absent --store @/store": ["no run 'absent'"],
     "sweep @/small.yaml": ["has one run"],

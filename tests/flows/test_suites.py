@@ -251,4 +251,4 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     again = geb_ok("evaluate", config, "with-suites:1", "--suite", "own", "--json")
     assert "policy/generate/0 cached" in " ".join(again.stderr.split()), "of the run's own suite"
     unknown = geb_refused("evaluate", config, "with-suites:1", "--suite", "other")
-    assert "suites of with-suites-evaluation: math, own" in unknown
+    assert "suites of with-suites: math, own" in unknown
