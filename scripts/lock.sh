@@ -37,5 +37,6 @@ for package in json.loads(pathlib.Path(sys.argv[1]).read_text())["install"]:
     print("{name}=={version}".format_map(package["metadata"]))
 EOF
 }
-run_pins | grep -vE '^(torch|geb)==' | lock run --no-deps
+# Without what this machine's PyTorch needs besides.
+run_pins | grep -Fixf <(grep -v '^torch==' constraints/torch.txt) | lock run --no-deps
 grep '^torch==' constraints/torch.txt | lock cuda --constraint constraints/torch.txt

@@ -118,7 +118,8 @@ def _chosen(found: RunStatus, step: str | None) -> Sequence[StepStatus]:
     for states in (AT_WORK, ("failed", "crashed", "cancelled", "stopped")):
         if chosen := [reached for reached in found.steps if reached.state in states]:
             return chosen
-    return found.steps[-1:]
+    computed = [reached for reached in found.steps if reached.state == "done"]
+    return (computed or found.steps)[-1:]
 
 
 def _statuses(store: Store, name: str | None) -> list[RunStatus]:

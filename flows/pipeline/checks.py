@@ -135,13 +135,15 @@ def _check_devices(config: RunConfig) -> None:
         resources = getattr(config.resources, stage)
         unit = "gpus" if resources.gpus else "processes"
         if resources.devices != taken:
-            raise ValueError(
+            message = (
                 f"resources.{stage}.{unit} is {resources.devices}, and a call of {stage} takes "
-                f"{taken} (an engine of vLLM takes tensor_parallel_size times "
-                "pipeline_parallel_size GPUs): set "
-                f"{'gpus' if resources.devices < taken else unit} to {taken}; generate.num_shards "
-                "spreads sampling and scoring over several calls"
+                f"{taken}: set {'gpus' if resources.devices < taken else unit} to {taken}"
             )
+            if taken > 1:
+                message += " (tensor_parallel_size times pipeline_parallel_size)"
+            if stage != "evaluate":
+                message += "; generate.num_shards spreads the work over several calls"
+            raise ValueError(message)
 
 
 def _check_nodes(config: RunConfig) -> None:

@@ -108,13 +108,14 @@ class Settings(BaseModel):
     @classmethod
     def _read_plain(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if get_origin(annotation) is tuple and isinstance(value, str | int | float):
+        if isinstance(value, bool):
+            # To pydantic `true` is the number 1.
+            kinds = get_args(annotation) or (annotation,)
+            if bool not in kinds and {int, float} & set(kinds):
+                raise ValueError("a number is wanted")
+        elif get_origin(annotation) is tuple and isinstance(value, str | int | float):
             # One value is a list of one.
             return (value,)
-        # To pydantic `true` is the number 1.
-        kinds = get_args(annotation) or (annotation,)
-        if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
-            raise ValueError("a number is wanted")
         return value
 
     def unused_fields(self) -> frozenset[str]:

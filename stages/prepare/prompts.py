@@ -39,9 +39,10 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collecti
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     cut = len(messages) < length
-    if not messages or messages[-1]["role"] != "user":
+    last = messages[-1]["role"] if messages else "none"
+    if last != "user":
         raise UserError(
-            "the prompt has no user turn at its end",
+            f"the prompt has no user turn at its end: its last turn is {last}",
             "end every prompt with a user message, or set `invalid_rows: drop`",
         )
     if not messages[-1]["content"].strip():

@@ -33,6 +33,7 @@ SETTINGS: dict[str, list[str]] = {
     "train.learning_rate=fast": ["train.learning_rate", '"fast"', "number"],
     "generate.num_samples=1": ["num_samples is 1", "pairs_per_prompt 1", "2 samples"],
     "pair.pairs_per_prompt=2": ["num_samples is 2", "pairs_per_prompt 2", "4 samples"],
+    "generate.stop_token_ids=true": ["generate.stop_token_ids", "not true"],
     "generate.num_samples=0": ["generate.num_samples", "greater than or equal to 1", "0"],
     "generate.shard_index=0": ["generate.shard_index is set by the run"],
     "generate.max_new_tokens=64": ["the policy's context has 64 tokens"],
@@ -118,6 +119,7 @@ COMMANDS: dict[str, list[str]] = {
     "plan @/shadow": ["shadow is not a configuration file", "ends in .yaml"],
     "plan @/itself.yaml": ["extends itself"],
     "run @/none.yaml": ["none.yaml", "No such file"],
+    "run @/files/far.yaml": ["no such file or folder: @/files/data/none.jsonl"],
     "run @/small.yaml --set iterashuns=1": ["iterashuns"],
     "run @/small.yaml --set inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
     "run @/small.yaml --set resources.train.gpus=2": ["asks for 2 GPUs, this host has 1"],
@@ -200,6 +202,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "letters/letter.txt": "dear",
         folder / "shadow": "root:$6$salt: 1\n",
         folder / "extending.yaml": "extends: shadow\n",
+        folder / "files/far.yaml": "extends: ../small.yaml\ninputs: {prompts: data/none.jsonl}\n",
         folder / "itself.yaml": "extends: itself.yaml\n",
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,6 +249,7 @@ def test_a_mistake_is_refused_before_a_server_starts(
     assert "salt" not in message
     assert "SECRET" not in message
     assert not (place / "store/artifacts").exists()
+    assert [path.name for path in (place / "store/runs").iterdir()] == ["mine"]
     assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
