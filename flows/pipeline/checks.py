@@ -135,12 +135,10 @@ def _check_devices(config: RunConfig) -> None:
         resources = getattr(config.resources, stage)
         unit = "gpus" if resources.gpus else "processes"
         if resources.devices != taken:
-            message = (
-                f"resources.{stage}.{unit} is {resources.devices}, and a call of {stage} takes "
-                f"{taken}: set {'gpus' if resources.devices < taken else unit} to {taken}"
-            )
+            message = f"resources.{stage}.{unit} is {resources.devices}, and {stage} takes {taken}"
             if taken > 1:
                 message += " (tensor_parallel_size times pipeline_parallel_size)"
+            message += f": set {'gpus' if resources.devices < taken else unit} to {taken}"
             if stage != "evaluate":
                 message += "; generate.num_shards spreads the work over several calls"
             raise ValueError(message)
