@@ -112,10 +112,10 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (["resources.generate.gpus=8"], "set gpus to 1; generate.num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
-        (["resources.score.gpus=2"], "score.gpus is 2, and a call of score takes 1"),
+        (["resources.score.gpus=2"], "score.gpus is 2, and score takes 1"),
         (
             ["resources.evaluate.processes=2"],
-            "evaluate.processes is 2, and a call of evaluate takes 1",
+            "evaluate.processes is 2, and evaluate takes 1",
         ),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
