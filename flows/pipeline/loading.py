@@ -135,7 +135,7 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         UserError: It cannot be read, or extends itself.
     """
     path = path.absolute()
-    if path in seen:
+    if path.resolve() in seen:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
     # What a file of another kind holds, such as passwords, is never quoted as unknown settings.
     if path.suffix not in _SUFFIXES:
@@ -154,7 +154,7 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         )
     extended: dict[str, Any] = {}
     for parent in named:
-        extended = merged(extended, read_sections(path.parent / parent, (*seen, path)))
+        extended = merged(extended, read_sections(path.parent / parent, (*seen, path.resolve())))
     anchor_paths(values, path.parent)
     return merged(extended, values)
 

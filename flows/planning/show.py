@@ -18,7 +18,7 @@ def cost_lines(estimate: RunEstimate) -> list[str]:
         if step.seconds is None and step.stage not in uncounted:
             uncounted.append(step.stage)
     least = "at least" if uncounted else "about"
-    parts = [f"{tokens / 1e6:,.1f}M tokens", f"{least} {duration(estimate.seconds)}"]
+    parts = [f"{_count(tokens)} tokens", f"{least} {duration(estimate.seconds)}"]
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
@@ -36,6 +36,14 @@ def cost_lines(estimate: RunEstimate) -> list[str]:
     if sizes:
         lines.append(f"parameters on each GPU: {', '.join(sizes.values())}")
     return lines
+
+
+def _count(number: float) -> str:
+    """``512``, ``12.3k``, ``4.5M`` or ``1.2B``."""
+    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f}{suffix}"
+    return f"{number:.0f}"
 
 
 def duration(seconds: float | None) -> str:

@@ -86,6 +86,7 @@ class Comparison:
         return {
             "verdict": self.verdict(),
             "methods": self.methods,
+            "seeds": {run.run: run.config.seed for run in self.runs},
             "settings": self.settings,
             "figures": figures,
             "over_seeds": [asdict(figure) for figure in self.over_seeds],
@@ -125,10 +126,13 @@ class Comparison:
         return tables
 
     def _methods(self) -> Iterator[FittedTable]:
-        numbers = Counter(self.methods.values())
         lines: dict[str, Lines] = {}
+        numbers: Counter[tuple[str, str]] = Counter()
         for figure in self.over_seeds:
-            labels = (figure.method, str(numbers[figure.method]))
+            place = (figure.evaluation, figure.method)
+            numbers[place] = max(numbers[place], len(figure.values))
+        for figure in self.over_seeds:
+            labels = (figure.method, str(numbers[figure.evaluation, figure.method]))
             cells = lines.setdefault(figure.evaluation, {}).setdefault(labels, {})
             cells[figure.figure] = figure.shown()
         note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
@@ -225,7 +229,5 @@ def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, 
         changed = run.config.to_values()
         changed["name"] = first["name"]
         changed["seed"] = first["seed"]
-        changes = list(differences(first, changed))
-        if changes:
-            settings.setdefault(methods[run.run], changes)
-    return settings
+        settings.setdefault(methods[run.run], list(differences(first, changed)))
+    return {method: changes for method, changes in settings.items() if changes}

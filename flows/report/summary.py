@@ -174,7 +174,8 @@ def iteration_row(summary: Summary, iteration: int) -> FigureRow:
         return row
     paired = summary.read_json(f"iteration-{iteration}/pair", "metrics.json")
     trained = summary.read_json(f"iteration-{iteration}/train", "summary.json")
-    metrics = trained.get("metrics", {}) | paired
+    # κ is the last step's; `metrics` has means of the last epoch.
+    metrics = trained.get("metrics", {}) | paired | {"kappa": trained.get("kappa")}
     for name in _TRAINING_FIGURES:
         is_hidden = name in _BONUS_FIGURES and not summary.config.train.has_bonus
         if metrics.get(name) is not None and not is_hidden:

@@ -110,9 +110,11 @@ def _sentence(row: FigureRow, base: FigureRow) -> str:
     ties = row.values.get("tied_prompts")
     if ties:
         sentence += f" ({ties:.0f} tie)"
-    reward = Cell.of(row.figures["mean_reward"], ".3f")
-    start = Cell.of(base.figures.get("mean_reward"), ".3f").text
-    return f"{sentence}; its mean reward is {reward}, the base's {start}"
+    reward = row.figures.get("mean_reward")
+    start = base.values.get("mean_reward")
+    if reward is None or start is None:
+        return sentence
+    return f"{sentence}; its mean reward is {Cell.of(reward, '.3f')}, the base's {start:.3f}"
 
 
 def _ties(summary: Summary) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Figures of a run with their intervals, and differences of two runs, from samples by hand."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flows.report.differences import adjusted, compared, prompt_means
 from flows.report.summary import Summary, evaluated_row, iteration_row
 from stages.contract.errors import UserError
 from stages.evaluate.statistics import proportion, ratio_of_sums
-from tests.flows.evaluations import write_evaluation
+from tests.flows.evaluations import artifact_in, write_evaluation
 
 POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
 BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}
@@ -116,3 +117,16 @@ def test_what_counts_as_correct_does_not_reach_the_sampling() -> None:
         for evaluation in ({}, {"correct_from": 1.0, "pass_at_k": (4,)})
     )
     assert plain == solved
+
+
+def test_a_row_has_the_last_step_s_kappa_and_none_without_a_bonus(tmp_path: Path) -> None:
+    metrics = {"kappa": 0.03, "bonus_ratio": 0.5, "loss": 0.6}
+    text = json.dumps({"kappa": 0.04, "metrics": metrics})
+    (tmp_path / "summary.json").write_text(text)
+    rows = {}
+    for design in ("one_minus_pi", "none"):
+        config = RunConfig.model_validate({"train": {"design": design}})
+        run = Summary("small", config, "s", artifacts={"iteration-1/train": artifact_in(tmp_path)})
+        rows[design] = iteration_row(run, 1).values
+    assert rows["one_minus_pi"] == {"kappa": 0.04, "bonus_ratio": 0.5, "loss": 0.6}
+    assert rows["none"] == {"loss": 0.6}

@@ -41,6 +41,8 @@ SETTINGS: dict[str, list[str]] = {
     "sft.lora.rank=4": ["sft.lora.rank is 4", "inputs.policy is not set"],
     "sft.lora={rank: 4, save: adapter}": ["set sft.lora.save to 'merged'"],
     "train.kappa": ["is not NAME=VALUE"],
+    "train={kappa: [": ["is not valid YAML"],
+    "train={kappa: 1, kappa: 2}": ["kappa", "duplicate"],
     # Too long for a file's name: without the check the first promotion would fail.
     f"model={'m' * 300}": ["model: String should have at most 200 characters"],
     f"promote.aliases=[{'a' * 300}]": ["promote.aliases.0: String should have at most 200"],
@@ -203,7 +205,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "shadow": "root:$6$salt: 1\n",
         folder / "extending.yaml": "extends: shadow\n",
         folder / "files/far.yaml": "extends: ../small.yaml\ninputs: {prompts: data/none.jsonl}\n",
-        folder / "itself.yaml": "extends: itself.yaml\n",
+        folder / "itself.yaml": "extends: files/back.yaml\n",
+        folder / "files/back.yaml": "extends: ../itself.yaml\n",
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -161,6 +161,7 @@ def test_a_document_has_the_figures_of_combinations_and_runs() -> None:
     assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
     rows = [run["held-out prompts"]["figures"] for run in document["figures"].values()]
     assert [figures["mean_reward"]["value"] for figures in rows] == ONE + TWO
+    assert list(document["seeds"].values()) == [0, 1, 2] * 2
     assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
 
 

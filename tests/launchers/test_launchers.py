@@ -184,6 +184,7 @@ def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(
     request = launcher.request(store, behaviour="hang_once")
     kind, words = launcher.loss
     with at_work(request, launcher.runner(request)) as work:
+        assert store.lease("probe", request.key).holder() is not None
         launcher.take_machine(work)
         error = work.join()
     assert type(error) is kind
