@@ -76,7 +76,7 @@ class Reference:
         """Sums of one forward pass."""
         highest = 0
         for example in examples:
-            highest = max(highest, *example.prompt, *example.response)
+            highest = max([highest, *example.prompt, *example.response])
         if highest >= self._vocabulary:
             raise UserError(
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",

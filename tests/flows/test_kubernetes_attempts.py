@@ -118,6 +118,13 @@ def deleted(name: str, code: int | None = 143, *, ready: str = "True") -> dict[s
     return manifest
 
 
+def never_started(name: str) -> dict[str, Any]:
+    """A pod whose node died while it fetched the image."""
+    manifest = deleted(name, ready="False")
+    manifest["status"]["containerStatuses"] = [{"state": {"waiting": {}}}]
+    return manifest
+
+
 def gated(name: str) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     return {
@@ -145,8 +152,9 @@ def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_: Request) -> N
     [
         (deleted("geb-x-1"), "last events: Killing: Stopping container stage"),
         (deleted("geb-x-1", None, ready="False"), "does not answer"),
+        (never_started("geb-x-1"), "its pod was deleted"),
     ],
-    ids=["deleted", "lost"],
+    ids=["deleted", "lost", "lost before its start"],
 )
 def test_a_pod_that_somebody_else_deleted_was_taken(
     request_: Request, second: dict[str, Any], message: str

@@ -288,12 +288,12 @@ class PodAttempt:
 
 
 def _is_deletion(pod: Pod, ending: Ending | None) -> bool:
-    """True if a deleted pod did not end by itself, or its node cannot confirm anything.
+    """True if a deleted pod did not end by itself, or never starts, or its node is gone.
 
     Should it still work there, the lease in the store keeps the next attempt waiting.
     """
     if ending is None:
-        return is_lost(pod)
+        return is_lost(pod) or not has_started(pod)
     if pod["status"].get("reason"):
         return False
     code = ending.code
