@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.training.contestants import CONTESTANTS, Training, TrainingJob
 from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs, take_pairs
-from flows.runners.base import thread_variables
+from flows.runners.command_lines import thread_variables
 from stages.contract.request import Resources
 
 _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")

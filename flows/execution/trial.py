@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
-from flows.runners.base import stage_environment, supervised, time_limit
+from flows.runners.command_lines import stage_environment, supervised, time_limit
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
 from stages.contract.errors import EXIT_OK, UserError
 from stages.contract.events import Failure, parse_event

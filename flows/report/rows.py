@@ -34,7 +34,7 @@ class MethodFigure:
 
     Attributes:
         evaluation: ``held-out prompts``, or the name of a suite.
-        figure: Name of the figure in ``metrics.json``.
+        figure: Name of the figure, as in ``figures.parquet``.
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
     """

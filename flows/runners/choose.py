@@ -12,9 +12,9 @@ from stages.contract.params import Settings
 
 RUNNERS: Mapping[str, str] = {
     "process": "flows.runners.local.process:ProcessPlace",
-    "docker": "flows.runners.docker.runner:DockerPlace",
-    "kubernetes": "flows.runners.kubernetes.runner:KubernetesPlace",
-    "slurm": "flows.runners.slurm.runner:SlurmPlace",
+    "docker": "flows.runners.docker.place:DockerPlace",
+    "kubernetes": "flows.runners.kubernetes.place:KubernetesPlace",
+    "slurm": "flows.runners.slurm.place:SlurmPlace",
 }
 """Places, which only their runs import: some need a client of an engine or a cluster."""
 
@@ -29,7 +29,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
     if execution.runner == "slurm":
         check_jobs(execution, resources)
     if execution.runner == "kubernetes":
-        from flows.runners.kubernetes.runner import check_pods
+        from flows.runners.kubernetes.place import check_pods
 
         check_pods(execution, resources, store)
 

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.base import program_of, supervised
+from flows.runners.command_lines import program_of, supervised
 from flows.runners.ending import Ending
 from stages.contract.errors import StageFailedError
 from stages.contract.events import Log, OnEvent

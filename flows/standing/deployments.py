@@ -13,7 +13,7 @@ from prefect.events import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 
 from flows.pipeline.presets import STORE_VARIABLE
-from flows.runners.base import module_command
+from flows.runners.command_lines import module_command
 from stages.contract.errors import GebError
 
 POOL = "geb"

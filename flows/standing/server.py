@@ -25,7 +25,7 @@ from prefect.context import refresh_global_settings_context
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 
-from flows.runners.base import supervised
+from flows.runners.command_lines import supervised
 from flows.standing.home import Home
 from stages.contract.errors import GebError, UserError
 

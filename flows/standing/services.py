@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from flows.runners.base import supervised
+from flows.runners.command_lines import supervised
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
 from flows.standing.server import start_server, use_server

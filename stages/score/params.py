@@ -1,7 +1,6 @@
 """Parameters of the score stage: the table of oracles, and a section of settings for each.
 
-To add an oracle: a section, a row in :data:`ORACLES` and the section's field here; and the module
-with its ``load(ctx) -> Oracle``. Flows import this: pydantic only.
+CONTRIBUTING.md tells how to add an oracle. Flows import this: pydantic only.
 """
 
 from __future__ import annotations

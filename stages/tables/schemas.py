@@ -48,7 +48,7 @@ _FINISH = Column(
     pa.string(), "`stop` where the policy ended the response, `length` where the limit cut it off."
 )
 _MODEL = Column(pa.string(), "`policy` or `base`.")
-_FIGURE = Column(pa.string(), "Name of the figure, as in `metrics.json`.")
+_FIGURE = Column(pa.string(), "Name of the figure.")
 _SIDE = {
     "sample_index": _INDEX,
     "token_ids": Column(_TOKENS, "Sampled tokens."),

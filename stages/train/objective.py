@@ -42,7 +42,7 @@ class PairObjective(Objective[PairBatch]):
     engine: Engine
     process: Process
     params: TrainParams
-    kappa: KappaController
+    kappa_controller: KappaController
     custom_terms: OwnTerms | None
     ref_logprobs: RefLogprobs
     step_kappa: float = 0.0
@@ -53,9 +53,9 @@ class PairObjective(Objective[PairBatch]):
 
     def before_step(self, batches: list[PairBatch]) -> None:
         """Settles the step's κ."""
-        if self.kappa.calibrating:
+        if self.kappa_controller.calibrating:
             self._calibrate(batches)
-        self.step_kappa = self.kappa.kappa()
+        self.step_kappa = self.kappa_controller.kappa()
 
     def micro_loss(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """The sum of the pairs' losses, and the sums of their metrics."""
@@ -71,11 +71,11 @@ class PairObjective(Objective[PairBatch]):
 
     def state(self) -> dict[str, Any]:
         """κ's calibration."""
-        return {"kappa": self.kappa.state_dict()}
+        return {"kappa": self.kappa_controller.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes κ's calibration."""
-        self.kappa.load_state_dict(state["kappa"])
+        self.kappa_controller.load_state_dict(state["kappa"])
 
     def _calibrate(self, batches: list[PairBatch]) -> None:
         """Shows κ's controller |L| and |bonus| of the coming step, from an extra pass."""
@@ -92,13 +92,13 @@ class PairObjective(Objective[PairBatch]):
                     absolute += torch.stack([term.abs().double().sum() for term in terms])
         loss_sum, bonus_sum = self.process.sum(absolute).tolist()
         try:
-            self.kappa.observe(abs_loss_sum=loss_sum, abs_bonus_sum=bonus_sum)
+            self.kappa_controller.observe(abs_loss_sum=loss_sum, abs_bonus_sum=bonus_sum)
         except ValueError as error:
             raise UserError(
                 f"train.target_ratio: {error}",
                 "set train.kappa and unset train.target_ratio",
             ) from error
-        if self.kappa.vanished:
+        if self.kappa_controller.vanished:
             self.process.events.warning(
                 "the bonus of all pairs is exactly 0 in the batches that set κ: at such "
                 "log-probabilities the published form underflows, and training goes on without a "

@@ -6,7 +6,7 @@ import docker
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.docker.runner import DockerPlace
+from flows.runners.docker.place import DockerPlace
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from stages.store.base import Store

@@ -20,7 +20,7 @@ from flows.runners.place import StageJob, orchestrator_lease, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client, submission, work
 from flows.runners.slurm.job import batch_program
-from flows.runners.slurm.runner import SlurmPlace
+from flows.runners.slurm.place import SlurmPlace
 from flows.runners.slurm.work import SlurmJob, jobs_folder
 from stages.contract.errors import StoppedError
 from stages.contract.events import Event, Log

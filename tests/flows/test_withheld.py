@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.placement import DockerSettings, Execution, KubernetesSettings, SlurmSettings
-from flows.runners.base import supervised
+from flows.runners.command_lines import supervised
 from flows.runners.docker.options import container_options
 from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.slurm import client

@@ -11,7 +11,7 @@ import yaml
 from kubernetes import client
 
 from flows.pipeline.config import StageResources
-from flows.runners.kubernetes.runner import check_pods
+from flows.runners.kubernetes.place import check_pods
 from stages.contract.errors import PreemptedError
 from stages.store.base import Store
 from tests.at_work import at_work

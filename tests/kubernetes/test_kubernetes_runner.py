@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.runner import KubernetesPlace, reap_pods
+from flows.runners.kubernetes.place import KubernetesPlace, reap_pods
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
 from stages.store.base import Store

@@ -33,5 +33,7 @@ def launcher(
                 kubernetes_launcher(tmp_path_factory) as kubernetes,
             ):
                 yield kubernetes
-        case name:
+        case "process" | "fork server" as name:
             yield Process(fork_server=name == "fork server")
+        case name:
+            pytest.fail(f"no launcher is made for {name!r}")

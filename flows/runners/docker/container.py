@@ -18,7 +18,7 @@ from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
 from flows.runners.attempt_log import whole_lines
-from flows.runners.base import SUPERVISOR_SECONDS, time_limit
+from flows.runners.command_lines import SUPERVISOR_SECONDS, time_limit
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
 from flows.runners.place import StageJob, orchestrator_lease

@@ -8,7 +8,7 @@ from typing import Any
 from docker.types import DeviceRequest, LogConfig, Mount
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.base import thread_variables
+from flows.runners.command_lines import thread_variables
 from flows.runners.place import writable_folders
 from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, HubInput, Request

@@ -13,7 +13,7 @@ from http.client import BAD_REQUEST, FORBIDDEN, NOT_FOUND
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution
-from flows.runners.base import SUPERVISOR_SECONDS
+from flows.runners.command_lines import SUPERVISOR_SECONDS
 from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 from flows.runners.kubernetes.diagnosis import (

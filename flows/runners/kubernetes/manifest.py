@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
-from flows.runners.base import SUPERVISOR_SECONDS, thread_variables
+from flows.runners.command_lines import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
 from flows.runners.kubernetes.identity import (
     ATTEMPT,

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
-from flows.runners.base import module_command
+from flows.runners.command_lines import module_command
 from stages.contract.errors import EXIT_FAILED
 
 _servers: dict[tuple[object, ...], _Server] = {}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import AttemptLog, write_request
-from flows.runners.base import (
+from flows.runners.command_lines import (
     SUPERVISOR_SECONDS,
     program_of,
     stage_environment,

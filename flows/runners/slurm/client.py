@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.runners.base import stage_environment
+from flows.runners.command_lines import stage_environment
 from stages.contract.errors import StageFailedError, UserError
 
 # A controller that is busy or starts anew is waited for by the commands themselves.

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from flows.pipeline.placement import Execution, SlurmSettings
-from flows.runners.base import thread_variables
+from flows.runners.command_lines import thread_variables
 from flows.runners.place import node_commands
 from stages.contract.request import Request
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
-from flows.runners.base import preflight_request
+from flows.runners.command_lines import preflight_request
 from flows.runners.place import StageJob
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError

@@ -16,7 +16,7 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import write_request
-from flows.runners.base import preflight_request
+from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explain_api_errors, reason_of
 from flows.runners.kubernetes.diagnosis import (

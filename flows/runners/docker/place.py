@@ -17,7 +17,7 @@ from docker.models.containers import Container
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import write_request
-from flows.runners.base import program_of, supervised
+from flows.runners.command_lines import program_of, supervised
 from flows.runners.docker.container import (
     StageContainer,
     connect,
