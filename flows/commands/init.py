@@ -27,6 +27,8 @@ _NUMBERS = ("two", "three", "four", "five")
 _THINGS = ("towels", "pillows", "cups", "keys", "maps", "lamps", "chairs", "plates")
 _ROOMS = range(1, 41)
 _OPENINGS = ("Okay", "Yes", "Certainly")
+# Weights of a model with less than a billion parameters.
+_SMALL_BYTES = 2 << 30
 # Prime to the number of orders, so that steps of it visit each of them once.
 _STRIDE = 1009
 
@@ -61,6 +63,7 @@ def write_task(folder: Path, policy: str | None) -> None:
     values = {
         "policy": policy,
         "name": name[:_MAX_NAME] or "task",
+        "is_small": policy is not None and 0 < _bytes_of_weights(Path(policy)) < _SMALL_BYTES,
         "gpus": len(gpus_of_this_host()),
         "num_prompts": _NUM_PROMPTS,
         "store": str(folder / "store"),
@@ -77,6 +80,11 @@ def write_task(folder: Path, policy: str | None) -> None:
         conversations = map(_conversation, others, openings)
         _write_rows(folder / "conversations.jsonl", conversations)
     load_config(folder / "geb.yaml")
+
+
+def _bytes_of_weights(folder: Path) -> int:
+    """Size of a local model's weights; 0 for a model of the hub."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

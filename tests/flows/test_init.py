@@ -10,6 +10,16 @@ from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from tests.flows.loop import geb, geb_ok
 from tests.programs import run_program
+from tests.tiny_models import make_tiny_llama
+
+
+def test_a_small_model_s_task_has_a_learning_rate_for_small_models(tmp_path: Path) -> None:
+    rates = []
+    for policy in (make_tiny_llama(tmp_path / "tiny"), "owner/model"):
+        folder = tmp_path / f"task-{len(rates)}"
+        geb_ok("init", folder, "--policy", policy)
+        rates.append(load_config(folder / "geb.yaml").train.learning_rate)
+    assert rates == [3e-5, 5e-7]
 
 
 @pytest.mark.parametrize("policy", [None, "owner/model"])
