@@ -32,7 +32,7 @@ from flows.report.prefect_artifacts import (
 from flows.report.summary import Summary, kappa_label, summarise
 from flows.report.verdict import verdict
 from flows.tracking import tracked
-from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
+from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.events import Log
 
 Preset = Annotated[str, OneOf(preset_names)]
@@ -130,8 +130,8 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
 
 def _report_failure(record: RunRecord, config: RunConfig) -> None:
     """Writes the report again: the page of an earlier attempt may report a success."""
-    # If the store failed, the run's own error is the one to report.
-    with contextlib.suppress(StoreError):
+    # The run's own error is the one to report.
+    with contextlib.suppress(GebError):
         html.write(record, summarise(record, config))
 
 

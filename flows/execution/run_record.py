@@ -107,6 +107,8 @@ class RunRecord:
     def start(self, config: RunConfig, keys: Callable[[], Mapping[str, str | None]]) -> None:
         """Puts the configuration of an attempt on record, and outdates steps of another one.
 
+        A file whose content has changed outdates steps, too.
+
         Args:
             config: The configuration.
             keys: Gives the key of each step that is known before it begins, by the step's name.
@@ -114,18 +116,20 @@ class RunRecord:
         Raises:
             UserError: A process of this host works on the run with another configuration.
         """
-        if not self.holds(config):
+        is_same = self.holds(config)
+        if not is_same:
             for attempt in attempts(self):
                 if attempt.state == "running" and attempt.host == socket.gethostname():
                     raise UserError(
                         f"run {self.name} is at work with other settings (pid {attempt.pid})",
                         "give this one another name (--set name=NAME), or end that one first",
                     )
-            before = list(self.steps())
-            present = keys() if before else {}
-            for step in before:
-                if present.get(step.step) != step.key:
-                    self.save_step(step.model_copy(update={"state": "outdated"}))
+        before = list(self.steps())
+        present = keys() if before else {}
+        has_changed = any(present.get(step.step) not in (None, step.key) for step in before)
+        for step in before if has_changed or not is_same else ():
+            if present.get(step.step) != step.key:
+                self.save_step(step.model_copy(update={"state": "outdated"}))
         self.save_config(config)
 
     def write(self, name: str, text: str) -> str:

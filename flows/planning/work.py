@@ -148,7 +148,7 @@ class _Counter:
     def _test_prompts(self, prepare: str) -> float:
         inputs = self._steps[prepare].inputs
         test = rows_of(inputs.get("test", ()))
-        if test is None and "train" not in inputs:
+        if test is None and ("test" in inputs or "train" not in inputs):
             raise UnknownSizeError(f"the prompts of {prepare} are not on this machine")
         return held_out_prompts(self._config, test)
 

@@ -92,6 +92,7 @@ def start_server(
     program += ["flows.standing.guarded_server:create_app"]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
+        _reach_loopback()
         server = subprocess.Popen(
             supervised(sys.executable, _GRACE_SECONDS, program=program),
             stdin=subprocess.PIPE,
@@ -116,6 +117,13 @@ def start_server(
             raise GebError(f"Prefect's server does not start; see {log}:\n{last}")
         time.sleep(_POLL_SECONDS)
     return server
+
+
+def _reach_loopback() -> None:
+    """Keeps requests of this process and its children to this machine from a proxy."""
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = os.environ.get(name)
+        os.environ[name] = f"{hosts},127.0.0.1" if hosts else "127.0.0.1"
 
 
 def is_prefect(api: str) -> bool:

@@ -42,8 +42,9 @@ class PythonOracle(UserFunction):
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        # Copies: other oracles read the rows, too.
         scores = self.call(
-            [row["messages"] for row in rows],
+            [[dict(message) for message in row["messages"]] for row in rows],
             [row["response"] for row in rows],
             [row["reference_answer"] for row in rows],
         )

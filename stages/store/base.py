@@ -21,7 +21,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,9 +136,10 @@ class Store:
         """Names of what attempts at a key have saved so far: checkpoints, finished chunks.
 
         An attempt that got further than the one before has saved something under a new name.
+        Names of what is being written begin with a dot.
         """
         work = self.work_path(stage, key)
-        return frozenset(path.relative_to(work).as_posix() for path in work.rglob("*"))
+        return whole_names(path.relative_to(work).as_posix() for path in work.rglob("*"))
 
     def log_path(self, stage: str, key: str) -> Path:
         """Folder of the logs of a key's attempts."""
@@ -287,6 +288,11 @@ class Store:
             if gone.kind == "artifact":
                 path = path.rename(path.with_name(f".scratch-{gone.key}-{uuid.uuid4().hex[:8]}"))
             shutil.rmtree(path)
+
+
+def whole_names(names: Iterable[str]) -> frozenset[str]:
+    """Names of a work folder without those of files that are being written."""
+    return frozenset(name for name in names if "/." not in f"/{name}")
 
 
 def quarantine_place(stage: str, key: str) -> str:

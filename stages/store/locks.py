@@ -194,7 +194,12 @@ class FileLease:
             if self._alive_lock is None:
                 # Some process has the lock, whatever the record holds.
                 return record or {"host": socket.gethostname(), "pid": "unknown"}
-            self._write()
+            try:
+                self._write()
+            except BaseException:
+                os.close(self._alive_lock)
+                self._alive_lock = None
+                raise
         return None
 
     def _heartbeat(self) -> None:

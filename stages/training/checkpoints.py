@@ -89,7 +89,7 @@ class Checkpoints:
 
     def __init__(self, work: Path, params: TrainingParams, process: Process) -> None:
         self._folder = work / "checkpoints"
-        self._writing = work / "writing"
+        self._writing = work / ".writing"
         self._process = process
         self._layout: dict[str, Any] = {"engine": "torch"}
         zero_stage = params.deepspeed.zero_stage
@@ -138,3 +138,5 @@ class Checkpoints:
             log.write_to(written)
             own_state = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
             publish_checkpoint(written, state | own_state, self._folder)
+        # The others wait here: in a collective of DeepSpeed they would wait for minutes at most.
+        self._process.barrier()

@@ -202,7 +202,9 @@ class Fit(ABC, Generic[P]):
         device = self.numerics.device
         memory = None
         if device.type == "cuda" and params.deepspeed.zero_stage == "off":
-            memory = torch.cuda.get_device_properties(device).total_memory
+            # All processes plan the same micro-batches, whatever card they have.
+            own_memory = torch.cuda.get_device_properties(device).total_memory
+            memory = min(self.process.gathered(own_memory))
         compiled = self._pays_to_compile()
         chosen = with_memory_choices(params, model.policy, memory, compiled=compiled)
         self.plan = replace(self.plan, params=chosen)

@@ -1,5 +1,6 @@
 """The locks on a host's GPUs, with GPUs that are there by name alone."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -129,3 +130,13 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     assert all(gone(pid) for pid in pids)
     assert waiter.waits.is_set(), "the GPU was given out while the stage still ran"
     waiter.let_go()
+
+
+def test_a_lock_can_be_taken_by_another_user_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with hold_gpus(1, waiting=print, stopping=threading.Event()):
+            [lock] = (tmp_path / "locks").glob("*.lock")
+    finally:
+        os.umask(before)
+    assert lock.stat().st_mode & 0o777 == 0o666

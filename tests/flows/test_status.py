@@ -142,6 +142,22 @@ def test_a_run_and_step_without_a_process_have_crashed(record: RunRecord) -> Non
     assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
 
 
+@pytest.mark.parametrize(
+    ("prepare", "states"),
+    [("0", {"done"}), ("1", {"outdated"})],
+    ids=["the same file", "another content"],
+)
+def test_another_content_of_a_file_outdates_all_that_came_of_it(
+    record: RunRecord, prepare: str, states: set[str]
+) -> None:
+    for step in ("prepare", "iteration-1/train"):
+        recorded(record, step)
+    # A key that is not known before the step begins says nothing.
+    keys = {"prepare": prepare * 64, "iteration-1/train": None}
+    record.start(record.config(), lambda: keys)
+    assert {step.state for step in record.steps()} == states
+
+
 @pytest.mark.parametrize(("state", "counts"), [("done", True), ("outdated", False)])
 def test_an_outdated_step_did_not_make_the_run_s_results(
     record: RunRecord, state: State, counts: bool

@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,6 +46,15 @@ def gpus_of_this_host() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return listed.stdout.split()
+
+
+def device_variables(devices: Iterable[str]) -> dict[str, str]:
+    """Environment variables of a process that sees some of :func:`gpus_of_this_host` alone."""
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+    if DEVICES_VARIABLE in os.environ or "CUDA_VISIBLE_DEVICES" not in os.environ:
+        # As nvidia-smi counts them; CUDA itself begins with the fastest one.
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return variables
 
 
 def require_gpus(number: int, devices: Sequence[str]) -> None:
@@ -94,12 +103,19 @@ def hold_gpus(
 def _lock_gpus(devices: Sequence[str], number: int) -> dict[str, int]:
     """Descriptors that hold the locks of at most ``number`` free GPUs."""
     locks: dict[str, int] = {}
-    for device in devices:
-        if len(locks) == number:
-            break
-        descriptor = try_lock(_folder() / f"gpu-{device}.lock")
-        if descriptor is not None:
-            locks[device] = descriptor
+    try:
+        for device in devices:
+            if len(locks) == number:
+                break
+            descriptor = try_lock(_folder() / f"gpu-{device}.lock")
+            if descriptor is not None:
+                locks[device] = descriptor
+                # Whatever this user's umask is: the next holder may be another user.
+                with contextlib.suppress(PermissionError):
+                    os.fchmod(descriptor, 0o666)
+    except BaseException:
+        _unlock(locks)
+        raise
     return locks
 
 

@@ -19,7 +19,7 @@ from flows.runners.command_lines import (
 )
 from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
-from flows.runners.local.gpus import hold_gpus
+from flows.runners.local.gpus import device_variables, hold_gpus
 from flows.runners.place import StageJob, Work
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -130,8 +130,8 @@ class ProcessPlace:
 def _environment(request: Request, gpus: Iterable[str]) -> dict[str, str]:
     in_bucket = Store.open(request.store).mirror_of is not None
     # A stage that holds no GPU must not see the GPUs of other stages.
-    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    return stage_environment(in_bucket=in_bucket) | devices | thread_variables(request.resources)
+    variables = device_variables(gpus) | thread_variables(request.resources)
+    return stage_environment(in_bucket=in_bucket) | variables
 
 
 def _quote_tail(log: AttemptLog) -> None:

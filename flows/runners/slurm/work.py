@@ -191,10 +191,15 @@ class SlurmJob:
             # A job with a silent node is COMPLETING until Slurm gives the node up.
             final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
             deadline = time.monotonic() + final_by
-            fields = client.details(self._number)
-            while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
+            try:
                 fields = client.details(self._number)
+                while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
+                    time.sleep(_LOOK_SECONDS)
+                    fields = client.details(self._number)
+            except client.SlurmUnavailableError:
+                # The stage's own status tells enough.
+                if status is None:
+                    raise
         return ending_of(self._number, status, fields, request)
 
     def _is_silent(self) -> bool:

@@ -24,7 +24,7 @@ from stages.contract.atomic import atomic_path, fsync
 from stages.contract.digests import files_by_name, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
-from stages.store.base import MARKER
+from stages.store.base import MARKER, whole_names
 from stages.store.remote.bucket import Bucket
 
 PARALLEL_TRANSFERS = 8
@@ -196,7 +196,7 @@ class RemoteWork:
         """Names of the files of the snapshot; none if it cannot be read."""
         with contextlib.suppress(DamagedArtifactError):
             if snapshot := self._read():
-                return frozenset(snapshot.files)
+                return whole_names(snapshot.files)
         return frozenset()
 
     def push(self) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -160,3 +161,10 @@ def test_lease_outlives_several_heartbeats_for_other_hosts(path, monkeypatch):
     monkeypatch.setattr(lease_module.time, "time", lambda: missed)
     assert FileLease(path).holder() is not None
     with_lease.release()
+
+
+def test_a_lease_whose_record_cannot_be_written_is_free_again(path, monkeypatch):
+    with monkeypatch.context() as full, pytest.raises(OSError, match="no space"):
+        full.setattr(lease_module, "write_atomically", Mock(side_effect=OSError("no space")))
+        FileLease(path).acquire()
+    assert FileLease(path).acquire() is True

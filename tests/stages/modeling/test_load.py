@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -6,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.load import context_tokens, load_causal_lm, load_model_config
+from stages.modeling.save import save_checkpoint
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from tests.tiny_models import (
     WORDS,
@@ -91,3 +94,14 @@ class TestSameTokenizer:
         tokenizer.save_pretrained(other)
         with pytest.raises(UserError, match="eos_token_id"):
             require_same_tokenizer(source(checkpoint), source(other))
+
+
+def test_sampling_settings_without_do_sample_do_not_keep_a_model_from_being_saved(
+    checkpoint, tmp_path
+):
+    (checkpoint / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
+    model = load_causal_lm(source(checkpoint), dtype="float32")
+    tokenizer = load_tokenizer(source(checkpoint))
+    save_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert (saved["temperature"], saved["do_sample"]) == (0.9, True)

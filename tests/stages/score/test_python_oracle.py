@@ -1,5 +1,6 @@
 """Scores by a function in Python."""
 
+import copy
 import statistics
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from stages.contract.digests import sha256_file
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log, Progress
+from stages.score.python_function import PythonOracle
 from tests.stage_calls import response
 from tests.stages.score.responses import response_rows
 
@@ -40,6 +42,18 @@ class TestPython:
             function="mark",
         )
         assert [row["score"] for row in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
+
+    def test_a_function_that_changes_its_messages_changes_none_for_others(self, tmp_path):
+        path = tmp_path / "oracle.py"
+        path.write_text(
+            "def score(prompts, responses, references):\n"
+            "    [prompt.append({}) or prompt[0].clear() for prompt in prompts]\n"
+            "    return [1] * len(prompts)\n"
+        )
+        rows = list(response_rows())
+        before = copy.deepcopy(rows)
+        assert len(list(PythonOracle(path, "score").score(rows))) == len(rows)
+        assert rows == before
 
     def test_metrics_describe_the_scores(self, score, monkeypatch):
         monkeypatch.setattr("stages.score.run.BATCH_ROWS", 3)
