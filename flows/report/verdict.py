@@ -102,11 +102,12 @@ def _of_models(summary: Summary) -> Verdict:
 def _sentence(row: FigureRow, base: FigureRow) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
     plural = "s" if row.iteration > 1 else ""
-    wins = Cell.of(row.figures["win_rate"], ".1%")
-    sentence = (
-        f"After {row.iteration} iteration{plural} the model scores above its base on {wins} of the "
-        "held-out prompts"
-    )
+    sentence = f"After {row.iteration} iteration{plural} "
+    if "win_rate" in row.figures:
+        wins = Cell.of(row.figures["win_rate"], ".1%")
+        sentence += f"the model scores above its base on {wins} of the held-out prompts"
+    else:
+        sentence += "no held-out prompt compares the model with its base"
     ties = row.values.get("tied_prompts")
     if ties:
         sentence += f" ({ties:.0f} tie)"

@@ -291,7 +291,7 @@ class Store:
 
 
 def whole_names(names: Iterable[str]) -> frozenset[str]:
-    """Names of a work folder without those of files that are being written."""
+    """Names of a work folder, except files that are being written."""
     return frozenset(name for name in names if "/." not in f"/{name}")
 
 

@@ -96,9 +96,7 @@ class TestSameTokenizer:
             require_same_tokenizer(source(checkpoint), source(other))
 
 
-def test_sampling_settings_without_do_sample_do_not_keep_a_model_from_being_saved(
-    checkpoint, tmp_path
-):
+def test_a_model_with_sampling_settings_alone_can_be_saved(checkpoint, tmp_path):
     (checkpoint / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
     model = load_causal_lm(source(checkpoint), dtype="float32")
     tokenizer = load_tokenizer(source(checkpoint))

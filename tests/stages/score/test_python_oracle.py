@@ -43,7 +43,7 @@ class TestPython:
         )
         assert [row["score"] for row in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
 
-    def test_a_function_that_changes_its_messages_changes_none_for_others(self, tmp_path):
+    def test_changed_messages_of_a_function_stay_its_own(self, tmp_path):
         path = tmp_path / "oracle.py"
         path.write_text(
             "def score(prompts, responses, references):\n"
