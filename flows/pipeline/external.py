@@ -14,7 +14,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
 Externals = dict[str, list[External]]
-"""What comes into a run from outside, by the inputs' names."""
+"""Inputs of a run from outside the store, by name."""
 RepoType = Literal["model", "dataset"]
 
 
