@@ -69,7 +69,7 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
             raise UserError(f"no space left on the device that holds {folder}", remedy) from error
         if number in (errno.EROFS, errno.EACCES, errno.EPERM):
             named = getattr(error, "filename", None)
-            if number == errno.EACCES and named and not Path(named).is_relative_to(folder):
+            if named and not Path(named).is_relative_to(folder):
                 raise UserError(
                     f"{named} cannot be opened: {os.strerror(number)}",
                     "let the user that the stage runs as open it",
@@ -81,9 +81,13 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
-def _error_number(error: Exception) -> int:
-    """The errno behind an error, 0 for none; libraries in Rust (safetensors) put it in the text."""
+def _error_number(error: Exception) -> int | None:
+    """The errno behind an error."""
     if isinstance(error, OSError):
-        return error.errno or 0
+        return error.errno
+    # torch.save says no more than that its stream took fewer bytes than it gave.
+    if "unexpected pos" in str(error):
+        return errno.ENOSPC
+    # safetensors, which is in Rust, puts it in the text.
     named = re.search(r"\(os error (\d+)\)", str(error))
-    return int(named[1]) if named else 0
+    return int(named[1]) if named else None

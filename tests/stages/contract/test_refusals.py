@@ -8,6 +8,7 @@ import re
 from typing import ClassVar
 
 import pytest
+import torch
 
 from stages.contract.digests import digest_of, state_of
 from stages.contract.errors import UserError
@@ -54,8 +55,19 @@ def fills_disk_with_weights(ctx) -> None:
     raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
+def fills_disk_with_a_training_state(ctx) -> None:
+    (ctx.out / "state.pt").symlink_to("/dev/full")
+    torch.save({"weight": torch.zeros(10_000)}, ctx.out / "state.pt")
+
+
 @pytest.mark.parametrize(
-    "run", [fills_disk_with_bytes, fills_disk_with_a_table, fills_disk_with_weights]
+    "run",
+    [
+        fills_disk_with_bytes,
+        fills_disk_with_a_table,
+        fills_disk_with_weights,
+        fills_disk_with_a_training_state,
+    ],
 )
 def test_a_full_disk_is_one_clear_message(store, run):
     with pytest.raises(UserError, match="no space left") as caught:
