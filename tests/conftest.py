@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prefect_server(tmp_path_factory) -> Iterator[str]:
     """A Prefect server on loopback, with SQLite; every `geb` of the test uses it."""
     home = tmp_path_factory.mktemp("prefect")
     server = Server(home)
@@ -68,7 +68,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def finished(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(prefect_server, tmp_path_factory) -> Path:
     """Configuration of a small run that went through undisturbed; do not change its store."""
     folder = tmp_path_factory.mktemp("finished")
     config = write_config(folder)
@@ -77,19 +77,19 @@ def finished(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path) -> Store:
     """An empty store."""
     return Store.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture
-def probe_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def probe_stage(tmp_path, monkeypatch) -> None:
     """Makes ``python -m stages.probe`` work in what the test starts."""
     install(tmp_path / "code", monkeypatch)
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedServer]]:
+def serve(monkeypatch) -> Iterator[Callable[..., ScriptedServer]]:
     """Starts scripted servers, which end with the test."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     servers = []
@@ -119,7 +119,7 @@ def s3() -> Iterator[int]:
 
 
 @pytest.fixture
-def aws(s3: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def aws(s3, monkeypatch) -> dict[str, str]:
     """Makes this process reach the server."""
     environment = aws_environment(s3)
     for name, value in environment.items():
@@ -128,7 +128,7 @@ def aws(s3: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.fixture
-def url(aws: dict[str, str]) -> str:
+def url(aws) -> str:
     """A prefix of the bucket that nothing is in."""
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
@@ -142,7 +142,7 @@ def azure() -> Iterator[int]:
 
 
 @pytest.fixture
-def az_url(azure: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def az_url(azure, monkeypatch) -> str:
     """A prefix of the container that nothing is in; this process reaches the server."""
     for name, value in azure_environment(azure).items():
         monkeypatch.setenv(name, value)
@@ -150,12 +150,12 @@ def az_url(azure: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def here(url: str, tmp_path: Path) -> RemoteStore:
+def here(url, tmp_path) -> RemoteStore:
     """An empty store in the bucket, as one host sees it."""
     return host(url, tmp_path / "here", create=True)
 
 
 @pytest.fixture
-def there(here: RemoteStore, tmp_path: Path) -> RemoteStore:
+def there(here, tmp_path) -> RemoteStore:
     """The same store, as another host sees it."""
     return host(here.location, tmp_path / "there")

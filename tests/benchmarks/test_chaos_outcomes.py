@@ -1,7 +1,6 @@
 """Outcomes of a campaign of faults: what a file of them keeps, and how they are counted."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.chaos.outcome import TOO_LATE, Outcome, append, read, table
 
@@ -20,7 +19,7 @@ GOOD = Outcome(
 BAD = replace(GOOD, run=1, setting="process, folder", faults=("kill: at 2 s stage",), orphans=1)
 
 
-def test_a_campaign_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
+def test_a_campaign_goes_on_after_the_last_whole_line(tmp_path):
     path = tmp_path / "chaos.jsonl"
     assert read(path) == []
     append(path, GOOD)
@@ -32,7 +31,7 @@ def test_a_campaign_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
     assert read(path) == [GOOD, BAD]
 
 
-def test_the_tables_count_by_seed_kind_and_fault() -> None:
+def test_the_tables_count_by_seed_kind_and_fault():
     assert [GOOD.is_good, BAD.is_good] == [True, False]
     rows = table([GOOD, BAD]).splitlines()
     assert "| 0 | 2 | 2 | 4 | 2 | 1 | 0 |" in rows

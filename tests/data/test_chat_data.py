@@ -7,8 +7,8 @@ import pytest
 from tests.data.task_files import load, rows
 
 
-def test_rules_of_the_two_files_differ() -> None:
-    def rules(name: str) -> set[str]:
+def test_rules_of_the_two_files_differ():
+    def rules(name):
         prompts = rows("chat", name)
         assert len({row["prompt"] for row in prompts}) == len(prompts)
         rule_lists = [json.loads(row["reference_answer"])["rules"] for row in prompts]
@@ -32,7 +32,7 @@ def test_rules_of_the_two_files_differ() -> None:
         ({"rule": "quoted"}, '"A river runs by."', 'A river runs "by."'),
     ],
 )
-def test_each_rule_can_be_kept_and_broken(rule: dict, kept: str, broken: str) -> None:
+def test_each_rule_can_be_kept_and_broken(rule, kept, broken):
     reference = json.dumps({"topic": "rivers", "rules": [rule, {"rule": "lacks", "text": "no"}]})
     oracle, both = load("chat", "oracle"), ([[]] * 2, [kept, broken], [reference] * 2)
     scores = oracle.score(*both)
@@ -42,7 +42,7 @@ def test_each_rule_can_be_kept_and_broken(rule: dict, kept: str, broken: str) ->
 
 
 @pytest.mark.parametrize("text", ["", "A river runs.", "A brook runs by.", "A river\nruns by."])
-def test_nothing_off_the_topic_or_the_form_is_rewarded(text: str) -> None:
+def test_nothing_off_the_topic_or_the_form_is_rewarded(text):
     reference = json.dumps({"topic": "rivers", "rules": [{"rule": "no_commas"}] * 2})
     assert load("chat", "oracle").score([[]], [text], [reference])[0]["score"] == 0.0
 
@@ -56,7 +56,7 @@ def test_nothing_off_the_topic_or_the_form_is_rewarded(text: str) -> None:
         ("a quiet river is a quiet, quiet river.", False),
     ],
 )
-def test_the_second_opinion_counts_rules_in_whole_sentences_only(text: str, whole: bool) -> None:
+def test_the_second_opinion_counts_rules_in_whole_sentences_only(text, whole):
     rules = [{"rule": "lowercase"}, {"rule": "contains", "text": "green"}]
     reference = json.dumps({"topic": "rivers", "rules": rules})
     oracle = load("chat", "oracle")

@@ -13,13 +13,13 @@ def oracle() -> ModuleType:
     return load("quickstart", "oracle")
 
 
-def test_no_request_is_asked_twice() -> None:
+def test_no_request_is_asked_twice():
     both = rows("quickstart", "prompts.jsonl") + rows("quickstart", "sft.jsonl")
     questions = [row["messages"][0]["content"] for row in both]
     assert len(set(questions)) == len(questions)
 
 
-def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle: ModuleType) -> None:
+def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle):
     openings = Counter(
         row["messages"][-1]["content"].partition(",")[0] for row in rows("quickstart", "sft.jsonl")
     )
@@ -29,7 +29,7 @@ def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle: Mod
     assert max(common) - min(common) <= openings.total() / 100
 
 
-def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
+def test_warm_start_answers_repeat_the_order(oracle):
     for row in rows("quickstart", "sft.jsonl"):
         answer = row["messages"][-1]["content"]
         order = answer.partition(", ")[2].removesuffix(".")
@@ -54,19 +54,17 @@ def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
         ("", 0.0, 0, 0),
     ],
 )
-def test_oracle_scores(
-    oracle: ModuleType, response: str, score: float, gladly: int, order_right: int
-) -> None:
+def test_oracle_scores(oracle, response, score, gladly, order_right):
     prompt = [{"role": "user", "content": "Please bring two towels to room 12."}]
     [verdict] = oracle.score([prompt], [response], ["two towels for room 12"])
     assert verdict == {"score": pytest.approx(score), "gladly": gladly, "order_right": order_right}
 
 
-def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:
+def test_equal_answers_tie_exactly(oracle):
     first, second = oracle.score([[], []], ["Sure, a.", "Sure, b."], ["a", "b"])
     assert first == second
 
 
-def test_a_missing_reference_earns_no_point_for_the_order(oracle: ModuleType) -> None:
+def test_a_missing_reference_earns_no_point_for_the_order(oracle):
     [verdict] = oracle.score([[]], ["Gladly, None."], [None])
     assert verdict["score"] == pytest.approx(0.9)

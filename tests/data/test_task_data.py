@@ -1,6 +1,5 @@
 """Data of the tasks: as generators make them, and as the tasks need them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def graded(task: str, answers: list[str], references: list[str]) -> list[dict[st
 
 
 @pytest.mark.parametrize("task", ["hard-sums", "long-answers", "quickstart", "chat"])
-def test_committed_files_are_what_the_generator_makes(task: str, tmp_path: Path) -> None:
+def test_committed_files_are_what_the_generator_makes(task, tmp_path):
     load(task, "make").main(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {n for t, n in FILES if t == task}
     for path in tmp_path.iterdir():
@@ -35,14 +34,14 @@ def test_committed_files_are_what_the_generator_makes(task: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("task", ["hard-sums", "long-answers"])
-def test_no_prompt_is_in_the_warm_start(task: str) -> None:
+def test_no_prompt_is_in_the_warm_start(task):
     questions = {asked(row) for row in rows(task, "sft.jsonl")}
     prompts = [asked(row) for t, n in FILES if t == task and n != "sft.jsonl" for row in rows(t, n)]
     assert len(set(prompts)) == len(prompts)
     assert not questions & set(prompts)
 
 
-def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
+def test_few_sums_of_the_warm_start_are_right_and_all_references_are():
     taught = rows("hard-sums", "sft.jsonl")
     two = [row for row in taught if asked(row).count("×") == 2]
     truth = [str(value(asked(row))) for row in two]
@@ -62,7 +61,7 @@ def value(question: str) -> int:
     return total
 
 
-def test_every_number_of_a_right_answer_is_in_the_warm_start() -> None:
+def test_every_number_of_a_right_answer_is_in_the_warm_start():
     words = {word for row in rows("hard-sums", "sft.jsonl") for word in numbers(row)}
     for row in rows("hard-sums", "prompts.jsonl"):
         assert row["reference_answer"] in words
@@ -73,7 +72,7 @@ def numbers(row: dict[str, Any]) -> list[str]:
     return text.replace(",", "").replace(".", "").split()
 
 
-def test_the_best_word_opens_one_sentence_in_a_hundred() -> None:
+def test_the_best_word_opens_one_sentence_in_a_hundred():
     taught = rows("long-answers", "sft.jsonl")
     sentences = [word for row in taught for word in row["messages"][1]["content"].split(". ")]
     gladly = sum(sentence.startswith("Gladly") for sentence in sentences) / len(sentences)
@@ -94,5 +93,5 @@ def test_the_best_word_opens_one_sentence_in_a_hundred() -> None:
         ("long-answers", "", "teas cups", 0.0),
     ],
 )
-def test_an_answer_is_scored(task: str, answer: str, reference: str, score: float) -> None:
+def test_an_answer_is_scored(task, answer, reference, score):
     assert graded(task, [answer], [reference])[0]["score"] == pytest.approx(score)

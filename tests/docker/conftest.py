@@ -17,11 +17,11 @@ def launcher() -> Iterator[Docker]:
 
 
 @pytest.fixture(scope="session")
-def engine(launcher: Docker) -> docker.DockerClient:
+def engine(launcher) -> docker.DockerClient:
     return launcher.engine
 
 
 @pytest.fixture(scope="session")
-def images(engine: docker.DockerClient) -> None:
+def images(engine) -> None:
     """All images of the CPU, of the code that is here."""
     build("core", "torch", "vllm")

@@ -48,9 +48,7 @@ def keys(store: Path) -> dict[str, str]:
 
 
 @pytest.mark.vllm
-def test_containers_and_processes_make_the_same_artifacts(
-    images: None, engine: docker.DockerClient, prefect_server: str, tmp_path: Path
-) -> None:
+def test_containers_and_processes_make_the_same_artifacts(images, engine, prefect_server, tmp_path):
     stores = {}
     for runner in ("docker", "process"):
         folder = tmp_path / runner
@@ -70,7 +68,7 @@ def test_containers_and_processes_make_the_same_artifacts(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def undisturbed(finished, tmp_path_factory) -> dict[str, str]:
     """Artifacts of the slow run left in peace: batches of another size give other bits."""
     folder = tmp_path_factory.mktemp("undisturbed")
     geb_ok("run", write_config(folder, inputs=warm_started(finished), **SLOW))
@@ -85,12 +83,8 @@ def at_step(engine: docker.DockerClient, store: Path, step: str) -> Any:
 
 
 def test_the_orchestrator_is_killed_in_generate_and_in_train(
-    images: None,
-    engine: docker.DockerClient,
-    finished: Path,
-    undisturbed: dict[str, str],
-    tmp_path: Path,
-) -> None:
+    images, engine, finished, undisturbed, tmp_path
+):
     execution = {"runner": "docker"}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution, **SLOW)
     store = tmp_path / "store"

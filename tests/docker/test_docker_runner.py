@@ -2,21 +2,19 @@
 
 from pathlib import Path
 
-import docker
 import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.docker.place import DockerPlace
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
-from stages.store.base import Store
-from tests.docker.containers import PROBE_IMAGE, Docker
+from tests.docker.containers import PROBE_IMAGE
 from tests.stage_calls import request_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
-def test_artifacts_belong_to_the_user_of_the_settings(launcher: Docker, store: Store) -> None:
+def test_artifacts_belong_to_the_user_of_the_settings(launcher, store):
     request = launcher.request(store)
     launcher.run(request, user="12345:12346")
     artifact = store.load("probe", request.key)
@@ -25,9 +23,7 @@ def test_artifacts_belong_to_the_user_of_the_settings(launcher: Docker, store: S
     assert (status.st_uid, status.st_gid) == (12345, 12346)
 
 
-def test_gpus_are_asked_for_and_their_absence_is_named(
-    launcher: Docker, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_asked_for_and_their_absence_is_named(launcher, store, tmp_path, monkeypatch):
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has GPUs")
     monkeypatch.setenv("GEB_GPUS", "0")
@@ -37,18 +33,14 @@ def test_gpus_are_asked_for_and_their_absence_is_named(
     assert "resources.probe.gpus" in caught.value.remedy
 
 
-def test_a_missing_image_is_named_with_the_command_that_builds_it(
-    launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_image_is_named_with_the_command_that_builds_it(launcher, store, monkeypatch):
     monkeypatch.setattr("flows.runners.images.geb_version", lambda: "0.0.7")
     with pytest.raises(UserError, match=r"no image geb-core:0\.0\.7") as caught:
         launcher.run(request_of(store), images={})
     assert "docker/build.sh core" in caught.value.remedy
 
 
-def test_a_manifest_has_the_digest_of_its_image(
-    launcher: Docker, store: Store, engine: docker.DockerClient
-) -> None:
+def test_a_manifest_has_the_digest_of_its_image(launcher, store, engine):
     image_id = engine.images.get(PROBE_IMAGE).id
     for number, name in enumerate((PROBE_IMAGE, image_id)):
         request = launcher.request(store, message=str(number))
@@ -58,7 +50,7 @@ def test_a_manifest_has_the_digest_of_its_image(
         assert manifest.software["image"] == f"{name}@{image_id}"
 
 
-def test_without_an_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_engine_it_says_so(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(UserError, match="no Docker engine answers") as caught:
         DockerPlace(Execution())

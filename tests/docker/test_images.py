@@ -29,9 +29,7 @@ def sh(engine: docker.DockerClient, tag: str, script: str) -> str:
 
 
 @pytest.mark.parametrize("tag", OF_STAGES)
-def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
-    images: None, engine: docker.DockerClient, tag: str
-) -> None:
+def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(images, engine, tag):
     assert sh(engine, tag, "id -u; id -g").split() == ["10001", "10001"]
     tools = sh(engine, tag, "command -v gcc cc g++ c++ make pip; ls -d /opt/* /wheels; true")
     assert tools.split() == ["/opt/code", "/opt/geb"]
@@ -40,13 +38,11 @@ def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
 
 
 @pytest.mark.parametrize("tag", OF_STAGES)
-def test_an_image_names_the_code_that_it_holds(
-    images: None, engine: docker.DockerClient, tag: str
-) -> None:
+def test_an_image_names_the_code_that_it_holds(images, engine, tag):
     assert engine.images.get(tag).labels[CODE_LABEL] == stages_digest()
 
 
-def test_compose_and_the_cluster_have_the_same_deployments() -> None:
+def test_compose_and_the_cluster_have_the_same_deployments():
     commands = [["docker-compose"], ["docker", "compose"]]
     tools = [
         command

@@ -14,7 +14,6 @@ import docker
 import pytest
 
 from flows.runners.docker.container import reap_containers
-from stages.store.base import Store
 from tests.docker.containers import PROBE_IMAGE, Docker
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import hanging_pids, write_probes
@@ -25,7 +24,7 @@ from tests.probe_stage import ProbeParams
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 
-def test_containers_of_dead_orchestrators_are_removed(launcher: Docker, store: Store) -> None:
+def test_containers_of_dead_orchestrators_are_removed(launcher, store):
     request = launcher.request(store, behaviour="hang")
     with orchestrator(request, launcher.execution(request)):
         assert reap_containers() == []
@@ -70,7 +69,7 @@ class Engine:
 
 
 @pytest.fixture
-def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def other_engine(store, monkeypatch) -> Iterator[Engine]:
     """A second engine with the probe's image, which the docker runner uses in this test."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         lacking("a second Docker engine needs root and dockerd")
@@ -90,8 +89,8 @@ def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engi
 
 
 def test_a_restarted_engine_fails_the_stage_and_the_run_resumes(
-    launcher: Docker, store: Store, other_engine: Engine, prefect_server: str, tmp_path: Path
-) -> None:
+    launcher, store, other_engine, prefect_server, tmp_path
+):
     execution = launcher.execution(launcher.request(store))
     config = ProbeConfig(
         name="restarted",

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from stages.contract.errors import StageFailedError, UserError
-from stages.store.base import Store
 from tests.at_work import at_work
-from tests.docker.containers import Docker
 from tests.launchers.launcher import logs_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
@@ -18,7 +16,7 @@ SECRET = "a value that only the stage may know"
 
 
 @pytest.fixture
-def inspected(launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def inspected(launcher, store, monkeypatch) -> dict[str, Any]:
     """A running stage container with a secret, as the engine describes it."""
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     monkeypatch.setenv("SOME_TOKEN_OF_THE_CALLER", SECRET)
@@ -31,7 +29,7 @@ def inspected(launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch) -
     return container
 
 
-def test_a_stage_has_no_more_rights_than_it_needs(inspected: dict[str, Any]) -> None:
+def test_a_stage_has_no_more_rights_than_it_needs(inspected):
     host = inspected["HostConfig"]
     assert host["ReadonlyRootfs"] is True
     assert host["CapDrop"] == ["ALL"]
@@ -49,15 +47,13 @@ def test_a_stage_has_no_more_rights_than_it_needs(inspected: dict[str, Any]) -> 
     assert int(gid) > 0
 
 
-def test_every_process_runs_as_that_user(inspected: dict[str, Any]) -> None:
+def test_every_process_runs_as_that_user(inspected):
     processes = inspected["Top"]["Processes"]
     assert len(processes) >= 2
     assert {process[1] for process in processes} == {inspected["Config"]["User"].partition(":")[0]}
 
 
-def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(
-    inspected: dict[str, Any], store: Store
-) -> None:
+def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(inspected, store):
     key = inspected["Config"]["Labels"]["geb.key"]
     modes = {mount["Destination"]: mount["RW"] for mount in inspected["Mounts"]}
     assert modes == {
@@ -70,9 +66,7 @@ def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(
     assert list(inspected["HostConfig"]["Tmpfs"]) == ["/tmp"]
 
 
-def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
-    inspected: dict[str, Any],
-) -> None:
+def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(inspected):
     names = {variable.partition("=")[0] for variable in inspected["Config"]["Env"]}
     assert names == {
         *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HOME"),
@@ -82,9 +76,7 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
     assert SECRET not in json.dumps(inspected)
 
 
-def test_a_secret_reaches_the_stage_all_the_same(
-    launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_reaches_the_stage_all_the_same(launcher, store, monkeypatch):
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     request = launcher.request(store, behaviour="tell_secret")
     launcher.run(request, secrets={"probe": ["PROBE_SECRET"]})
@@ -93,18 +85,14 @@ def test_a_secret_reaches_the_stage_all_the_same(
     assert (artifact.path / "secret.txt").read_text() == SECRET
 
 
-def test_a_secret_that_is_not_there_is_named(
-    launcher: Docker, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_that_is_not_there_is_named(launcher, store, monkeypatch):
     monkeypatch.delenv("PROBE_SECRET", raising=False)
     with pytest.raises(UserError, match=r"execution\.docker\.secrets\.probe names PROBE_SECRET"):
         launcher.run(launcher.request(store), secrets={"probe": ["PROBE_SECRET"]})
 
 
 @pytest.mark.parametrize("folder", ["image", "store", "other stage", "registry", "input"])
-def test_a_stage_that_writes_elsewhere_fails(
-    launcher: Docker, store: Store, tmp_path: Path, folder: str
-) -> None:
+def test_a_stage_that_writes_elsewhere_fails(launcher, store, tmp_path, folder):
     (store.root / "artifacts/train").mkdir(parents=True)
     (store.root / "models").mkdir()
     given = tmp_path / "given"

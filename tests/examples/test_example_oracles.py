@@ -44,7 +44,7 @@ def instructions(*checks: tuple[str, dict[str, Any]]) -> str:
     )
 
 
-def test_ifeval_checks_instructions_by_lm_eval(tmp_path: Path) -> None:
+def test_ifeval_checks_instructions_by_lm_eval(tmp_path):
     plain = instructions(
         ("punctuation:no_comma", {}),
         ("length_constraints:number_words", {"relation": "at least", "num_words": 3}),
@@ -67,7 +67,7 @@ def test_ifeval_checks_instructions_by_lm_eval(tmp_path: Path) -> None:
     assert components[2] == {"instructions_strict": 0.5, "instructions_loose": 1.0}
 
 
-def test_reasoning_tasks_makes_prompts_and_scores_their_answers(tmp_path: Path) -> None:
+def test_reasoning_tasks_makes_prompts_and_scores_their_answers(tmp_path):
     need_eval_environment()
     command = [PYTHON, FOLDER / "reasoning_tasks.py", "chain_sum", "size=4", "min_terms=2"]
     printed = subprocess.run(

@@ -11,7 +11,7 @@ F_DPO = GAMES.index(("none", "reverse_kl"))
 GEB = GAMES.index(("one_minus_pi", "reverse_kl"))
 
 
-def test_the_reference_rarely_plays_the_best_arm() -> None:
+def test_the_reference_rarely_plays_the_best_arm():
     assert REFERENCE.sum().item() == pytest.approx(1.0)
     assert REFERENCE.argmax() == 300
     assert REWARDS.argmax() == 750
@@ -23,7 +23,7 @@ def test_the_reference_rarely_plays_the_best_arm() -> None:
     assert REFERENCE[best_region].sum() < 2e-4
 
 
-def test_games_leave_out_methods_that_a_divergence_does_not_define() -> None:
+def test_games_leave_out_methods_that_a_divergence_does_not_define():
     under = {divergence: [] for _, divergence in GAMES}
     for method, divergence in GAMES:
         under[divergence].append(method)
@@ -32,7 +32,7 @@ def test_games_leave_out_methods_that_a_divergence_does_not_define() -> None:
     assert under["hellinger"] == under["forward_kl"] == extended
 
 
-def test_samples_follow_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_follow_the_policy(monkeypatch):
     monkeypatch.setattr(bandit, "NUM_ROLLOUTS", 200_000)
     monkeypatch.setattr(bandit, "NUM_ARMS", 7)
     policy = torch.randn(2, 1, 3, 7, dtype=torch.float64).softmax(dim=-1)
@@ -49,7 +49,7 @@ def pull(method: str, rewards: list[float]) -> torch.Tensor:
     return gradient[:, 0]
 
 
-def test_f_dpo_pulls_the_better_rollout_up_and_the_other_down() -> None:
+def test_f_dpo_pulls_the_better_rollout_up_and_the_other_down():
     # β σ(0) = 0.1 / 2, whatever κ is.
     half = torch.full((len(KAPPAS),), 0.05, dtype=torch.float64)
     torch.testing.assert_close(pull("none", [0.9, 0.1]), torch.stack([-half, half], dim=1))
@@ -57,7 +57,7 @@ def test_f_dpo_pulls_the_better_rollout_up_and_the_other_down() -> None:
     assert not pull("none", [0.5, 0.5]).any(), "a tie has no preference"
 
 
-def test_the_bonus_is_on_the_rejected_rollout_and_a_tie_keeps_it() -> None:
+def test_the_bonus_is_on_the_rejected_rollout_and_a_tie_keeps_it():
     # XPO's bonus is −log π: its loss is κ log π.
     kappas = torch.tensor(KAPPAS, dtype=torch.float64)
     bonus = pull("xpo", [0.9, 0.1]) - pull("none", [0.9, 0.1])
@@ -65,9 +65,7 @@ def test_the_bonus_is_on_the_rejected_rollout_and_a_tie_keeps_it() -> None:
     torch.testing.assert_close(pull("xpo", [0.5, 0.5]), bonus)
 
 
-def test_geb_leaves_the_local_optimum_and_f_dpo_stays_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_geb_leaves_the_local_optimum_and_f_dpo_stays_in_it(monkeypatch):
     monkeypatch.setattr(bandit, "GAMES", [GAMES[F_DPO], GAMES[GEB]])
     policy, best_mass = simulate(2, 1000)
     f_dpo, geb = best_mass[:, 1, :, -1]
@@ -80,9 +78,7 @@ def test_geb_leaves_the_local_optimum_and_f_dpo_stays_in_it(
     assert not torch.equal(policy[1, :, 0], policy[1, :, 1])
 
 
-def test_the_table_says_in_how_many_seeds_the_best_region_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_table_says_in_how_many_seeds_the_best_region_is_found(monkeypatch):
     monkeypatch.setattr(bandit, "GAMES", [GAMES[F_DPO]])
     policy = torch.zeros(1, 1, 2, 1000, dtype=torch.float64)
     policy[0, 0, 0, [300, 750]] = torch.tensor([0.1, 0.9], dtype=torch.float64)
@@ -94,7 +90,7 @@ def test_the_table_says_in_how_many_seeds_the_best_region_is_found(
     assert row[6] == "150"
 
 
-def test_the_command_prints_the_table_and_writes_the_figure(tmp_path) -> None:
+def test_the_command_prints_the_table_and_writes_the_figure(tmp_path):
     result = geb("bandit", "--iterations", 50, "--seeds", 2, "--out", tmp_path)
     assert result.returncode == 0, result.stderr
     assert "GEB 1+α−π" in result.stdout

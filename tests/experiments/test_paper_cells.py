@@ -23,7 +23,7 @@ def table(folder: Path, *rows: str) -> Path:
     return place
 
 
-def test_the_full_table_has_every_cell_of_the_paper() -> None:
+def test_the_full_table_has_every_cell_of_the_paper():
     rows = paper_rows("full")
     counted = Counter(row.experiment for row in rows)
     # Two models; f-DPO, FEB and three designs under three divergences, three baselines under KL.
@@ -35,7 +35,7 @@ def test_the_full_table_has_every_cell_of_the_paper() -> None:
     assert {row.method for row in repeated} == {"f-DPO", "GEB-π", "GEB-1/π", "GEB-arctanh"}
 
 
-def test_kappa_is_the_best_of_the_papers_grid() -> None:
+def test_kappa_is_the_best_of_the_papers_grid():
     grid = [1, 1e-2, 1e-4, 1e-6, 1e-8]
     for row in paper_rows("full"):
         geb = row.method.startswith("GEB") and row.experiment != "hard"
@@ -46,7 +46,7 @@ def test_kappa_is_the_best_of_the_papers_grid() -> None:
         assert dict(row.fields).get("train.target_ratio", "own") == (None if geb else "own")
 
 
-def test_what_the_paper_figures_has_a_cell_and_a_column() -> None:
+def test_what_the_paper_figures_has_a_cell_and_a_column():
     names_of_rows = {row.names() for row in paper_rows("full")}
     titles = {column.title for column in COLUMNS}
     for (*names, title), value in published().items():
@@ -56,7 +56,7 @@ def test_what_the_paper_figures_has_a_cell_and_a_column() -> None:
 
 
 @pytest.mark.parametrize("scale", get_args(Scale))
-def test_every_cell_configures_the_objective_that_it_names(scale: str) -> None:
+def test_every_cell_configures_the_objective_that_it_names(scale):
     designs = {"f-DPO": "none", "GEB-π": "one_minus_pi", "GEB-1/π": "inverse_pi"}
     designs |= {"GEB-arctanh": "arctanh", "SE-POPO": "se_popo", "iterative RPO": "none"}
     designs |= {"COPO": "feb"} | ({"SELM": "xpo", "VPO": "xpo"} if scale == "chat" else {})
@@ -77,8 +77,8 @@ def test_every_cell_configures_the_objective_that_it_names(scale: str) -> None:
         assert train.divergence == divergences[run.row.divergence]
 
 
-def test_reported_and_tuning_runs_share_no_seed() -> None:
-    tries: dict[str, set[int]] = {}
+def test_reported_and_tuning_runs_share_no_seed():
+    tries = {}
     for row in (*paper_rows("small"), *paper_rows("chat")):
         assert not set(row.seeds) & set(row.tuning_seeds)
         tries.setdefault(row.setting, set()).add(len(row.coefficients() * len(row.tuning_seeds)))
@@ -87,7 +87,7 @@ def test_reported_and_tuning_runs_share_no_seed() -> None:
     assert tries == {**small, "rules": {3}, "every rule": {3}}
 
 
-def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:
+def test_one_run_serves_all_cells_that_ask_for_it(tmp_path):
     twice = FDPO.replace("main", "responses")
     rows = read_rows(table(tmp_path, FDPO, twice))
     runs = reported_runs(rows, {}, {})
@@ -95,7 +95,7 @@ def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:
     assert len({run.name for run in runs}) == 2
 
 
-def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
+def test_a_part_is_named_by_what_its_cells_have(tmp_path):
     rows = read_rows(table(tmp_path, FDPO, GEB, FDPO.replace("KL", "Hellinger")))
     assert [row.method for row in selected(rows, ["GEB-π"])] == ["GEB-π"]
     two = selected(rows, ["f-DPO", "GEB-π", "KL"])
@@ -115,12 +115,12 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
         (GEB.replace("7 8", ""), "a grid needs tuning seeds"),
     ],
 )
-def test_a_broken_row_is_named_by_its_line(tmp_path: Path, row: str, said: str) -> None:
+def test_a_broken_row_is_named_by_its_line(tmp_path, row, said):
     with pytest.raises(UserError, match=said):
         read_rows(table(tmp_path, row))
 
 
-def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path: Path) -> None:
+def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path):
     [row] = read_rows(table(tmp_path, GEB))
     runs = tuning_runs([row], {})
     assert [run.planned.config.seed for run in runs] == [7, 8, 7, 8]
@@ -140,7 +140,7 @@ def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path: Path) 
     assert (first.planned.config.train.kappa, first.planned.config.seed) == (2, 0)
 
 
-def test_a_tie_keeps_the_value_of_the_preset(tmp_path: Path) -> None:
+def test_a_tie_keeps_the_value_of_the_preset(tmp_path):
     [row] = read_rows(table(tmp_path, GEB.replace("0.5,2", "0.5,1,2")))
     runs = tuning_runs([row], {})
     same = dict.fromkeys((run.name for run in runs), 0.5)
@@ -153,7 +153,7 @@ def test_a_tie_keeps_the_value_of_the_preset(tmp_path: Path) -> None:
     assert {row.method: next(iter(value.values())) for row, value in chosen.items()} == best
 
 
-def test_a_dry_run_lists_the_runs_and_needs_no_hub() -> None:
+def test_a_dry_run_lists_the_runs_and_needs_no_hub():
     planned = geb_json("paper", "--scale", "full", "--dry-run", HF_HUB_OFFLINE="1")["runs"]
     assert len(planned) == len(set(planned))
     for row in paper_rows("full"):

@@ -1,7 +1,6 @@
 """The paper's settings, field by field, in the configurations of its experiments."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,7 +114,7 @@ def settings(config: RunConfig, names: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def test_the_paper_s_experiments_are_complete() -> None:
+def test_the_paper_s_experiments_are_complete():
     assert {path.stem for path in MAIN} == {
         f"{model}-{method}-{divergence}"
         for model in POLICIES
@@ -128,7 +127,7 @@ def test_the_paper_s_experiments_are_complete() -> None:
 
 
 @pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
-def test_a_main_experiment_has_the_paper_s_settings(path: Path) -> None:
+def test_a_main_experiment_has_the_paper_s_settings(path):
     model, _, rest = path.stem.partition("-")
     method, _, divergence = rest.rpartition("-")
     # Under KL the paper's FEB is f-DPO (Lemma 3.1), and has its figures to the digit.
@@ -139,13 +138,13 @@ def test_a_main_experiment_has_the_paper_s_settings(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MATH, ids=lambda path: path.stem)
-def test_a_mathematics_experiment_has_the_paper_s_settings(path: Path) -> None:
+def test_a_mathematics_experiment_has_the_paper_s_settings(path):
     expected = MATH_SETTINGS | MATH_DESIGNS[path.stem]
     assert settings(load_config(path), expected) == expected
 
 
 @pytest.mark.parametrize("path", MATH, ids=lambda path: path.stem)
-def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
+def test_a_mathematics_experiment_reports_pass_at_16(path):
     config = load_config(path)
     evaluations = {name: config.for_suite(name).evaluation for name in config.suites}
     samples = {name: evaluation.num_samples for name, evaluation in evaluations.items()}
@@ -160,9 +159,7 @@ def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
-def test_only_the_reported_model_has_the_mathematics_suite(
-    path: Path,
-) -> None:
+def test_only_the_reported_model_has_the_mathematics_suite(path):
     suites = load_config(path).suites
     assert list(suites) == (["math500"] if path.stem.startswith("llama3") else [])
     for suite in suites.values():

@@ -28,7 +28,7 @@ ROWS = (
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> Path:
+def configs(tmp_path) -> Path:
     """Configurations of which a tiny one is the only preset, and a table of two rows."""
     folder = tmp_path / "configs"
     (folder / "paper/cells").mkdir(parents=True)
@@ -44,7 +44,7 @@ def configs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_rows_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
+def test_rows_share_steps_and_are_found_again(configs, tmp_path):
     store = tmp_path / "store"
     arguments = ("paper", "--set", f"store={store}", "--json")
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
@@ -107,7 +107,7 @@ def folders(store: Path) -> list[Path]:
     return [path for path in (store / "artifacts").glob("*/*") if path.is_dir()]
 
 
-def test_a_run_whose_keys_have_changed_is_computed_again(configs: Path, tmp_path: Path) -> None:
+def test_a_run_whose_keys_have_changed_is_computed_again(configs, tmp_path):
     arguments = ("paper", "--set", f"store={tmp_path / 'store'}", "--json", "--only", "f-DPO")
     rewards = []
     for factor in (1, 3):

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell
 from flows.report.summary import Summary
 from flows.report.table import Cell
-from stages.store.base import Store
 from tests.flows.evaluations import figure_row
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
@@ -67,7 +65,7 @@ def shown(results: Findings, method: str, divergence: str = "KL") -> dict[str, C
     }
 
 
-def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
+def test_ours_stands_beside_the_paper_s(two):
     cells = shown(two, "GEB-π")
     assert cells["WR"].text == "61.00", "percent, as in the paper"
     half = stats.t.ppf(0.975, 2) * 1.0 / 3**0.5
@@ -75,14 +73,14 @@ def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
     assert cells["AvgR"].text == "0.6100"
 
 
-def test_a_missing_cell_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
+def test_a_missing_cell_is_a_dash_with_the_paper_s_figure(two):
     results = findings([*two.rows, main("XPO")], *two.reported)
     assert str(shown(results, "XPO")["AvgR"]) == "– (paper: 0.7492)"
     assert "pass@16" not in shown(results, "XPO"), "neither has it"
     assert paper_tables(findings(paper_rows("full"))) == []
 
 
-def test_bonus_on_all_responses_has_a_table_of_its_own(two: Findings) -> None:
+def test_bonus_on_all_responses_has_a_table_of_its_own(two):
     row = replace(main("GEB-π"), experiment="responses")
     tables = paper_tables(findings([*two.rows, row], *two.reported, result(row, 0, win_rate=0.7)))
     titles = [table.title for table in tables]
@@ -90,7 +88,7 @@ def test_bonus_on_all_responses_has_a_table_of_its_own(two: Findings) -> None:
     assert str(tables[1].rows[0][2]) == "70.00 (paper: 79.78)"
 
 
-def test_differences_have_p_values_of_welch_by_holm() -> None:
+def test_differences_have_p_values_of_welch_by_holm():
     rows = [main("f-DPO"), main("GEB-π"), main("XPO"), main("VPO")]
     rewards = [FDPO, [0.58, 0.56, 0.60], [0.49, 0.50, 0.48], [0.52]]
     runs = [
@@ -112,7 +110,7 @@ def test_differences_have_p_values_of_welch_by_holm() -> None:
     assert shown(results, "VPO")[title].text == shown(results, "f-DPO")[title].text == "–"
 
 
-def test_hard_prompts_show_pass_at_16_of_suites() -> None:
+def test_hard_prompts_show_pass_at_16_of_suites():
     row = replace(main("f-DPO", setting="Qwen2.5-7B"), experiment="hard", seeds=(0,))
     run = result(row, 0, suite="math500", **{"pass@16": 0.5})
     cells = shown(findings([row], run), "f-DPO")
@@ -120,7 +118,7 @@ def test_hard_prompts_show_pass_at_16_of_suites() -> None:
     assert str(cells["aime2025 pass@16"]) == "– (paper: 23.23)"
 
 
-def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
+def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses():
     low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     everywhere = replace(high, experiment="responses")
     tuning = (
@@ -138,7 +136,7 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses() -> None:
     assert kappa_figures(findings([low])) == {}
 
 
-def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_path: Path) -> None:
+def test_the_report_says_how_much_is_computed(two, store, tmp_path):
     document, text = write_report(store, "paper-full", two)
     folder = tmp_path / "store/runs/paper-full"
     assert document["page"] == str(folder / "report.md")
@@ -148,7 +146,7 @@ def test_the_report_says_how_much_is_computed(two: Findings, store: Store, tmp_p
     assert len(json.loads((folder / "report.json").read_text())["reported"]) == 6
 
 
-def test_the_report_shows_the_figures_in_its_folder(store: Store, tmp_path: Path) -> None:
+def test_the_report_shows_the_figures_in_its_folder(store, tmp_path):
     low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     tuning = (result(low, 7), result(high, 7, mean_reward=0.9))
     _, text = write_report(store, "paper-full", findings([low], tuning=tuning))
@@ -157,7 +155,7 @@ def test_the_report_shows_the_figures_in_its_folder(store: Store, tmp_path: Path
     assert (tmp_path / "store/runs/paper-full" / file).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
+def test_the_interval_of_a_share_ends_at_0_and_100():
     row = main("GEB-π")
     runs = [
         result(row, seed, win_rate=rate, mean_reward=rate)

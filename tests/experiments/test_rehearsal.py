@@ -15,7 +15,7 @@ from experiments.paper.tables import paper_rows, published
 from tests.flows.loop import ROOT
 
 
-def test_the_hub_serves_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_serves_repositories(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name in ("models/owner/one/config.json", "datasets/owner/two/data/rows.jsonl"):
         place = tmp_path / "hub" / name
@@ -34,7 +34,7 @@ def test_the_hub_serves_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
+def test_its_models_and_data_are_made_alike_each_time(tmp_path):
     for name in ("one", "two"):
         run([sys.executable, ROOT / "data/rehearsal/make.py", tmp_path / name], check=True)
     one, two = (
@@ -57,14 +57,14 @@ def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.timeout(7200)
-def test_every_row_and_published_figure_is_in_a_table(tmp_path: Path) -> None:
+def test_every_row_and_published_figure_is_in_a_table(tmp_path):
     rehearse = [sys.executable, "-m", "benchmarks.rehearsal", "--json", "--store", tmp_path]
     done = run(rehearse, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["failed"] == {}
     assert document["title"] == TITLE
-    expected: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    expected = defaultdict(list)
     for row in paper_rows("full"):
         if row.seeds:
             expected[f"{row.setting}: {row.experiment}"].append((row.method, row.divergence))

@@ -9,36 +9,33 @@ import pytest
 
 from flows.commands import cli
 from stages.contract.request import Request
-from stages.store.base import Store
 from tests.flows.loop import write_config
 from tests.flows.standing import Up, geb_up
 from tests.probe_requests import probe_request
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def standing(tmp_path_factory) -> Iterator[Up]:
     """A `geb up` at work, with a server, a worker and a store."""
     with geb_up(tmp_path_factory.mktemp("up")) as (_, up):
         yield up
 
 
 @pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
+def copied(finished, tmp_path) -> Path:
     """A finished run whose store the test may change; modification times are kept."""
     shutil.copytree(finished.parent, tmp_path / "run", copy_function=shutil.copy2)
     return write_config(tmp_path / "run")
 
 
 @pytest.fixture
-def request_(store: Store) -> Request:
+def request_(store) -> Request:
     """A request for one probe."""
     return probe_request(store)
 
 
 @pytest.fixture
-def geb_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def geb_here(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     """Runs `geb` in this process: its exit code, and what it says, with one space between words."""
 
     def run(*words: object) -> tuple[int, str]:

@@ -56,9 +56,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_an_absurd_value_is_refused_by_name_or_is_one_of_the_field_s(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_absurd_value_is_refused_by_name_or_is_one_of_the_field_s(name, tmp_path):
     defaults = tmp_path / "defaults.yaml"
     defaults.write_text("iterations: 1\n")
     accepted = 0
@@ -81,7 +79,7 @@ def test_an_absurd_value_is_refused_by_name_or_is_one_of_the_field_s(
     assert accepted < len(ABSURD)
 
 
-def test_a_setting_below_a_path_is_set() -> None:
+def test_a_setting_below_a_path_is_set():
     volumes = {
         name: load_config(
             QUICKSTART, [f"execution.kubernetes.volumes.{name}.{text}" for text in given]
@@ -95,7 +93,7 @@ def test_a_setting_below_a_path_is_set() -> None:
 
 @pytest.mark.parametrize("section", ["train", "generate.vllm", "execution", "resources.train"])
 @pytest.mark.parametrize("value", ["5", "[1]", '"text"', "true", ".nan", "null"])
-def test_a_section_that_is_none_is_refused(section: str, value: str) -> None:
+def test_a_section_that_is_none_is_refused(section, value):
     with pytest.raises(UserError, match=section.split(".")[-1]):
         load_config(QUICKSTART, [f"{section}={value}"])
 
@@ -108,7 +106,7 @@ def test_a_section_that_is_none_is_refused(section: str, value: str) -> None:
     ],
     ids=["another machine's", "on the path"],
 )
-def test_an_interpreter_that_will_do(tmp_path: Path, execution: str) -> None:
+def test_an_interpreter_that_will_do(tmp_path, execution):
     assert plan(
         resolve_run(
             load_config(QUICKSTART, [f"store={tmp_path / 'store'}", f"execution={execution}"])

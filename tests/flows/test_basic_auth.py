@@ -4,7 +4,6 @@ import base64
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import prefect
 import pytest
@@ -15,7 +14,6 @@ from flows.runners.choose import make_runner
 from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
-from stages.store.base import Store
 from tests.flows.loop import geb, geb_ok, geb_refused, warm_started
 from tests.flows.standing import SMALL_OVERRIDES, geb_up
 from tests.probe_requests import probe_request
@@ -46,9 +44,7 @@ def api() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("password", [None, "admin:wrong", "admin"])
-def test_a_client_without_the_password_reads_what_to_set(
-    api: str, tmp_path: Path, password: str | None
-) -> None:
+def test_a_client_without_the_password_reads_what_to_set(api, tmp_path, password):
     with (
         temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: password}),
         pytest.raises(UserError, match="does not let us in: 401") as caught,
@@ -58,14 +54,12 @@ def test_a_client_without_the_password_reads_what_to_set(
     assert "wrong" not in str(caught.value)
 
 
-def test_who_knows_the_password_is_let_in(api: str, tmp_path: Path) -> None:
+def test_who_knows_the_password_is_let_in(api, tmp_path):
     with temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: PASSWORD}):
         assert ensure_prefect_server(tmp_path / "log", print) is None
 
 
-def test_a_server_of_an_older_minor_version_is_refused(
-    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_an_older_minor_version_is_refused(api, tmp_path, monkeypatch):
     monkeypatch.setattr(_Guarded, "version", "3.7.7")
     with (
         temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: PASSWORD}),
@@ -75,7 +69,7 @@ def test_a_server_of_an_older_minor_version_is_refused(
     assert prefect.__version__ in caught.value.remedy
 
 
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_named(tmp_path):
     nowhere = "http://127.0.0.1:9/api"
     with (
         temporary_settings({PREFECT_API_URL: nowhere}),
@@ -92,20 +86,16 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
         "PREFECT_API_KEY",
     ],
 )
-def test_no_stage_gets_the_password(
-    store: Store, probe_stage: None, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_no_stage_gets_the_password(store, probe_stage, monkeypatch, name):
     monkeypatch.setenv(name, PASSWORD)
     request = probe_request(store, behaviour="tell_environment", message=name)
-    heard: list[object] = []
+    heard = []
     make_runner(Execution()).run(request, heard.append)
     assert f"{name} is None" in [event.message for event in heard if isinstance(event, Log)]
 
 
 @pytest.mark.slow
-def test_a_password_is_asked_for_and_kept_from_stages(
-    tmp_path: Path, finished: Path, copied: Path
-) -> None:
+def test_a_password_is_asked_for_and_kept_from_stages(tmp_path, finished, copied):
     again = ("run", copied, "--set", "name=again")
     with geb_up(tmp_path, "--password") as (_, up):
         kept = up.home / "password"

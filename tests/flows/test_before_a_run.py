@@ -46,9 +46,7 @@ def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -
     return list(cautions(ResolvedRun(config, every_input(config, unread_input), [])))
 
 
-def test_cautions_name_few_steps_small_moves_and_few_test_prompts(
-    tmp_path: Path,
-) -> None:
+def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):
     [steps, move, prompts] = said_of(tmp_path, 137, prepare={"test_prompts": 16})
     assert "2 steps in an iteration: at most 121 pairs in batches of 256, 2 epochs" in steps
     assert "Lower train.global_batch_pairs" in steps
@@ -59,13 +57,13 @@ def test_cautions_name_few_steps_small_moves_and_few_test_prompts(
     assert said_of(tmp_path, 1000, train=train) == []
 
 
-def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:
+def test_files_without_prompts_are_left_to_their_stage(tmp_path):
     empty = tmp_path / "test.jsonl"
     empty.write_text("")
     assert said_of(tmp_path, 0, empty) == []
 
 
-def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path: Path) -> None:
+def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path):
     path = write_config(tmp_path)
     loaded = load_config(path)
     [first, *_] = plan(resolve_run(loaded))
@@ -77,7 +75,7 @@ def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path: Path) -> None:
     assert "it failed: [/data] is full" in shown.output
 
 
-def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
+def test_plan_warns_beside_its_document(tmp_path):
     done = geb_ok("plan", write_config(tmp_path), "--json")
     assert "warning train takes 4 steps" in " ".join(done.stderr.split())
     assert json.loads(done.stdout)
@@ -102,23 +100,21 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
     ],
     ids=["raises", "import", "name", "count", "nan", "exit", "signal"],
 )
-def test_an_oracle_that_cannot_work_is_refused(tmp_path: Path, code: str, said: str) -> None:
+def test_an_oracle_that_cannot_work_is_refused(tmp_path, code, said):
     with pytest.raises(UserError) as refused:
         try_own_code(load_config(with_oracle(tmp_path, code)))
     assert said in refused.value.message
     assert refused.value.remedy
 
 
-def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path: Path) -> None:
+def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path):
     weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
     config = with_oracle(tmp_path, f"{SCORE}    return [1.0]\n", score=weighted)
     with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 4 responses"):
         try_own_code(load_config(config))
 
 
-def test_a_tried_oracle_does_not_get_the_orchestrator_s_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tried_oracle_does_not_get_the_orchestrator_s_secrets(tmp_path, monkeypatch):
     code = (
         f"import os\n{SCORE}"
         "    assert os.environ['GEB_TEST_OTHER'] == 'there'\n"
@@ -140,9 +136,7 @@ OWN_CODE = {
 @pytest.mark.parametrize(
     ("command", "kind"), [("run", "oracle"), *(("plan", kind) for kind in OWN_CODE)]
 )
-def test_failing_user_code_is_refused_before_the_first_stage(
-    tmp_path: Path, command: str, kind: str
-) -> None:
+def test_failing_user_code_is_refused_before_the_first_stage(tmp_path, command, kind):
     section, field, head = OWN_CODE[kind]
     code = tmp_path / "own.py"
     code.write_text(f"{head}    return 1 / 0\n")
@@ -154,7 +148,7 @@ def test_failing_user_code_is_refused_before_the_first_stage(
     assert not (tmp_path / "store/artifacts").exists()
 
 
-def test_the_shipped_objective_is_tried_and_is_in_the_key(tmp_path: Path) -> None:
+def test_the_shipped_objective_is_tried_and_is_in_the_key(tmp_path):
     config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
     try_own_code(config)
     train = next(step for step in resolve_run(config).steps if step.name == "iteration-1/train")
@@ -172,7 +166,7 @@ NEEDS_REFERENCES = f"{SCORE}    return [float(each.strip() == 'right') for each 
 
 
 @pytest.mark.parametrize("of", ["json", "folder", "structs", "columns", "hub"])
-def test_a_trial_gives_an_oracle_the_references_that_it_needs(tmp_path: Path, of: str) -> None:
+def test_a_trial_gives_an_oracle_the_references_that_it_needs(tmp_path, of):
     row = {"prompt": "What?", "reference_answer": "right", "found": {"answer": "right"}}
     folder = tmp_path / "data"
     folder.mkdir()
@@ -195,7 +189,7 @@ def test_a_trial_gives_an_oracle_the_references_that_it_needs(tmp_path: Path, of
             try_own_code(load_config(config))
 
 
-def test_an_oracle_is_tried_on_a_made_up_prompt_if_none_is_named(tmp_path: Path) -> None:
+def test_an_oracle_is_tried_on_a_made_up_prompt_if_none_is_named(tmp_path):
     code = (
         f"{SCORE}    assert str(prompts[0]).count('A trial prompt.') == 1\n"
         "    return [0.0] * len(responses)\n"
@@ -211,16 +205,14 @@ time.sleep(600)
 """
 
 
-def test_trial_that_takes_too_long_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_that_takes_too_long_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("flows.execution.trial._LIMIT_SECONDS", 0.1)
     hangs = f"import time\n{SCORE}    time.sleep(600)\n"
     [warning] = try_own_code(load_config(with_oracle(tmp_path, hangs)))
     assert warning == "the oracle was tried before the run, and took more than 0.1 s"
 
 
-def test_a_hanging_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:
+def test_a_hanging_trial_ends_with_the_orchestrator(tmp_path):
     sign = tmp_path / "started"
     config = with_oracle(tmp_path, HANGS.format(mark=tmp_path, sign=str(sign)))
     with started("plan", config) as plan:
@@ -231,7 +223,7 @@ def test_a_hanging_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:
     assert not psutil.wait_procs(below, timeout=60)[1]
 
 
-def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
+def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path):
     oracle = f"{SCORE}    raise ValueError('x' * 5_000_000)\n"
     refusal = geb_refused("plan", with_oracle(tmp_path, oracle, score={"oracle": "python"}))
     assert len(refusal) < 4500

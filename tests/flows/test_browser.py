@@ -1,7 +1,6 @@
 """The pipeline from the Prefect UI: fill the form, watch the run, read its report, press Retry."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 from uuid import UUID
@@ -33,7 +32,7 @@ from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
-def test_a_run_goes_from_the_form_over_a_retry_to_the_report(standing: Up, tmp_path: Path) -> None:
+def test_a_run_goes_from_the_form_over_a_retry_to_the_report(standing, tmp_path):
     with browser_page() as page:
         _open_form(page, standing)
         picture(page, "form")
@@ -72,7 +71,7 @@ def test_a_run_goes_from_the_form_over_a_retry_to_the_report(standing: Up, tmp_p
         assert states[failed] == "Completed"
 
 
-def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> None:
+def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path):
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "wide")
     config = RunConfig(name="wide", iterations=1)
     record.save_config(config)
@@ -97,7 +96,7 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
         picture(page, "printed")
 
 
-def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
+def test_samples_are_put_in_order_filtered_and_printed(tmp_path):
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "read")
     suites = {"extra": {"prompts": "extra.jsonl"}}
     config = RunConfig(name="read", iterations=1, suites=suites)
@@ -132,7 +131,7 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
         page.goto((record.path / "report.html").as_uri())
         shown = page.locator("#samples .sample:visible > summary")
 
-        def names() -> list[str]:
+        def names():
             return [inner_text.split()[1] for inner_text in shown.all_inner_texts()]
 
         assert names() == ["best", "worst", "rude"]

@@ -42,9 +42,7 @@ def states(url: str, run: str = "small") -> dict[str, str]:
     return {name: step["state"] for name, step in steps(url, run).items()}
 
 
-def test_a_run_goes_on_and_ends_on_other_hosts(
-    finished: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, s3: int
-) -> None:
+def test_a_run_goes_on_and_ends_on_other_hosts(finished, tmp_path, url, monkeypatch, s3):
     config = write_config(
         tmp_path, store=url, inputs=warm_started(finished), execution={"sync_seconds": 0.2}
     )

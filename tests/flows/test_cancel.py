@@ -1,7 +1,5 @@
 """Cancelling through Prefect's API: the stages end, the run ends Cancelled, nothing is left."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(prefect_server: str) -> SyncPrefectClient:
+def client(prefect_server) -> SyncPrefectClient:
     return SyncPrefectClient(prefect_server)
 
 
@@ -33,9 +31,7 @@ def running(client: SyncPrefectClient, name: str) -> FlowRun:
     return runs[0]
 
 
-def test_cancelling_a_terminal_s_run_stops_its_stages(
-    client: SyncPrefectClient, tmp_path: Path
-) -> None:
+def test_cancelling_a_terminal_s_run_stops_its_stages(client, tmp_path):
     config = write_config(tmp_path, name="to-cancel")
     with started("run", config) as process:
         wait_for_line(process, "sft:", "steps")
@@ -57,9 +53,7 @@ def test_cancelling_a_terminal_s_run_stops_its_stages(
     assert "iteration-1/train" not in records
 
 
-def test_stages_that_were_still_to_come_are_not_started(
-    client: SyncPrefectClient, tmp_path: Path, probe_stage: None
-) -> None:
+def test_stages_that_were_still_to_come_are_not_started(client, tmp_path, probe_stage):
     config = ProbeConfig(
         name="many-probes",
         store=str(tmp_path / "store"),

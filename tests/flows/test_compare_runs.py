@@ -60,17 +60,17 @@ def run(folder: Path, name: str, *rewards: float, seed: int = 0, **train: Any) -
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> list[Summary]:
+def two(tmp_path) -> list[Summary]:
     return [run(tmp_path, "plain", 0.2), run(tmp_path, "bonus", 0.9, design="one_minus_pi")]
 
 
-def test_runs_of_unequal_length_are_compared_after_the_shorter_one(tmp_path: Path) -> None:
+def test_runs_of_unequal_length_are_compared_after_the_shorter_one(tmp_path):
     compared = compare_summaries([run(tmp_path, "short", 0.2), run(tmp_path, "long", 0.5, 0.9)])
     reward = next(test for test in compared.differences if test.figure == "mean_reward")
     assert reward.estimate.value == pytest.approx(0.3)
 
 
-def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -> None:
+def test_runs_are_tested_against_the_first(two, tmp_path):
     comparison = compare_summaries(two)
     label = "one_minus_pi, reverse_kl, κ 1"
     assert comparison.methods == {"plain": "f-DPO, reverse_kl", "bonus": label}
@@ -89,7 +89,7 @@ def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -
     assert values == pytest.approx([6 * 2 / 2**12] * 6), "adjusted over all runs"
 
 
-def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
+def test_repetitions_of_one_method_are_taken_together(tmp_path):
     runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
     runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
     comparison = compare_summaries(runs)
@@ -104,7 +104,7 @@ def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
     assert test.adjusted_p_value == p_value, "one method against the first"
 
 
-def test_a_suite_without_the_first_method_is_not_tested(two: list[Summary], tmp_path: Path) -> None:
+def test_a_suite_without_the_first_method_is_not_tested(two, tmp_path):
     others = [run(tmp_path, f"more-{s}", 0.8, seed=s, design="inverse_pi") for s in range(2)]
     for summary in (two[1], *others):
         summary.suites["own"] = [summary.rows[-1]]
@@ -113,7 +113,7 @@ def test_a_suite_without_the_first_method_is_not_tested(two: list[Summary], tmp_
     assert {test.evaluation for test in comparison.differences} == {HELD_OUT}
 
 
-def test_a_comparison_begins_with_its_verdict(two: list[Summary], tmp_path: Path) -> None:
+def test_a_comparison_begins_with_its_verdict(two, tmp_path):
     start = "By mean reward on the held-out prompts, against plain: "
     # As many of 2^12 patterns of signs as before, and of three tests in all.
     better = "bonus is better, +0.700 [+0.700, +0.700], p = 0.001"
@@ -145,7 +145,7 @@ def test_a_comparison_begins_with_its_verdict(two: list[Summary], tmp_path: Path
     assert compare_summaries([two[0], longer]).verdict().endswith(". bonus has 1 of 2 iterations.")
 
 
-def test_a_comparison_is_a_page_and_a_document(two: list[Summary], tmp_path: Path) -> None:
+def test_a_comparison_is_a_page_and_a_document(two, tmp_path):
     store = Store.open(str(tmp_path / "store"), create=True)
     written = write_comparison(store, compare_summaries(two), "compared")
     folder = store.run_path("compared")
@@ -162,14 +162,14 @@ def test_a_comparison_is_a_page_and_a_document(two: list[Summary], tmp_path: Pat
     assert figures["mean_reward"]["value"] == 0.9
 
 
-def test_a_run_without_an_evaluation_is_refused(two: list[Summary]) -> None:
+def test_a_run_without_an_evaluation_is_refused(two):
     del two[1].rows[1].figures["mean_reward"]
     with pytest.raises(UserError, match="run bonus has no evaluation"):
         compare_summaries(two)
 
 
 @pytest.fixture(scope="module")
-def store(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(finished, tmp_path_factory) -> Path:
     """A store with two records of a finished run."""
     store = tmp_path_factory.mktemp("compare") / "store"
     shutil.copytree(finished.parent / "store", store, copy_function=shutil.copy2)
@@ -178,7 +178,7 @@ def store(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command_writes_into_the_store(store: Path) -> None:
+def test_the_command_writes_into_the_store(store):
     done = geb_ok("compare", "small", "again", "--store", store)
     assert done.stdout.startswith("By mean reward on the held-out prompts, against small: again: ")
     assert "Runs, held-out prompts" in done.stdout
@@ -202,7 +202,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_flow_shows_its_tables(prefect_server: str, store: Path) -> None:
+def test_the_flow_shows_its_tables(prefect_server, store):
     from flows.compare import compare
 
     with temporary_settings({PREFECT_API_URL: prefect_server}):

@@ -13,14 +13,14 @@ from tests.flows.loop import ROOT, geb, geb_json, geb_ok, geb_refused, write_con
 
 
 @pytest.fixture(scope="module")
-def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(finished, tmp_path_factory) -> Path:
     """Configuration of a finished run whose store these tests may add to."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(finished.parent / "store", folder / "store", copy_function=shutil.copy2)
     return write_config(folder)
 
 
-def test_evaluating_a_finished_run_reuses_its_steps(trained: Path) -> None:
+def test_evaluating_a_finished_run_reuses_its_steps(trained):
     done = geb_ok("evaluate", trained, "small@production", "--base", "small:1", "--json")
     assert "policy/generate/0 cached" in " ".join(done.stderr.split())
     document = json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_evaluating_a_finished_run_reuses_its_steps(trained: Path) -> None:
     assert document["artifact"] not in kept.stdout
 
 
-def test_a_checkpoint_is_evaluated_on_other_prompts(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_on_other_prompts(trained, tmp_path):
     lines = (ROOT / "data/quickstart/prompts.jsonl").read_text().splitlines()[:4]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(lines) + "\n")
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_evaluated_on_other_prompts(trained: Path, tmp_path: Pat
     assert json.loads(metrics.read_text())["compared_prompts"] == 4
 
 
-def test_figures_of_policy_and_base_are_their_own(trained: Path) -> None:
+def test_figures_of_policy_and_base_are_their_own(trained):
     [warm_start] = (trained.parent / "store/artifacts/sft").glob("*/checkpoint")
     done = geb_json("evaluate", trained, "small:1", "--base", warm_start)
     rows = pq.read_table(Path(done["artifact"]) / "prompts.parquet").to_pylist()
@@ -75,11 +75,11 @@ def test_figures_of_policy_and_base_are_their_own(trained: Path) -> None:
         (["small:1", "--base", "small:9"], "no version 9"),
     ],
 )
-def test_a_model_that_is_not_there_is_named(trained: Path, arguments: list[str], said: str) -> None:
+def test_a_model_that_is_not_there_is_named(trained, arguments, said):
     assert said in geb_refused("evaluate", trained, *arguments)
 
 
-def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
+def test_a_sweep_ends_with_a_row_for_each_combination(trained):
     grid = ["--grid", "train.kappa=0.5,1", "--seeds", "0", "--name", "try"]
     runs = {run["run"]: run for run in geb_json("sweep", trained, *grid, "--dry-run")}
     assert runs["try-kappa_1-s0"]["compute"] == 1, "all but promote is the finished run's"
@@ -106,7 +106,7 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
     assert [models[run]["aliases"] for run in runs] == [{}, {}], "no run of a grid is production"
 
 
-def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained: Path, tmp_path: Path) -> None:
+def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained, tmp_path):
     config = write_config(tmp_path, store=str(trained.parent / "store"))
     grid = ["--grid", f"inputs.oracle_code=/nowhere.py,{ROOT / 'data/quickstart/oracle.py'}"]
     done = geb("sweep", config, *grid, "--name", "half")

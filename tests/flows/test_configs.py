@@ -19,7 +19,7 @@ SHIPPED = sorted(
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_configuration_is_valid(path: Path) -> None:
+def test_a_shipped_configuration_is_valid(path):
     loaded = load_config(path)
     assert loaded.name == path.stem
 
@@ -35,9 +35,7 @@ def test_a_shipped_configuration_is_valid(path: Path) -> None:
         ("copo", ["bonus_weight", "design"]),
     ],
 )
-def test_a_comparison_differs_in_its_objective_and_nothing_else(
-    preset: str, differing: list[str]
-) -> None:
+def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differing):
     quickstart, other = (
         json.loads(load_config(ROOT / f"configs/{name}.yaml").to_json())
         for name in ("quickstart", f"quickstart-{preset}")
@@ -47,7 +45,7 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(
     assert sorted(named) == ["name", *(f"train.{field}" for field in differing)], lines
 
 
-def test_later_files_and_settings_win(tmp_path: Path) -> None:
+def test_later_files_and_settings_win(tmp_path):
     (tmp_path / "a.yaml").write_text("seed: 1\ntrain: {beta: 0.2, kappa: 3}\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nname: b\ntrain: {kappa: 2}\n")
     config = load_config(tmp_path / "b.yaml", ["train.kappa=1e-3"])

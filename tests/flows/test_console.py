@@ -2,7 +2,6 @@
 
 import io
 import re
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,12 +13,9 @@ from flows.commands.terminal import TerminalConsole, neutral
 from flows.execution import console
 from flows.execution.console import ConsoleObserver
 from stages.contract.events import Progress
-from stages.contract.request import Request
 
 
-def test_each_phase_of_a_stage_begins_with_a_line(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_phase_of_a_stage_begins_with_a_line(request_, monkeypatch):
     monkeypatch.setattr(console, "_LINE_SECONDS", float("inf"))
     written = io.StringIO()
     with ConsoleObserver(Console(file=written, width=100), 1) as observer:
@@ -51,7 +47,7 @@ def as_table(text: str) -> Table:
 
 
 @pytest.mark.parametrize("form", [escape, Text, as_table])
-def test_what_a_model_says_reaches_the_terminal_as_signs(form: Any) -> None:
+def test_what_a_model_says_reaches_the_terminal_as_signs(form):
     out = io.StringIO()
     TerminalConsole(file=out, force_terminal=True, width=80).print(form(HOSTILE))
     printed = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
@@ -59,5 +55,5 @@ def test_what_a_model_says_reaches_the_terminal_as_signs(form: Any) -> None:
     assert "52;c;aGk=" in printed
 
 
-def test_colours_of_a_log_are_left_out() -> None:
+def test_colours_of_a_log_are_left_out():
     assert neutral("\x1b[32mINFO\x1b[0m\tready\n") == "INFO\tready\n"

@@ -11,7 +11,7 @@ def artifact_of(store: Path, step: str) -> Path:
     return store / "artifacts" / record["stage"] / record["key"]
 
 
-def test_every_kind_of_damage_is_repaired_in_one_run(copied: Path, finished: Path) -> None:
+def test_every_kind_of_damage_is_repaired_in_one_run(copied, finished):
     store = copied.parent / "store"
     alter(artifact_of(store, "iteration-1/generate/0") / "responses.parquet")
     truncate(artifact_of(store, "iteration-1/train") / "checkpoint/model.safetensors")
@@ -24,7 +24,7 @@ def test_every_kind_of_damage_is_repaired_in_one_run(copied: Path, finished: Pat
     assert result_digests(store) == result_digests(finished.parent / "store")
 
 
-def test_gc_keeps_what_runs_and_models_need(copied: Path) -> None:
+def test_gc_keeps_what_runs_and_models_need(copied):
     store = copied.parent / "store"
     alter(artifact_of(store, "iteration-1/pair") / "pairs.parquet")
     assert geb("run", copied).returncode == 0

@@ -33,7 +33,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def healthy(tmp_path_factory) -> tuple[Path, str]:
     """A store with a run, a step and a model with an alias; and the model's key."""
     root = tmp_path_factory.mktemp("healthy") / "store"
     store = Store.open(str(root), create=True)
@@ -54,7 +54,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def store(healthy: tuple[Path, str], tmp_path: Path) -> Path:
+def store(healthy, tmp_path) -> Path:
     shutil.copytree(healthy[0], tmp_path / "store", copy_function=shutil.copy2)
     return tmp_path / "store"
 
@@ -63,18 +63,18 @@ Geb = Callable[[str], tuple[int, str]]
 
 
 @pytest.fixture
-def geb(store: Path, healthy: tuple[Path, str], geb_here: Callable[..., tuple[int, str]]) -> Geb:
+def geb(store, healthy, geb_here) -> Geb:
     """Runs a command on the store."""
     return lambda words: geb_here(*words.format(key=healthy[1]).split(), "--store", store)
 
 
-def test_every_command_is_content_with_the_whole_store(geb: Geb) -> None:
+def test_every_command_is_content_with_the_whole_store(geb):
     for command in COMMANDS:
         code, output = geb(command)
         assert code == 0, (command, output)
 
 
-def test_a_store_that_is_not_there_is_the_persons_mistake(store: Path, geb: Geb) -> None:
+def test_a_store_that_is_not_there_is_the_persons_mistake(store, geb):
     store.rename(store.with_name("elsewhere"))
     for command in COMMANDS:
         code, output = geb(command)
@@ -102,9 +102,7 @@ RECORDS = {
 @pytest.mark.filterwarnings("always::flows.execution.run_record.DamagedRecordWarning")
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_damaged_record_is_named_with_its_place_and_the_remedy(
-    store: Path, geb: Geb, record: str, damage: str
-) -> None:
+def test_a_damaged_record_is_named_with_its_place_and_the_remedy(store, geb, record, damage):
     path = store / record
     DAMAGES[damage](path)
     concerned, indifferent = RECORDS[record]
@@ -119,7 +117,7 @@ def test_a_damaged_record_is_named_with_its_place_and_the_remedy(
         assert code == 0, (command, output)
 
 
-def test_a_copy_of_a_run_with_a_name_of_no_run_is_left_out(store: Path, geb: Geb) -> None:
+def test_a_copy_of_a_run_with_a_name_of_no_run_is_left_out(store, geb):
     shutil.copytree(store / "runs/nightly", store / "runs/nightly (copy)")
     for command in COMMANDS:
         code, output = geb(command)
@@ -129,9 +127,7 @@ def test_a_copy_of_a_run_with_a_name_of_no_run_is_left_out(store: Path, geb: Geb
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_manifest_is_found_and_stops_nothing_else(
-    store: Path, geb: Geb, healthy: tuple[Path, str], damage: str
-) -> None:
+def test_a_damaged_manifest_is_found_and_stops_nothing_else(store, geb, healthy, damage):
     [path] = store.glob(f"artifacts/*/{healthy[1]}/manifest.json")
     DAMAGES[damage](path)
     for command in ("verify", "promote tiny:1", "status nightly", "gc"):

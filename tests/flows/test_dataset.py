@@ -15,7 +15,7 @@ from tests.stage_calls import write_jsonl
 
 
 @pytest.fixture
-def preferences(tmp_path: Path) -> Path:
+def preferences(tmp_path) -> Path:
     """160 preferences for the quickstart's prompts, in TRL's conversational format."""
     lines = (ROOT / "data/quickstart/prompts.jsonl").read_text().splitlines()[:160]
     rows = (
@@ -29,9 +29,7 @@ def preferences(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "preferences.jsonl", rows)
 
 
-def test_preferences_take_the_place_of_samples_and_name_the_prompts(
-    tmp_path: Path, preferences: Path
-) -> None:
+def test_preferences_take_the_place_of_samples_and_name_the_prompts(tmp_path, preferences):
     places = {"prompts": [], "preferences": str(preferences)}
     config = load_config(write_config(tmp_path, inputs=places, iterations=2))
     assert config.inputs.prompts == (str(preferences),)
@@ -45,9 +43,7 @@ def test_preferences_take_the_place_of_samples_and_name_the_prompts(
 
 
 @pytest.mark.slow
-def test_trl_trains_on_the_pairs_of_a_run_on_preferences(
-    tmp_path: Path, preferences: Path, prefect_server: str
-) -> None:
+def test_trl_trains_on_the_pairs_of_a_run_on_preferences(tmp_path, preferences, prefect_server):
     from trl import DPOConfig, DPOTrainer
 
     config = write_config(
@@ -78,7 +74,7 @@ def test_trl_trains_on_the_pairs_of_a_run_on_preferences(
     assert trainer.train().training_loss > 0
 
 
-def test_pairs_of_samples_are_a_data_set_of_preferences(finished: Path) -> None:
+def test_pairs_of_samples_are_a_data_set_of_preferences(finished):
     store = finished.parent / "store"
     pairs = pairs_of_run(store, "pair").filter(lambda row: not row["tie"])
     artifact = open_store(str(store)).load(

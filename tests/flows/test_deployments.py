@@ -59,9 +59,7 @@ def deploy(server: str, kind: str, folder: Path) -> dict[str, DeploymentResponse
 
 
 @pytest.mark.parametrize("kind", ["process", "kubernetes"])
-def test_every_deployment_is_made_and_is_what_it_says(
-    prefect_server: str, kind: str, tmp_path: Path
-) -> None:
+def test_every_deployment_is_made_and_is_what_it_says(prefect_server, kind, tmp_path):
     deployments = deploy(prefect_server, kind, tmp_path)
     for deployment in deployments.values():
         assert (deployment.work_pool_name, deployment.work_queue_name) == ("geb", "runs")
@@ -85,9 +83,7 @@ def test_every_deployment_is_made_and_is_what_it_says(
             flow.validate_parameters(policy | {"config": {"execution": execution}})
 
 
-def test_geb_up_deploys_the_same_file(
-    prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_geb_up_deploys_the_same_file(prefect_server, tmp_path, monkeypatch):
     by_hand = deploy(prefect_server, "process", tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
@@ -105,7 +101,7 @@ def test_geb_up_deploys_the_same_file(
         assert len(client.read_automations_by_name(name)) == 1
 
 
-def test_the_job_of_a_run_on_kubernetes(prefect_server: str, tmp_path: Path) -> None:
+def test_the_job_of_a_run_on_kubernetes(prefect_server, tmp_path):
     deployments = deploy(prefect_server, "kubernetes", tmp_path)
     variables = deployments["iterate/iterate"].job_variables
     # Prefect has read its settings when it was imported, before there was a server.
@@ -122,7 +118,7 @@ def test_the_job_of_a_run_on_kubernetes(prefect_server: str, tmp_path: Path) -> 
     assert (job["parallelism"], job["completions"]) == (1, 1)
 
 
-def test_the_automation_is_prefect_s_and_as_patient_as_runs_need() -> None:
+def test_the_automation_is_prefect_s_and_as_patient_as_runs_need():
     loaded = yaml.safe_load(ZOMBIES.read_text())
     assert loaded["trigger"]["within"] >= 3 * PREFECT_HEARTBEAT_SECONDS
     assert AutomationCore.model_validate(loaded).name.startswith("geb: ")

@@ -1,7 +1,6 @@
 """Containers without an engine: the image of a stage, its options, its lines and its ends."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +16,12 @@ from flows.runners.docker.options import (
 )
 from flows.runners.images import CODE_LABEL, image_tags
 from stages.contract.errors import UserError
-from stages.contract.params import StageParams
 from stages.contract.request import FileInput, HubInput, Request, Resources
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
-from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.stage_calls import request_of
 
@@ -46,9 +43,7 @@ HUB_PROMPTS = HUB.model_copy(update={"repo_type": "dataset"})
         (GenerateParams(backend="vllm"), {}, 1, ["vllm-gpu"]),
     ],
 )
-def test_each_stage_has_its_image(
-    store: Store, params: StageParams, inputs: Any, gpus: int, titles: list[str]
-) -> None:
+def test_each_stage_has_its_image(store, params, inputs, gpus, titles):
     request = request_of(store, params, inputs=inputs, resources=Resources(gpus=gpus))
     tags = image_tags(request.image, gpus=request.resources.gpus)
     assert [re.sub(r"geb-(\w+):[\d.]+", r"\1", tag) for tag in tags] == titles
@@ -65,14 +60,14 @@ def options(request: Request, settings: DockerSettings | None = None, *devices: 
     )
 
 
-def test_gpus_are_asked_for_by_name(store: Store) -> None:
+def test_gpus_are_asked_for_by_name(store):
     [device] = options(request_of(store), None, "0", "3")["device_requests"]
     assert device["DeviceIDs"] == ["0", "3"]
     assert device["Capabilities"] == [["gpu"]]
     assert options(request_of(store))["device_requests"] is None
 
 
-def test_a_container_has_few_rights_and_is_found_by_its_labels(store: Store) -> None:
+def test_a_container_has_few_rights_and_is_found_by_its_labels(store):
     resources = Resources(memory_gib=2, cpus=1.5)
     request = request_of(store, resources=resources, run="small", step="iteration-1/pair")
     chosen = options(request, DockerSettings(shm_gib=0.125))
@@ -94,7 +89,7 @@ def test_a_container_has_few_rights_and_is_found_by_its_labels(store: Store) -> 
     }
 
 
-def test_a_network_only_where_it_is_declared(store: Store) -> None:
+def test_a_network_only_where_it_is_declared(store):
     settings = DockerSettings(network={"score": "bridge"})
     assert options(request_of(store), settings)["network_mode"] == "none"
     scoring = request_of(store, ScoreParams())
@@ -103,7 +98,7 @@ def test_a_network_only_where_it_is_declared(store: Store) -> None:
     assert "HF_HUB_OFFLINE" not in environment_for(scoring, settings)
 
 
-def test_something_of_the_hub_needs_a_network_or_a_cache(store: Store) -> None:
+def test_something_of_the_hub_needs_a_network_or_a_cache(store):
     request = request_of(store, TrainParams(), inputs={"policy": [HUB]})
     assert needs_network(request, DockerSettings())
     assert not needs_network(request, DockerSettings(network={"train": "bridge"}))
@@ -118,15 +113,13 @@ def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
     }
 
 
-def test_only_promote_writes_into_the_registry(store: Store) -> None:
+def test_only_promote_writes_into_the_registry(store):
     models = str(store.root / "models")
     assert models not in modes(request_of(store), DockerSettings())
     assert modes(request_of(store, PromoteParams()), DockerSettings())[models] == "rw"
 
 
-def test_inputs_are_mounted_at_their_paths_with_their_links_targets(
-    store: Store, tmp_path: Path
-) -> None:
+def test_inputs_are_mounted_at_their_paths_with_their_links_targets(store, tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/main"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -145,7 +138,7 @@ def test_inputs_are_mounted_at_their_paths_with_their_links_targets(
     assert str(inside) not in mounted
 
 
-def test_the_settings_add_mounts_and_variables(store: Store) -> None:
+def test_the_settings_add_mounts_and_variables(store):
     settings = DockerSettings(
         mounts={"/data": "ro", "/scratch": "rw"},
         environment={"pair": {"TZ": "UTC"}, "train": {"OTHER": "1"}},
@@ -162,9 +155,9 @@ def test_the_settings_add_mounts_and_variables(store: Store) -> None:
 NAME = "registry.example/geb-probe:1"
 
 
-def test_an_image_of_other_code_is_refused(request_: Request) -> None:
+def test_an_image_of_other_code_is_refused(request_):
     old = SimpleNamespace(attrs={"Config": {"Labels": {CODE_LABEL: "other"}}})
-    engine: Any = SimpleNamespace(images=SimpleNamespace(get=lambda name: old))
+    engine = SimpleNamespace(images=SimpleNamespace(get=lambda name: old))
     with pytest.raises(UserError, match="holds other code") as caught:
         find_image(engine, DockerSettings(images={"probe": NAME}), request_)
     assert "docker/build.sh" in caught.value.remedy

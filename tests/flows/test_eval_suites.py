@@ -1,14 +1,12 @@
 """A suite of a judge through a real flow."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.flows.loop import geb_json, warm_started, write_config
-from tests.scripted_server import Reply, ScriptedServer, completion
+from tests.scripted_server import Reply, completion
 from tests.stage_calls import write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -23,9 +21,7 @@ def prefer_longer(number: int, request: dict[str, Any]) -> Reply:
     return completion(f"Verdict: {verdict}")
 
 
-def test_a_judge_s_suite_through_a_run(
-    finished: Path, tmp_path: Path, serve: Callable[..., ScriptedServer]
-) -> None:
+def test_a_judge_s_suite_through_a_run(finished, tmp_path, serve):
     items = ["two towels", "four pillows", "five cups", "three keys", "two maps", "four lamps"]
     questions = [f"Please bring {item} to room {n}." for n, item in enumerate(items, 1)]
     compared = [

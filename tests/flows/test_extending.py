@@ -3,7 +3,6 @@
 import io
 import re
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -28,7 +27,6 @@ from stages.contract.params import InputSpec, OutputSpec, StageParams
 from stages.contract.request import Request
 from stages.harness.context import StageContext
 from stages.harness.program import Stage, execute
-from stages.store.base import Artifact
 from stages.tables.schemas import PROMPTS, num_rows, read_rows, write_table
 from tests.flows.loop import ROOT, write_config
 
@@ -120,7 +118,7 @@ class ToyPlace:
 
 
 @pytest.fixture
-def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
+def toy_run(tmp_path, monkeypatch) -> ToyConfig:
     monkeypatch.setitem(RUNNERS, "toy", f"{__name__}:ToyPlace")
     monkeypatch.setattr(Steps, "toy", toy, raising=False)
     monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
@@ -133,14 +131,14 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
     )
 
 
-def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> None:
+def test_a_stage_and_a_runner_are_what_contributing_says(toy_run):
     assert [(line.stage, line.action) for line in plan(resolve_run(toy_run))] == [
         ("prepare", "run"),
         ("toy", "run"),
         ("toy", "run"),
     ]
     session = StepExecutor(toy_run)
-    artifacts: dict[str, Artifact] = {}
+    artifacts = {}
     for step in resolve_run(toy_run).steps:
         artifacts[step.name] = session.execute(step, artifacts).artifact
     assert num_rows(artifacts["iteration-2/toy"].file("first.parquet")) == 3
@@ -163,9 +161,7 @@ PAGE = (ROOT / "docs/operations.md").read_text()
 ]
 
 
-def test_a_runner_of_another_package_is_an_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_of_another_package_is_an_entry_point(tmp_path, monkeypatch):
     site = tmp_path / "site"
     info = site / "children-1.dist-info"
     info.mkdir(parents=True)
@@ -201,7 +197,7 @@ def places(section: str, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_contributing_names_places_that_exist_and_at_most_ten(section: str) -> None:
+def test_contributing_names_places_that_exist_and_at_most_ten(section):
     assert len(SECTIONS) >= 4
     named = places(section, EXAMPLES.get(section, ""))
     assert 0 < len(named) <= 10
@@ -215,7 +211,7 @@ def test_contributing_names_places_that_exist_and_at_most_ten(section: str) -> N
         ("Add a runner", r'runners\.docker\.(runner|reaper)|DockerSettings|(?<!\[)"docker"'),
     ],
 )
-def test_nothing_else_knows_of_a_stage_or_a_runner(section: str, words: str) -> None:
+def test_nothing_else_knows_of_a_stage_or_a_runner(section, words):
     named = places(section, EXAMPLES[section])
     sources = [path for folder in ("flows", "stages") for path in (ROOT / folder).rglob("*.py")]
     knowing = {

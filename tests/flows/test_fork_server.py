@@ -3,7 +3,6 @@
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -38,7 +37,7 @@ def server_of(work: AtWork) -> psutil.Process:
     return server
 
 
-def test_stages_of_several_runners_are_forks_of_one_server(store: Store) -> None:
+def test_stages_of_several_runners_are_forks_of_one_server(store):
     with (
         at_work(hanging(store, "one"), make_runner(Execution())) as one,
         at_work(hanging(store, "two"), make_runner(Execution())) as two,
@@ -47,7 +46,7 @@ def test_stages_of_several_runners_are_forks_of_one_server(store: Store) -> None
         assert "stages.harness.fork_server" in server_of(one).cmdline()
 
 
-def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
+def test_a_fork_has_the_command_line_of_its_program(store):
     with at_work(hanging(store, ""), make_runner(Execution())) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
@@ -56,7 +55,7 @@ def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
         assert "-m stages.harness.supervisor --grace 30" in " ".join(supervisor.cmdline())
 
 
-def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store) -> None:
+def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store):
     with at_work(hanging(store, "one"), runner := make_runner(Execution())) as one:
         stage, server = stage_of(one), server_of(one)
         server.kill()
@@ -69,9 +68,7 @@ def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store)
         assert not stage.is_running()
 
 
-def test_an_interpreter_that_cannot_start_tells_its_own_words(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interpreter_that_cannot_start_tells_its_own_words(store, tmp_path, monkeypatch):
     broken = write_program(tmp_path / "python", "echo this environment is broken >&2\nexit 3")
     runner = make_runner(Execution(interpreters={"probe": str(broken)}))
 
@@ -88,9 +85,7 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(
             runner.run(probe_request(store), lambda event: None)
 
 
-def test_prints_of_loading_libraries_go_to_the_first_log_alone(
-    store: Store, tmp_path: Path
-) -> None:
+def test_prints_of_loading_libraries_go_to_the_first_log_alone(store, tmp_path):
     with (tmp_path / "code/stages/probe/run.py").open("a") as file:
         file.write("\nprint('a library greets')\n")
     lines = []
@@ -102,9 +97,7 @@ def test_prints_of_loading_libraries_go_to_the_first_log_alone(
     assert lines == [True, False]
 
 
-def test_a_hanging_start_is_ended_after_the_grace_period(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_start_is_ended_after_the_grace_period(store, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "SUPERVISOR_SECONDS", 0.0)
     sign = tmp_path / "asked"
     os.mkfifo(sign)

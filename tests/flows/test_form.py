@@ -1,6 +1,5 @@
 """The form of the Prefect UI, and what is made of what a person fills in."""
 
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -28,7 +27,7 @@ def form(flow: Flow[..., Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
-def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) -> None:
+def test_every_field_has_its_name_its_help_and_no_value(flow):
     config = form(flow)["properties"]["config"]
     fields = config["properties"]
     assert {"kappa", "policy", "iterations", "runner", "settings"} <= fields.keys()
@@ -42,37 +41,37 @@ def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) ->
 
 
 @pytest.mark.parametrize("name", LONG_NAMES)
-def test_a_field_s_place_is_in_the_configuration(name: str) -> None:
+def test_a_field_s_place_is_in_the_configuration(name):
     section, field = LONG_NAMES[name].split(".")
     assert field in RunConfig.model_fields[section].annotation.model_fields
     assert name in RunForm.model_fields
 
 
-def test_an_oracle_is_a_choice() -> None:
+def test_an_oracle_is_a_choice():
     config = form(iterate)["properties"]["config"]["properties"]
     assert config["oracle"]["enum"] == list(ORACLES)
 
 
-def test_what_differs_between_runs_of_a_task_stands_first() -> None:
+def test_what_differs_between_runs_of_a_task_stands_first():
     config = form(iterate)["properties"]["config"]["properties"]
     shown = sorted(config, key=lambda name: config[name]["position"])
     assert shown[:4] == ["name", "seed", "iterations", "kappa"]
     assert shown[-1] == "settings"
 
 
-def test_runs_of_a_sweep_have_no_name_and_no_seed_of_the_form() -> None:
+def test_runs_of_a_sweep_have_no_name_and_no_seed_of_the_form():
     shown = [form(flow)["properties"]["config"]["properties"] for flow in (iterate, sweep, paper)]
     assert [{"name", "seed"} <= properties.keys() for properties in shown] == [True, False, False]
 
 
-def test_presets_are_the_shipped_configurations_of_runs() -> None:
+def test_presets_are_the_shipped_configurations_of_runs():
     shown = form(iterate)["properties"]["preset"]
     assert shown["default"] == shown["enum"][0] == "quickstart"
     paper = {path.stem for path in (ROOT / "configs/paper").glob("*.yaml")}
     assert paper < set(shown["enum"])
 
 
-def test_the_form_overrides_the_preset_which_overrides_defaults() -> None:
+def test_the_form_overrides_the_preset_which_overrides_defaults():
     config = configured("quickstart", {"train": {"kappa": 0.5, "nll_weight": 0.0}})
     assert (config.train.kappa, config.train.nll_weight, config.train.beta) == (0.5, 0.0, 1.0)
     assert config.train.warmup_ratio == 0.03
@@ -81,7 +80,7 @@ def test_the_form_overrides_the_preset_which_overrides_defaults() -> None:
     )
 
 
-def test_lines_of_settings_override_the_form_s_fields() -> None:
+def test_lines_of_settings_override_the_form_s_fields():
     lines = ["train.beta=0.3", "promote.min_win_rate=null", "train.kappa=2"]
     filled_in = {"kappa": 0.5, "design": "arctanh", "divergence": "0.5", "settings": lines}
     jsonschema.validate({"config": filled_in}, form(iterate))
@@ -111,9 +110,7 @@ NOT_SHOWN = [
 
 
 @pytest.mark.parametrize("wrong", [*SHOWN, *NOT_SHOWN], ids=str)
-def test_wrong_values_are_refused_by_the_run_or_by_the_form(
-    wrong: dict[str, Any],
-) -> None:
+def test_wrong_values_are_refused_by_the_run_or_by_the_form(wrong):
     if wrong in SHOWN:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({"config": wrong}, form(iterate))
@@ -123,17 +120,13 @@ def test_wrong_values_are_refused_by_the_run_or_by_the_form(
         configured("quickstart", wrong)
 
 
-def test_the_store_is_the_environment_s_or_the_form_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_store_is_the_environment_s_or_the_form_s(monkeypatch):
     monkeypatch.setenv("GEB_STORE", "/srv/store")
     assert configured("quickstart", {}).store == "/srv/store"
     assert configured("quickstart", {"store": "/other"}).store == "/other"
 
 
-def test_a_user_s_folder_replaces_the_presets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_s_folder_replaces_the_presets(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("name: mine\nseed: 7\n")
     monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
     assert preset_names() == ["mine"]

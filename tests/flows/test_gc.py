@@ -1,10 +1,8 @@
 """Garbage collection while runs are at work: all that they need stays."""
 
 import json
-from pathlib import Path
 from typing import ClassVar
 
-import pytest
 from typer.testing import CliRunner
 
 from flows.commands.cli import app
@@ -13,7 +11,6 @@ from flows.execution.run_record import RunRecord
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
 from stages.store.base import Artifact, Store
-from stages.store.local_usage import Held
 from tests.flows.records import recorded
 from tests.stage_calls import call
 
@@ -40,7 +37,7 @@ def needs(store: Store, artifact: Artifact, run: str = "nightly") -> None:
     recorded(RunRecord(store, run), key[:8], stage="note", key=key, state="reused")
 
 
-def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
+def test_what_a_run_comes_to_need_after_the_look_stays(store):
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
     garbage = collect_garbage(store)
@@ -51,13 +48,11 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
     assert collect_garbage(store) == []
 
 
-def test_what_a_run_comes_to_need_during_the_removal_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_comes_to_need_during_the_removal_stays(store, monkeypatch):
     artifacts = [made(store, text) for text in "012"]
     remove_one = Store.remove
 
-    def remove_beside_a_run(store: Store, gone: Held) -> None:
+    def remove_beside_a_run(store, gone):
         remove_one(store, gone)
         if left := [artifact for artifact in artifacts if artifact.path.exists()]:
             needs(store, left[-1])
@@ -66,7 +61,7 @@ def test_what_a_run_comes_to_need_during_the_removal_stays(
     assert len(remove_garbage(store, collect_garbage(store))) < len(artifacts)
 
 
-def test_what_is_computed_after_the_look_stays(store: Store) -> None:
+def test_what_is_computed_after_the_look_stays(store):
     artifact = made(store, "one")
     garbage = collect_garbage(store)
     with store.lease("note", artifact.manifest.key) as lease:
@@ -75,9 +70,7 @@ def test_what_is_computed_after_the_look_stays(store: Store) -> None:
     assert len(remove_garbage(store, garbage)) == 1
 
 
-def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
-    store: Store, tmp_path: Path
-) -> None:
+def test_plain_files_and_links_among_the_artifacts_do_not_end_it(store, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "letter.txt").write_text("dear")
@@ -95,7 +88,7 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
     assert (precious / "letter.txt").read_text() == "dear"
 
 
-def test_names_in_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_names_in_brackets_are_shown_as_they_are(tmp_path):
     store = Store.open(str(tmp_path / "[/old]" / "store"), create=True)
     artifact = made(store, "content")
     artifact.file("note.txt").chmod(0o644)

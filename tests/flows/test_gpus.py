@@ -2,7 +2,6 @@
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -10,14 +9,13 @@ from flows.pipeline.placement import Execution
 from flows.runners.local.gpus import gpus_of_this_host, hold_gpus
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.request import Resources
-from stages.store.base import Store
 from tests.flows.probes import gone
 from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GEB_GPUS", "0,1")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
 
@@ -56,7 +54,7 @@ class Holder:
         self._thread.join()
 
 
-def test_each_gets_a_gpu_of_its_own_and_the_third_waits() -> None:
+def test_each_gets_a_gpu_of_its_own_and_the_third_waits():
     one, two = Holder(1), Holder(1)
     assert one.got.wait(60)
     assert two.got.wait(60)
@@ -72,7 +70,7 @@ def test_each_gets_a_gpu_of_its_own_and_the_third_waits() -> None:
     three.let_go()
 
 
-def test_two_that_want_both_do_not_wait_for_each_other_for_ever() -> None:
+def test_two_that_want_both_do_not_wait_for_each_other_for_ever():
     small = Holder(1)
     assert small.got.wait(60)
     large = [Holder(2), Holder(2)]
@@ -88,7 +86,7 @@ def test_two_that_want_both_do_not_wait_for_each_other_for_ever() -> None:
     second.let_go()
 
 
-def test_a_wait_can_be_ended() -> None:
+def test_a_wait_can_be_ended():
     holder = Holder(2)
     assert holder.got.wait(60)
     waiter = Holder(1)
@@ -98,16 +96,14 @@ def test_a_wait_can_be_ended() -> None:
     holder.let_go()
 
 
-def test_more_than_there_are_is_refused_with_the_numbers() -> None:
+def test_more_than_there_are_is_refused_with_the_numbers():
     holder = hold_gpus(3, waiting=pytest.fail, stopping=threading.Event())
     with pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught, holder:
         pass
     assert "resources" in caught.value.remedy
 
 
-def test_devices_that_the_environment_hides_are_not_given_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_devices_that_the_environment_hides_are_not_given_out(monkeypatch):
     monkeypatch.delenv("GEB_GPUS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8a2b")
     assert gpus_of_this_host() == ["3", "GPU-8a2b"]
@@ -118,9 +114,7 @@ def test_devices_that_the_environment_hides_are_not_given_out(
     assert gpus_of_this_host() == ["2"]
 
 
-def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
-    store: Store, probe_stage: None
-) -> None:
+def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(store, probe_stage):
     request = probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm")
     with orchestrator(request, Execution(grace_seconds=3)) as (_, pids):
         pass
@@ -132,7 +126,7 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     waiter.let_go()
 
 
-def test_a_lock_can_be_taken_by_another_user_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_lock_can_be_taken_by_another_user_whatever_the_umask(tmp_path):
     before = os.umask(0o077)
     try:
         with hold_gpus(1, waiting=print, stopping=threading.Event()):

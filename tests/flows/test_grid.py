@@ -1,7 +1,6 @@
 """The runs of a sweep."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from flows.sweep import run_cells
 from stages.contract.errors import UserError
 
 
-def test_a_grid_times_seeds_with_names_of_their_own() -> None:
+def test_a_grid_times_seeds_with_names_of_their_own():
     axes = parse_axes(["train.kappa=0.5,1e-3", "train.deepspeed.zero_stage=off,1"])
     assert axes == {"train.kappa": [0.5, 1e-3], "train.deepspeed.zero_stage": ["off", 1]}
     planned = cells("try", configured("quickstart", {}), parse_axes(["train.kappa=0.5,1"]), [0, 7])
@@ -34,7 +33,7 @@ def test_a_grid_times_seeds_with_names_of_their_own() -> None:
     assert {cell.label() for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 
 
-def test_a_long_name_is_cut_and_stays_a_name_of_its_own() -> None:
+def test_a_long_name_is_cut_and_stays_a_name_of_its_own():
     config = configured("quickstart", {})
     axes = {"inputs.policy": [f"owner/{'x' * 120}{end}" for end in "ab"]}
     names = [cell.config.name for cell in cells("try", config, axes, [0])]
@@ -42,7 +41,7 @@ def test_a_long_name_is_cut_and_stays_a_name_of_its_own() -> None:
     assert max(map(len, names)) <= 100
 
 
-def test_values_that_only_signs_tell_apart_have_names_of_their_own() -> None:
+def test_values_that_only_signs_tell_apart_have_names_of_their_own():
     config = configured("quickstart", {})
     axes = {"inputs.policy": ["owner/a_b", "owner_a/b", "owner/other"]}
     planned = cells("try", config, axes, [0, 1])
@@ -52,17 +51,17 @@ def test_values_that_only_signs_tell_apart_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
-def test_a_name_outside_the_store_is_refused(name: str) -> None:
+def test_a_name_outside_the_store_is_refused(name):
     with pytest.raises(UserError, match="cannot name a sweep"):
         cells(name, configured("quickstart", {}), {}, [0])
 
 
-def test_no_runs_at_a_time_are_refused() -> None:
+def test_no_runs_at_a_time_are_refused():
     with pytest.raises(UserError, match="parallel_runs is 0"):
         run_cells([], 0, Session())
 
 
-def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
+def test_a_grid_over_kappa_excludes_a_target_ratio():
     calibrated = _calibrated()
     for axes in ({"train.kappa": [1.0]}, {"train.kappa": [0.5, 2]}):
         with pytest.raises(UserError, match=r"target_ratio = 0\.001 exclude each other"):
@@ -78,7 +77,7 @@ def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
     ]
 
 
-def test_the_baseline_and_a_calibrated_design_are_one_grid() -> None:
+def test_the_baseline_and_a_calibrated_design_are_one_grid():
     axes = {"train.design": ["none", "one_minus_pi"]}
     names = [telling_name(cell.config) for cell in cells("try", _calibrated(), axes, [0])]
     assert names == [
@@ -99,5 +98,5 @@ def _calibrated() -> RunConfig:
         ({"target_ratio": 1e-3, "design": "none"}, ""),
     ],
 )
-def test_kappa_is_named_as_it_is_set(train: dict[str, Any], label: str) -> None:
+def test_kappa_is_named_as_it_is_set(train, label):
     assert kappa_label(RunConfig.model_validate({"train": train}).train) == label

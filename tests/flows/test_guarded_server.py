@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
-from pathlib import Path
 
 import httpx
 import pytest
@@ -46,8 +45,8 @@ async def _served(scope: Scope, receive: Receive, send: Send) -> None:
     ],
 )
 @pytest.mark.parametrize(("kind", "answer"), [("http", "http"), ("websocket", "websocket.http")])
-def test_only_its_own_pages_and_clients_are_served(kind, answer, host, origin, is_served) -> None:
-    seen: list[Message] = []
+def test_only_its_own_pages_and_clients_are_served(kind, answer, host, origin, is_served):
+    seen = []
 
     async def send(message: Message) -> None:
         seen.append(message)
@@ -60,9 +59,7 @@ def test_only_its_own_pages_and_clients_are_served(kind, answer, host, origin, i
     assert is_served or seen[0]["status"] == 403
 
 
-def test_a_transaction_that_reads_first_may_write_while_others_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_that_reads_first_may_write_while_others_do(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "create_app", lambda final: _served)
     # Restored after the test.
     begin = AioSqliteConfiguration.begin_transaction
@@ -93,7 +90,7 @@ def test_a_transaction_that_reads_first_may_write_while_others_do(
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[str]:
+def api(tmp_path) -> Iterator[str]:
     """A server as `geb up` and `geb run` start it."""
     address = f"http://127.0.0.1:{free_port()}"
     started = start_server(address, tmp_path / "server.log", {"PREFECT_HOME": str(tmp_path)})
@@ -102,7 +99,7 @@ def api(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_page_of_another_origin_makes_nothing(api: str) -> None:
+def test_a_page_of_another_origin_makes_nothing(api):
     ui = api.removesuffix("/api")
     for headers in ({"Origin": "http://127.0.0.1:1"}, {"Host": "evil.example"}):
         refused = httpx.post(f"{api}/flows/", json={"name": "evil"}, headers=headers)
@@ -113,7 +110,7 @@ def test_a_page_of_another_origin_makes_nothing(api: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_browser_s_page_of_another_origin_makes_nothing(api: str, tmp_path: Path) -> None:
+def test_a_browser_s_page_of_another_origin_makes_nothing(api, tmp_path):
     pages = partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with served(pages) as other, browser_page() as page:
         post = """([url, mode, headers]) => fetch(url, {

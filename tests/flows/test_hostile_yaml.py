@@ -54,7 +54,7 @@ _MERGED = "m0: &m0 {k: 1}\n" + "".join(
     ],
     ids=lambda value: None if isinstance(value, list) else str(value)[:30],
 )
-def test_it_is_refused_by_name(tmp_path: Path, text: str | bytes, parts: list[str]) -> None:
+def test_it_is_refused_by_name(tmp_path, text, parts):
     path = tmp_path / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as caught:
@@ -66,20 +66,20 @@ def test_it_is_refused_by_name(tmp_path: Path, text: str | bytes, parts: list[st
     assert caught.value.remedy
 
 
-def test_what_a_form_sends_is_held_to_the_same() -> None:
+def test_what_a_form_sends_is_held_to_the_same():
     path = Path(__file__).parents[2] / "configs/quickstart.yaml"
     with pytest.raises(UserError, match=r"train\.nll_weight: inf"):
         load_overridden(path, {"train": {"nll_weight": float("inf")}}, "the form")
 
 
-def test_set_on_an_anchor_leaves_its_alias_as_it_was(tmp_path: Path) -> None:
+def test_set_on_an_anchor_leaves_its_alias_as_it_was(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("resources:\n  generate: &host {cpus: 1}\n  score: *host\n")
     config = load_config(path, ["resources.generate.cpus=2"])
     assert (config.resources.generate.cpus, config.resources.score.cpus) == (2, 1)
 
 
-def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
+def test_a_merge_key_may_be_overridden(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "resources:\n  generate: &host {cpus: 1, gpus: 0}\n  score: {<<: *host, cpus: 2}\n"
@@ -89,7 +89,7 @@ def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["off", "Off", "no", "on", "yes"])
-def test_words_are_words_and_truth_values_take_them(tmp_path: Path, word: str) -> None:
+def test_words_are_words_and_truth_values_take_them(tmp_path, word):
     path = tmp_path / "run.yaml"
     path.write_text(f"name: {word}\nmodel: truest\ntrain: {{gradient_checkpointing: {word}}}\n")
     config = load_config(path)
@@ -97,7 +97,7 @@ def test_words_are_words_and_truth_values_take_them(tmp_path: Path, word: str) -
     assert config.train.gradient_checkpointing is (word in ("on", "yes"))
 
 
-def test_off_is_the_setting_of_that_name(tmp_path: Path) -> None:
+def test_off_is_the_setting_of_that_name(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("train: {deepspeed: {zero_stage: off}}\nevaluate: {log_pi_ref: off}\n")
     config = load_config(path)
@@ -105,6 +105,6 @@ def test_off_is_the_setting_of_that_name(tmp_path: Path) -> None:
     assert config.evaluate.log_pi_ref == "off"
 
 
-def test_plain_values_are_read_as_yaml_1_2() -> None:
+def test_plain_values_are_read_as_yaml_1_2():
     values = [0.001, 10, 16, "1:30", "2026-11-26", "off"]
     assert parse_yaml("[1e-3, 010, 0x10, 1:30, 2026-11-26, off]", "here") == values

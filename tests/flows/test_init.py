@@ -13,7 +13,7 @@ from tests.programs import run_program
 from tests.tiny_models import make_tiny_llama
 
 
-def test_a_small_model_s_task_has_a_learning_rate_for_small_models(tmp_path: Path) -> None:
+def test_a_small_model_s_task_has_a_learning_rate_for_small_models(tmp_path):
     rates = []
     for policy in (make_tiny_llama(tmp_path / "tiny"), "owner/model"):
         folder = tmp_path / f"task-{len(rates)}"
@@ -23,7 +23,7 @@ def test_a_small_model_s_task_has_a_learning_rate_for_small_models(tmp_path: Pat
 
 
 @pytest.mark.parametrize("policy", [None, "owner/model"])
-def test_a_task_is_a_valid_configuration(tmp_path: Path, policy: str | None) -> None:
+def test_a_task_is_a_valid_configuration(tmp_path, policy):
     geb_ok("init", tmp_path / "my task", *(["--policy", policy] if policy else []))
     config = load_config(tmp_path / "my task/geb.yaml")
     assert config.name == "my-task"
@@ -41,9 +41,7 @@ def test_a_task_is_a_valid_configuration(tmp_path: Path, policy: str | None) -> 
 
 
 @pytest.mark.parametrize("gpus", ["", "0,1"])
-def test_stages_ask_for_the_gpus_that_this_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str
-) -> None:
+def test_stages_ask_for_the_gpus_that_this_machine_has(tmp_path, monkeypatch, gpus):
     monkeypatch.setenv("GEB_GPUS", gpus)
     write_task(tmp_path / "task", "a/b")
     resources = load_config(tmp_path / "task/geb.yaml").resources
@@ -52,7 +50,7 @@ def test_stages_ask_for_the_gpus_that_this_machine_has(
 
 
 @pytest.mark.parametrize("name", ["2024", "1e5", "true", "null", "task-" * 30])
-def test_a_folder_s_name_becomes_the_run_s(tmp_path: Path, name: str) -> None:
+def test_a_folder_s_name_becomes_the_run_s(tmp_path, name):
     place = "x: y #1, {z}"
     write_task(tmp_path / name, place)
     config = load_config(tmp_path / name / "geb.yaml")
@@ -61,7 +59,7 @@ def test_a_folder_s_name_becomes_the_run_s(tmp_path: Path, name: str) -> None:
     assert config.inputs.policy.endswith(place)
 
 
-def test_the_sample_plans_without_warnings_and_its_tests_pass(tmp_path: Path) -> None:
+def test_the_sample_plans_without_warnings_and_its_tests_pass(tmp_path):
     folder = tmp_path / "desk"
     assert geb("init", folder).returncode == 0
     planned = geb_ok("plan", folder / "geb.yaml")

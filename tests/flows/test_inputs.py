@@ -18,7 +18,7 @@ def rewrite(path: Path, text: str, modified: int) -> None:
     os.utime(path, ns=(modified, modified))
 
 
-def test_a_file_is_read_again_only_where_it_was_changed(tmp_path: Path) -> None:
+def test_a_file_is_read_again_only_where_it_was_changed(tmp_path):
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     weights = checkpoint / "model.safetensors"
@@ -44,7 +44,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hub(monkeypatch) -> Iterator[None]:
     with served(Refusing) as url:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -60,6 +60,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_a_wrong_name_differs_from_a_hub_that_does_not_answer(place: str, said: str) -> None:
+def test_a_wrong_name_differs_from_a_hub_that_does_not_answer(place, said):
     with pytest.raises(UserError, match=said):
         resolve(place, "dataset")

@@ -19,7 +19,7 @@ POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
 BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}
 
 
-def test_figures_are_kept_for_each_prompt(tmp_path: Path) -> None:
+def test_figures_are_kept_for_each_prompt(tmp_path):
     evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE, tries=(1, 2))
     policy = prompt_means(evaluated, "policy")
     assert policy["mean_reward"] == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
@@ -32,7 +32,7 @@ def test_figures_are_kept_for_each_prompt(tmp_path: Path) -> None:
     assert "win_rate" not in base
 
 
-def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path: Path) -> None:
+def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path):
     evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE)
     figures = evaluated_row(evaluated, 1).figures
     assert figures["mean_reward"] == ratio_of_sums(np.array([2.0, 1.0, 0.0]), np.full(3, 2.0))
@@ -50,7 +50,7 @@ def summary(folder: Path, policy: Any) -> Summary:
     return run
 
 
-def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path) -> None:
+def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path):
     run = summary(tmp_path / "run", POLICY)
     base, row = run.tables()[0].records()
     explained = ["mean reward", "win rate", "accuracy", "pass@2"]
@@ -68,7 +68,7 @@ def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path
     assert "[0.061, 0.792]" in shown.get()
 
 
-def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
+def test_runs_differ_by_what_their_shared_prompts_say(tmp_path):
     before = {f"p{n}": [0.0, 0.0] for n in range(10)}
     now = {f"p{n}": [1.0, 1.0] for n in range(1, 12)}
     base = {prompt: [0.0, 0.0] for prompt in before | now}
@@ -102,16 +102,14 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
         ({"pass_at_k": [0], "correct_from": 1.0}, "pass_at_k has 0"),
     ],
 )
-def test_pass_at_k_that_cannot_be_estimated_is_refused(
-    evaluation: dict[str, Any], said: str
-) -> None:
+def test_pass_at_k_that_cannot_be_estimated_is_refused(evaluation, said):
     from flows.pipeline.loading import check_config
 
     with pytest.raises(UserError, match=said):
         check_config({"evaluation": evaluation}, "test")
 
 
-def test_what_counts_as_correct_does_not_reach_the_sampling() -> None:
+def test_what_counts_as_correct_does_not_reach_the_sampling():
     plain, solved = (
         RunConfig.model_validate({"evaluation": evaluation}).evaluation_sampling().result_fields()
         for evaluation in ({}, {"correct_from": 1.0, "pass_at_k": (4,)})
@@ -119,7 +117,7 @@ def test_what_counts_as_correct_does_not_reach_the_sampling() -> None:
     assert plain == solved
 
 
-def test_a_row_has_the_last_step_s_kappa_and_none_without_a_bonus(tmp_path: Path) -> None:
+def test_a_row_has_the_last_step_s_kappa_and_none_without_a_bonus(tmp_path):
     metrics = {"kappa": 0.03, "bonus_ratio": 0.5, "loss": 0.6}
     text = json.dumps({"kappa": 0.04, "metrics": metrics})
     (tmp_path / "summary.json").write_text(text)

@@ -1,7 +1,5 @@
 """Three iterations: the policy, the reference and the pairs that each of them reads."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.pipeline.algorithm import resolve_run
@@ -35,7 +33,7 @@ def steps_of(*overrides: str) -> dict[str, Step]:
 
 @pytest.mark.parametrize("pair_data", PAIR_DATA)
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data: str) -> None:
+def test_each_iteration_starts_from_the_one_before_it(reference, pair_data):
     steps = steps_of(f"train.reference={reference}", f"pair_data={pair_data}")
     for index, policy in enumerate([BASE, *TRAINED[:2]]):
         place = f"iteration-{index + 1}"
@@ -51,7 +49,7 @@ def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data:
 
 
 @pytest.mark.parametrize("reference", ["previous", "initial"])
-def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference: str) -> None:
+def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference):
     steps = steps_of(f"train.reference={reference}", "train.lora={rank: 2, save: adapter}")
     for index in range(3):
         place, before = f"iteration-{index + 1}", TRAINED[:index][-1:]
@@ -72,7 +70,7 @@ def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference: str) -> 
         assert inputs(steps[f"{place}/promote"])["checkpoint"] == [TRAINED[index]]
 
 
-def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path: Path) -> None:
+def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path):
     policy = make_tiny_llama(tmp_path / "policy")
     [given] = steps_of(f"inputs.policy={policy}")["sft"].inputs["policy"]
     assert not isinstance(given, Output)
@@ -86,7 +84,7 @@ def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path: Path) 
     assert inputs(steps["iteration-2/train"])["policy"] == TRAINED[:1]
 
 
-def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
+def test_more_iterations_ask_the_first_ones_for_the_same():
     prompts = ["prepare.prompts_per_iteration=100", "prepare.test_prompts=16"]
     three, five = steps_of(*prompts), steps_of(*prompts, "iterations=5")
     assert set(three) < set(five)
@@ -94,12 +92,12 @@ def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
         assert three[name] == five[name], name
 
 
-def test_each_shard_gets_its_place() -> None:
+def test_each_shard_gets_its_place():
     steps = steps_of("generate.num_shards=2")
     params = [steps[f"iteration-1/generate/{shard}"].params.model_dump() for shard in (0, 1)]
     assert [(param["shard_index"], param["num_shards"]) for param in params] == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(("override", "name"), [("name=nightly", "nightly"), ("model=m", "m")])
-def test_checkpoints_have_the_model_s_name_or_the_run_s(override, name) -> None:
+def test_checkpoints_have_the_model_s_name_or_the_run_s(override, name):
     assert steps_of(override)["iteration-2/promote"].params.model_dump()["model_name"] == name

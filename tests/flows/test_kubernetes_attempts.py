@@ -19,12 +19,11 @@ from flows.runners.kubernetes.client import Cluster
 from flows.runners.place import StageJob
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
-from stages.store.base import Store
 from tests.probe_requests import probe_request
 
 
 @pytest.fixture
-def request_(store: Store) -> Request:
+def request_(store) -> Request:
     return probe_request(store, Resources(nodes=2))
 
 
@@ -87,10 +86,8 @@ KILLED = "node 2 of 2 ended by SIGKILL (the kernel does that when memory runs ou
         ([("geb-x-0", 1), ("geb-x-1", 137)], Ending("failed", None, KILLED), []),
     ],
 )
-def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
-    request_: Request, ends: list[tuple[str, int]], ending: Ending, deleted: list[str]
-) -> None:
-    cluster: Any = Pods(*ends)
+def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(request_, ends, ending, deleted):
+    cluster = Pods(*ends)
     assert work_of(request_, cluster).follow() == ending
     assert cluster.deleted == deleted
 
@@ -141,7 +138,7 @@ def follow_views(request: Request, *views: list[dict[str, Any]]) -> Ending:
         return work_of(request, Views(*views), pending_seconds=0.005).follow()
 
 
-def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_: Request) -> None:
+def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_):
     queued = [gated("geb-x-0"), gated("geb-x-1")]
     ended = [pod("geb-x-0", 0), pod("geb-x-1", 0)]
     assert follow_views(request_, queued, queued, ended) == Ending("exited", 0)
@@ -156,9 +153,7 @@ def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_: Request) -> N
     ],
     ids=["deleted", "lost", "lost before its start"],
 )
-def test_a_pod_that_somebody_else_deleted_was_taken(
-    request_: Request, second: dict[str, Any], message: str
-) -> None:
+def test_a_pod_that_somebody_else_deleted_was_taken(request_, second, message):
     ending = follow_views(request_, [pod("geb-x-0", 1), second])
     assert ending.kind == "taken"
     assert message in ending.message
@@ -171,7 +166,7 @@ SAME_TIME = [
 ]
 
 
-def test_a_line_of_a_log_ends_at_a_newline_alone() -> None:
+def test_a_line_of_a_log_ends_at_a_newline_alone():
     chunks = ["a\u2028b\rc\nd".encode(), b"e\n", b"f"]
     assert list(whole_lines(chunks)) == ["a\u2028b\rc\n", "de\n", "f\n"]
 
@@ -201,8 +196,8 @@ class Busy(Pods):
     ids=["busy", "gone", "same time"],
 )
 def test_the_last_lines_are_asked_for_until_there_is_an_answer(
-    request_: Request, answers: list[Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    request_, answers, expected, monkeypatch
+):
     monkeypatch.setattr(attempt, "_TICK_SECONDS", 0.01)
     work = work_of(request_, Busy(*answers))
     work.follow()
@@ -210,9 +205,7 @@ def test_the_last_lines_are_asked_for_until_there_is_an_answer(
 
 
 @pytest.mark.parametrize("text", ["{", "", "contexts: []"])
-def test_a_damaged_configuration_of_a_cluster_is_a_person_s_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_a_damaged_configuration_of_a_cluster_is_a_person_s_mistake(tmp_path, monkeypatch, text):
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(path))

@@ -55,7 +55,7 @@ def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
     return terminated(143, conditions=(disruption(kind, reason, message),))
 
 
-def test_warnings_tell_why_a_pod_does_not_start() -> None:
+def test_warnings_tell_why_a_pod_does_not_start():
     failed = {"type": "Warning", "reason": "FailedMount", "message": "no such device"}
     normal = {"type": "Normal", "reason": "Pulling", "message": "an image"}
     assert last_warnings([failed, normal]) == "FailedMount: no such device"
@@ -106,18 +106,18 @@ def test_warnings_tell_why_a_pod_does_not_start() -> None:
         ),
     ],
 )
-def test_each_end_of_a_pod_has_its_meaning(state: dict[str, Any], kind: str, said: str) -> None:
+def test_each_end_of_a_pod_has_its_meaning(state, kind, said):
     ending = ending_of(state)
     assert ending is not None
     assert ending.kind == kind
     assert said in ending.message
 
 
-def test_a_pod_at_work_has_not_ended() -> None:
+def test_a_pod_at_work_has_not_ended():
     assert ending_of(pod("Running", state={"running": {}})) is None
 
 
-def test_the_last_events_tell_why_a_pod_was_deleted() -> None:
+def test_the_last_events_tell_why_a_pod_was_deleted():
     events = [{"reason": reason, "message": "by x"} for reason in ("A", "B", "Preempted", "D")]
     assert "B: by x; Preempted: by x; D: by x" in why_taken(pod("Running"), events)
     assert "events" not in why_taken(None, [])
@@ -150,9 +150,7 @@ def error_of(ending: Ending, *, stopped: bool = False, failure: Failure | None =
     ],
     ids=lambda each: getattr(each, "kind", ""),
 )
-def test_an_ending_becomes_an_error_that_names_the_log(
-    ending: Ending, kind: type[Exception], said: str
-) -> None:
+def test_an_ending_becomes_an_error_that_names_the_log(ending, kind, said):
     error = error_of(ending)
     assert type(error) is kind
     assert said in str(error)
@@ -160,7 +158,7 @@ def test_an_ending_becomes_an_error_that_names_the_log(
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_a_mistake_comes_before_everything(stopped: bool) -> None:
+def test_a_mistake_comes_before_everything(stopped):
     failure = Failure(kind="user", message="bad value", remedy="use 8")
     error = error_of(Ending("exited", 64), stopped=stopped, failure=failure)
     assert isinstance(error, UserError)
@@ -178,9 +176,7 @@ def test_a_mistake_comes_before_everything(stopped: bool) -> None:
         (500, "etcd is gone", StageFailedError),
     ],
 )
-def test_a_refused_pod_passes_on_what_the_cluster_says(
-    status: int, message: str, kind: type[Exception]
-) -> None:
+def test_a_refused_pod_passes_on_what_the_cluster_says(status, message, kind):
     error = refused(status, message, "train")
     assert type(error) is kind
     assert f"train: the cluster refuses the pod: {message}" in str(error)

@@ -1,7 +1,6 @@
 """Pods of a request, without a cluster."""
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +12,6 @@ from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput, Request, Resources
 from stages.promote.params import PromoteParams
-from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT, write_config
 from tests.stage_calls import request_of
@@ -103,20 +101,20 @@ def is_restricted(spec: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["defaults", "everything set"])
-def test_every_pod_holds_to_restricted(store: Store, settings: dict[str, Any]) -> None:
+def test_every_pod_holds_to_restricted(store, settings):
     resources = Resources(gpus=1, cpus=2, memory_gib=4, timeout_seconds=60)
     for manifest in pods(request_of(store, resources=resources), **settings):
         assert is_restricted(manifest["spec"])
         assert manifest["spec"]["automountServiceAccountToken"] is False
 
 
-def test_everything_is_what_may_be_set_of_a_pod() -> None:
+def test_everything_is_what_may_be_set_of_a_pod():
     # Images are set for a stage above, and volumes for each request.
     assert {*EVERYTHING, "image", "volumes"} == set(KubernetesSettings.model_fields) - ELSEWHERE
     assert set(ClaimMount.model_fields) == {"claim", "sub_path", "writable"}, "no path of the host"
 
 
-def test_a_pod_is_restricted_and_takes_secrets_by_reference() -> None:
+def test_a_pod_is_restricted_and_takes_secrets_by_reference():
     spec = yaml.safe_load((CLUSTER / "run.yaml").read_text())["spec"]["template"]["spec"]
     assert is_restricted(spec)
     assert spec["serviceAccountName"] == "geb"
@@ -126,18 +124,18 @@ def test_a_pod_is_restricted_and_takes_secrets_by_reference() -> None:
 
 
 @pytest.mark.parametrize("field", ["securityContext", "hostNetwork", "initContainers", "volumes"])
-def test_no_setting_changes_what_a_pod_may_do(field: str) -> None:
+def test_no_setting_changes_what_a_pod_may_do(field):
     with pytest.raises(ValueError, match="spec"):
         KubernetesSettings.model_validate({"spec": {field: {}}})
 
 
 @pytest.mark.parametrize("user", ["0:0", "0:1000", "root"])
-def test_no_setting_makes_a_pod_run_as_root(user: str) -> None:
+def test_no_setting_makes_a_pod_run_as_root(user):
     with pytest.raises(ValueError, match="user"):
         KubernetesSettings(user=user)
 
 
-def test_resources_are_limits_and_requests(store: Store) -> None:
+def test_resources_are_limits_and_requests(store):
     resources = Resources(gpus=2, cpus=1.5, memory_gib=3, timeout_seconds=90.5)
     request = request_of(store, resources=resources)
     expected = {"cpu": "1500m", "memory": "3072Mi", "nvidia.com/gpu": "2"}
@@ -146,7 +144,7 @@ def test_resources_are_limits_and_requests(store: Store) -> None:
     assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
 
 
-def test_a_stage_s_settings_override_the_general_ones(store: Store) -> None:
+def test_a_stage_s_settings_override_the_general_ones(store):
     of_stage = {
         "spec": {"nodeSelector": {"pool": "big"}},
         "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
@@ -164,9 +162,7 @@ def test_a_stage_s_settings_override_the_general_ones(store: Store) -> None:
     assert image == "other:1", "the manifest records it"
 
 
-def test_secrets_are_named_and_their_values_nowhere(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_named_and_their_values_nowhere(store, monkeypatch):
     monkeypatch.setenv("TOKEN", "hidden-value")
     variables = environment(request_of(store), secrets={"TOKEN": "hub/token"})
     assert variables["TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
@@ -177,7 +173,7 @@ def mounts(request: Request, **settings: Any) -> dict[str, Any]:
     return {mount["mountPath"]: mount for mount in container(request, **settings)["volumeMounts"]}
 
 
-def test_a_stage_may_write_only_its_folders_of_the_store(store: Store) -> None:
+def test_a_stage_may_write_only_its_folders_of_the_store(store):
     request = request_of(store)
     mounted = mounts(request)
     assert mounted[request.store]["readOnly"] is True
@@ -187,7 +183,7 @@ def test_a_stage_may_write_only_its_folders_of_the_store(store: Store) -> None:
     assert f"{request.store}/models" in mounts(request_of(store, PromoteParams()))
 
 
-def test_a_claim_may_hold_the_store_in_a_folder(store: Store) -> None:
+def test_a_claim_may_hold_the_store_in_a_folder(store):
     request = request_of(store)
     parent = str(store.root.parent)
     mounted = mounts(request, volumes={parent: {"claim": "shared", "sub_path": "team/geb"}})
@@ -196,14 +192,14 @@ def test_a_claim_may_hold_the_store_in_a_folder(store: Store) -> None:
     assert mounted[f"{request.store}/{work}"]["subPath"] == f"team/geb/store/{work}"
 
 
-def test_a_volume_inside_another_comes_after_it(store: Store) -> None:
+def test_a_volume_inside_another_comes_after_it(store):
     request = request_of(store)
     outer, inner = str(store.root.parent), request.store
     places = list(mounts(request, volumes={inner: {"claim": "b"}, outer: {"claim": "a"}}))
     assert places.index(outer) < places.index(inner) < places.index(f"{inner}/artifacts/pair")
 
 
-def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
+def test_a_store_or_an_input_in_no_volume_is_refused(store):
     with pytest.raises(UserError, match="the store is at") as caught:
         pods(request_of(store), volumes={"/elsewhere": {"claim": "store"}})
     assert "execution.kubernetes.volumes" in caught.value.remedy
@@ -213,9 +209,7 @@ def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
-def test_pods_without_the_bucket_s_cache_fetch_by_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, covered: bool
-) -> None:
+def test_pods_without_the_bucket_s_cache_fetch_by_themselves(tmp_path, monkeypatch, place, covered):
     monkeypatch.setenv("GEB_CACHE", place)
     volumes = json.dumps({"/srv": {"claim": "cache"}})
     chosen = ["execution.runner=kubernetes", f"execution.kubernetes.volumes={volumes}"]
@@ -224,7 +218,7 @@ def test_pods_without_the_bucket_s_cache_fetch_by_themselves(
     assert not execution.stages_fetch("/srv/store")
 
 
-def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store: Store) -> None:
+def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store):
     request = request_of(store)
     execution = Execution(kubernetes=KubernetesSettings(image="geb-core:1"), sync_seconds=7)
     url = "s3://bucket/prefix/logs/pair/key/request-1.json"
@@ -244,7 +238,7 @@ def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store: Store) -> Non
     assert str(store.root) not in json.dumps(manifest["spec"])
 
 
-def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
+def test_several_nodes_are_pods_on_different_hosts(store):
     request = request_of(store, TrainParams(), resources=Resources(nodes=2))
     first, second = pods(request)
     command = second["spec"]["containers"][0]["command"]
@@ -259,14 +253,12 @@ def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])
-def test_the_supervisor_watches_for_a_sign_or_does_not(
-    store: Store, death: str, watches: bool
-) -> None:
+def test_the_supervisor_watches_for_a_sign_or_does_not(store, death, watches):
     command = container(request_of(store), death=death)["command"]
     assert ("--sign" in command) is watches
 
 
-def test_names_and_labels_are_what_the_api_takes(store: Store) -> None:
+def test_names_and_labels_are_what_the_api_takes(store):
     request = request_of(store, run="A run_with.all" * 7, step="iteration-2/generate/0")
     metadata = pod(request)["metadata"]
     assert len(metadata["name"]) <= 63

@@ -12,7 +12,7 @@ from tests.flows.loop import geb_ok, plan, started, steps, wait_for_line, write_
 from tests.programs import run_program
 
 
-def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
+def test_a_run_ends_with_its_table_and_says_where_things_are(finished):
     done = geb_ok("report", "small", "--store", finished.parent / "store")
     header = next(line for line in done.stdout.splitlines() if "distinct-1" in line)
     for column in ("win rate", "distinct-1", "repetition", "log π_ref", "ties", "bonus ratio"):
@@ -28,9 +28,7 @@ def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> 
 PROMOTE = "iteration-1/promote"
 
 
-def test_a_run_that_is_complete_is_shown_again_without_prefect(
-    finished: Path, prefect_server: str
-) -> None:
+def test_a_run_that_is_complete_is_shown_again_without_prefect(finished, prefect_server):
     before = steps(finished.parent / "store")
     (finished.parent / "store/runs/small/report.html").unlink()
     with SyncPrefectClient(prefect_server) as client:
@@ -46,7 +44,7 @@ def test_a_run_that_is_complete_is_shown_again_without_prefect(
     assert data.index("| win rate |") < data.index("![Mean reward")
 
 
-def test_prefect_shows_another_run_s_steps_as_cached(copied: Path, prefect_server: str) -> None:
+def test_prefect_shows_another_run_s_steps_as_cached(copied, prefect_server):
     before = steps(copied.parent / "store")
     geb_ok("run", copied, "--set", "name=second")
     after = steps(copied.parent / "store", "second")
@@ -72,8 +70,8 @@ def test_prefect_shows_another_run_s_steps_as_cached(copied: Path, prefect_serve
     ],
 )
 def test_what_changes_the_result_is_computed_again_and_all_after_it(
-    finished: Path, change: str, first_step: str, why: str | None
-) -> None:
+    finished, change, first_step, why
+):
     lines = plan(finished, "--set", change)
     changed = [name for name, line in lines.items() if line["action"] == "run"]
     if why is None:
@@ -86,7 +84,7 @@ def test_what_changes_the_result_is_computed_again_and_all_after_it(
     assert changed[-1] == "iteration-1/promote"
 
 
-def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) -> None:
+def test_another_prompt_text_is_another_input(finished, tmp_path):
     prompts = Path(__file__).parents[2] / "data/quickstart/prompts.jsonl"
     changed = tmp_path / "prompts.jsonl"
     changed.write_text(prompts.read_text().replace("Please bring", "Do bring", 1))
@@ -107,16 +105,12 @@ def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) ->
         "promote.aliases=[production]",
     ],
 )
-def test_what_changes_only_speed_or_place_does_not_change_the_key(
-    finished: Path, change: str
-) -> None:
+def test_what_changes_only_speed_or_place_does_not_change_the_key(finished, change):
     assert {step["action"] for step in plan(finished, "--set", change).values()} == {"reuse"}
 
 
 @pytest.mark.slow
-def test_two_at_once_both_finish_and_the_work_is_done_once(
-    prefect_server: str, tmp_path: Path
-) -> None:
+def test_two_at_once_both_finish_and_the_work_is_done_once(prefect_server, tmp_path):
     config = write_config(tmp_path, generate={"num_shards": 2})
     with started("run", config) as one, started("run", config) as two:
         outputs = [process.communicate()[0] for process in (one, two)]
@@ -132,7 +126,7 @@ def test_two_at_once_both_finish_and_the_work_is_done_once(
     assert json.loads((artifact / "metrics.json").read_text())["prompts"] == 48
 
 
-def test_compute_again_on_purpose(copied: Path) -> None:
+def test_compute_again_on_purpose(copied):
     lines = plan(copied, "--from", "train", "--iteration", "1")
     assert lines["iteration-1/pair"]["action"] == "reuse"
     assert lines["iteration-1/train"]["because"] == "asked to compute it again"
@@ -168,8 +162,8 @@ main()
     "program", [("-m", "flows.commands.cli"), ("-c", LOSES_INTERRUPTS)], ids=["plain", "lossy"]
 )
 def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
-    prefect_server: str, tmp_path: Path, program: tuple[str, str]
-) -> None:
+    prefect_server, tmp_path, program
+):
     with started("run", write_config(tmp_path), program=program) as process:
         wait_for_line(process, "sft:", "started")
         process.terminate()

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -193,7 +192,7 @@ def mistakes() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A configuration, a store with one run, damaged checkpoints and prompts, other files."""
     folder = tmp_path_factory.mktemp("place")
     write_config(folder)
@@ -233,12 +232,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", mistakes(), ids=lambda command: command[:60])
-def test_a_mistake_is_refused_before_a_server_starts(
-    place: Path,
-    geb_here: Callable[..., tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-) -> None:
+def test_a_mistake_is_refused_before_a_server_starts(place, geb_here, monkeypatch, command):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("GEB_GPUS", "0")
     monkeypatch.setenv("GEB_HOME", str(place / "home"))
@@ -256,11 +250,11 @@ def test_a_mistake_is_refused_before_a_server_starts(
     assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
-def test_settings_named_as_in_trl_exist_here() -> None:
+def test_settings_named_as_in_trl_exist_here():
     assert set(OUR_NAMES.values()) <= {row.name for row in run_rows()}
 
 
-def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path):
     config = ROOT / "configs/paper/llama3-geb-p-kl.yaml"
     done = geb(
         *("plan", config, "--set", f"store={tmp_path / 'store'}"),
@@ -273,7 +267,7 @@ def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path: Path) -> Non
     assert "Traceback" not in message
 
 
-def test_a_place_that_takes_no_folder_is_not_called_full(tmp_path: Path) -> None:
+def test_a_place_that_takes_no_folder_is_not_called_full(tmp_path):
     done = geb("run", write_config(tmp_path), "--store", "/proc/x")
     assert done.returncode == 1
     assert "/proc/x" in done.stderr and "check that the place exists" in done.stderr
@@ -281,14 +275,14 @@ def test_a_place_that_takes_no_folder_is_not_called_full(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "..", "a/b", "", "-x"])
-def test_a_run_s_name_never_leads_out_of_the_store(store: Store, tmp_path: Path, name: str) -> None:
+def test_a_run_s_name_never_leads_out_of_the_store(store, tmp_path, name):
     (tmp_path / "store/elsewhere").mkdir()
     (tmp_path / "store/elsewhere/config.json").write_text("{}")
     with pytest.raises(UserError, match="no run "):
         RunRecord.existing(store, name)
 
 
-def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> None:
+def test_wrong_data_is_refused_by_its_stage(finished, tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
         "def score(prompts, responses, references):\n    return [1.0] * len(responses)\n"
@@ -308,9 +302,7 @@ def test_wrong_data_is_refused_by_its_stage(finished: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_and_leaves_nothing_half_written(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_named_and_leaves_nothing_half_written(finished, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
@@ -328,7 +320,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path: Path) -> None:
+def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path):
     (tmp_path / "request.json").write_text("{}")
     done = run_program(sys.executable, "-m", "stages.pair", tmp_path / "request.json", cwd=ROOT)
     assert done.returncode == 64
@@ -336,7 +328,7 @@ def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path: Path) -> No
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_what_a_command_says_has_paths_as_they_are(tmp_path: Path) -> None:
+def test_what_a_command_says_has_paths_as_they_are(tmp_path):
     store, prompts = tmp_path / "[/old]" / "store", tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the same"}\n' * 99)
     config = write_config(tmp_path, inputs={"prompts": [str(prompts)]})

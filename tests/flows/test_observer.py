@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -36,7 +35,7 @@ class Recorder(Observer):
 
 
 @pytest.fixture
-def config(tmp_path: Path, probe_stage: None) -> ProbeConfig:
+def config(tmp_path, probe_stage) -> ProbeConfig:
     return ProbeConfig(store=str(tmp_path / "store"))
 
 
@@ -51,7 +50,7 @@ def execute(
         executor.execute(Step("probe", ProbeParams(behaviour=behaviour), {}), {})
 
 
-def test_observers_of_a_run_and_of_a_step_hear_of_it(config: ProbeConfig) -> None:
+def test_observers_of_a_run_and_of_a_step_hear_of_it(config):
     of_run, of_step = Recorder(), Recorder()
     executor = StepExecutor(config, [of_run])
     step = Step("probe", ProbeParams(behaviour="tell_place"), {})
@@ -63,7 +62,7 @@ def test_observers_of_a_run_and_of_a_step_hear_of_it(config: ProbeConfig) -> Non
     assert of_run.heard == [*of_step.heard, "probe reused"]
 
 
-def test_a_step_waits_while_another_run_looks_after_its_key(config: ProbeConfig) -> None:
+def test_a_step_waits_while_another_run_looks_after_its_key(config):
     executor = StepExecutor(config)
     step = Step("probe", ProbeParams(behaviour="tell_place"), {})
     request = build_request(config, executor.store, step, {})
@@ -84,14 +83,14 @@ def test_a_step_waits_while_another_run_looks_after_its_key(config: ProbeConfig)
     assert set(States.heard[1:]) == {("running", "")}
 
 
-def test_a_failure_is_heard_with_its_reason(config: ProbeConfig) -> None:
+def test_a_failure_is_heard_with_its_reason(config):
     recorder = Recorder()
     with pytest.raises(UserError):
         execute(config, "refuse", observers=[recorder])
     assert recorder.heard[-1].startswith("probe failed probe (probe")
 
 
-def test_a_forced_step_is_computed_again_once_in_a_run(config: ProbeConfig) -> None:
+def test_a_forced_step_is_computed_again_once_in_a_run(config):
     execute(config, "tell_place")
     recorder = Recorder()
     execute(

@@ -1,7 +1,6 @@
 """A Prefect server that does not answer: calls, runs, commands and stages meanwhile."""
 
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -16,7 +15,6 @@ from flows.execution import cancellation, prefect_progress
 from flows.execution.prefect_progress import PrefectProgress, survives_outage
 from flows.standing.server import free_port
 from stages.contract.events import Progress
-from stages.contract.request import Request
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -25,10 +23,10 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_a_call_is_made_again_until_the_server_listens() -> None:
+def test_a_call_is_made_again_until_the_server_listens():
     port = free_port()
-    errors: list[httpx.ConnectError] = []
-    servers: list[HTTPServer] = []
+    errors = []
+    servers = []
 
     @survives_outage
     def ask() -> int:
@@ -46,7 +44,7 @@ def test_a_call_is_made_again_until_the_server_listens() -> None:
     servers[0].server_close()
 
 
-def test_another_error_is_not_taken_for_an_outage() -> None:
+def test_another_error_is_not_taken_for_an_outage():
     @survives_outage
     def fail() -> None:
         raise httpx.ReadTimeout("slow")
@@ -71,7 +69,7 @@ class Restarting:
     id = root_flow_run_id = property(_answer)
 
 
-def test_the_start_of_a_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_of_a_run_outlives_it(monkeypatch):
     prefect = Restarting()
     monkeypatch.setattr(cancellation, "present", prefect)
     monkeypatch.setattr(prefect_progress, "_POLL_SECONDS", 0)
@@ -83,8 +81,8 @@ def test_the_start_of_a_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
-    is_wrapped: bool, monkeypatch: pytest.MonkeyPatch, geb_here: Callable[..., tuple[int, str]]
-) -> None:
+    is_wrapped, monkeypatch, geb_here
+):
     app = typer.Typer()
 
     @app.command()
@@ -103,9 +101,7 @@ def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
     assert "Traceback" not in output
 
 
-def test_a_signal_that_a_library_wrapped_still_ends_a_command(
-    monkeypatch: pytest.MonkeyPatch, geb_here: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_signal_that_a_library_wrapped_still_ends_a_command(monkeypatch, geb_here):
     """SIGTERM while Prefect is being loaded, which serialises its settings."""
 
     class Settings(BaseModel):
@@ -121,21 +117,19 @@ def test_a_signal_that_a_library_wrapped_still_ends_a_command(
     assert "Traceback" not in output
 
 
-def test_a_stage_goes_on_while_the_server_does_not_answer(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_goes_on_while_the_server_does_not_answer(request_, monkeypatch):
     """The server gets the latest alone of what it says meanwhile."""
     called, answered, last = threading.Event(), threading.Event(), threading.Event()
-    sent: list[str] = []
+    sent = []
 
-    def create(percent: float, *, description: str, **_: object) -> str:
+    def create(percent, *, description, **_):
         assert threading.current_thread() is not threading.main_thread()
         called.set()
         answered.wait()
         sent.append(description)
         return "an id"
 
-    def update(artifact: str, *, description: str, **_: object) -> None:
+    def update(artifact, *, description, **_):
         sent.append(description)
         last.set()
 

@@ -1,14 +1,12 @@
 """Files that reports write."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.report.files import write_file
 from tests.small_disk import no_room
 
 
-def test_a_disk_without_room_leaves_the_file_of_before(tmp_path: Path) -> None:
+def test_a_disk_without_room_leaves_the_file_of_before(tmp_path):
     path = tmp_path / "new/file"
     write_file(path, "before")
     longer = "after" * 100
@@ -18,7 +16,7 @@ def test_a_disk_without_room_leaves_the_file_of_before(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+def test_a_link_stays_and_its_target_is_written(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     write_file(link, "text")

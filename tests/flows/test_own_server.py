@@ -28,13 +28,13 @@ exec {program} "$@"
 
 
 @pytest.fixture
-def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def unconfigured(tmp_path, monkeypatch) -> None:
     """No server configured, and a database of this test's own."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
 
 
-def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured: None, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured, tmp_path):
     with started("run", write_config(tmp_path), in_foreground=True) as process:
         address = wait_for_line(process, "Prefect UI while it runs:").split()[-1]
         with urllib.request.urlopen(f"{address}/api/health") as answer:
@@ -60,9 +60,7 @@ def server_of(process: psutil.Process) -> psutil.Process:
     return server
 
 
-def test_the_server_is_started_again_and_the_run_ends_well(
-    unconfigured: None, tmp_path: Path
-) -> None:
+def test_the_server_is_started_again_and_the_run_ends_well(unconfigured, tmp_path):
     path = trivial_stages.write_config(tmp_path, "served", parallel=1)
     config = yaml.safe_load(path.read_text())
     waiting = tmp_path / "waiting-python"

@@ -60,7 +60,7 @@ def files_on(stack: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_page_lists_the_files_of_the_path(copied: Path, tmp_path: Path) -> None:
+def test_the_page_lists_the_files_of_the_path(copied, tmp_path):
     (tmp_path / "objective.py").write_text(OBJECTIVE)
     (tmp_path / "program.py").write_text(PROGRAM)
     config = write_config(

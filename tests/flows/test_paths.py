@@ -24,9 +24,7 @@ def written(folder: Path, values: dict[str, Any]) -> Path:
     return path
 
 
-def test_every_path_of_a_file_starts_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_path_of_a_file_starts_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     interpreters = {"generate": "../env/bin/python", "score": "python3", "train": "/opt/python"}
     docker = {"mounts": {"data": "ro"}}
@@ -47,9 +45,7 @@ def test_every_path_of_a_file_starts_in_its_folder(
     assert list(config.execution.docker.mounts) == [str(tmp_path / "deep/data")]
 
 
-def test_paths_of_the_command_line_start_in_the_present_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_the_command_line_start_in_the_present_folder(tmp_path, monkeypatch):
     path = written(tmp_path / "deep", {"name": "x"})
     monkeypatch.chdir(tmp_path)
     config = load_config(
@@ -61,7 +57,7 @@ def test_paths_of_the_command_line_start_in_the_present_folder(
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_commands_that_start_and_read_runs_name_the_store_alike(tmp_path: Path, how: str) -> None:
+def test_commands_that_start_and_read_runs_name_the_store_alike(tmp_path, how):
     config = write_config(tmp_path)
     other = tmp_path / "other"
     flag, variable = {
@@ -75,7 +71,7 @@ def test_commands_that_start_and_read_runs_name_the_store_alike(tmp_path: Path, 
     assert list(geb_json("status", *flag, **variable)) == ["small"]
 
 
-def test_set_wins_over_the_variable(tmp_path: Path) -> None:
+def test_set_wins_over_the_variable(tmp_path):
     mine = tmp_path / "mine"
     geb_ok(
         *("plan", write_config(tmp_path), "--set", f"store={mine}"),
@@ -85,7 +81,7 @@ def test_set_wins_over_the_variable(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_wrong_settings_of_file_and_command_line_are_named(tmp_path: Path) -> None:
+def test_wrong_settings_of_file_and_command_line_are_named(tmp_path):
     path = written(tmp_path, {"train": {"beta": -1}})
     with pytest.raises(UserError) as caught:
         load_config(path, ["train.kapa=1", "train={epochs: x}"])
@@ -98,7 +94,7 @@ def test_wrong_settings_of_file_and_command_line_are_named(tmp_path: Path) -> No
     assert "  train.beta: Input should be greater than 0" in caught.value.message
 
 
-def test_a_list_takes_one_value(tmp_path: Path) -> None:
+def test_a_list_takes_one_value(tmp_path):
     path = written(tmp_path, {"tracking": {"report_to": "tensorboard"}})
     assert load_config(path).tracking.report_to == ("tensorboard",)
     for value, trackers in (("wandb", ("wandb",)), ("[mlflow, wandb]", ("mlflow", "wandb"))):
@@ -106,7 +102,7 @@ def test_a_list_takes_one_value(tmp_path: Path) -> None:
         assert config.tracking.report_to == trackers
 
 
-def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path) -> None:
+def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path):
     kept = tmp_path / "a home" / "password"
     kept.parent.mkdir()
     kept.write_text("geb:secret")
@@ -115,7 +111,7 @@ def test_a_server_is_named_to_a_shell_whatever_its_home_is_called(tmp_path: Path
     assert shown.stdout == "geb:secret\n"
 
 
-def test_a_home_is_its_user_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_home_is_its_user_s_alone_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         home = Home(tmp_path / "home")

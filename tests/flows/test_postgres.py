@@ -66,9 +66,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_geb_up_uses_the_database_that_prefect_s_variable_names(
-    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_geb_up_uses_the_database_that_prefect_s_variable_names(postgres, tmp_path, monkeypatch):
     variable = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
     monkeypatch.setenv(variable, postgres.url)
     with geb_up(tmp_path) as (_, up), up.client() as client:

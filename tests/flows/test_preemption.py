@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -70,7 +69,7 @@ class Heard(Observer):
 
 
 @pytest.fixture
-def config(tmp_path: Path, probe_stage: None, monkeypatch: pytest.MonkeyPatch) -> ProbeConfig:
+def config(tmp_path, probe_stage, monkeypatch) -> ProbeConfig:
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 0.0)
     return ProbeConfig(
         store=str(tmp_path / "store"),
@@ -85,16 +84,14 @@ def executor_with(config: ProbeConfig, runner: Runner) -> StepExecutor:
     return executor
 
 
-def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeConfig) -> None:
+def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config):
     runner, heard = Preempting("checkpoint-1", "checkpoint-2", "checkpoint-3"), Heard()
     result = executor_with(config, runner).execute(STEP, {}, heard)
     assert result.artifact.path.exists()
     assert heard.calls == [*("started", "preempted") * 3, "started", "done"]
 
 
-def test_without_another_checkpoint_restarts_are_limited(
-    config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_another_checkpoint_restarts_are_limited(config, monkeypatch):
     monkeypatch.setattr(step_executor, "_MOST_PREEMPTIONS", 3)
     saved = ["checkpoint-1"] * 3 + ["checkpoint-2"] * 4
     runner = Preempting(*saved)
@@ -103,9 +100,7 @@ def test_without_another_checkpoint_restarts_are_limited(
     assert runner.attempts == len(saved), "a new checkpoint begins the count again"
 
 
-def test_the_pause_doubles_while_no_checkpoint_comes(
-    config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pause_doubles_while_no_checkpoint_comes(config, monkeypatch):
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 0.05)
     runner, heard = Preempting(*["checkpoint-1"] * 3), Heard()
     executor_with(config, runner).execute(STEP, {}, heard)
@@ -114,15 +109,13 @@ def test_the_pause_doubles_while_no_checkpoint_comes(
     assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=True))
 
 
-def test_a_stopped_run_does_not_restart_a_preempted_step(
-    config: ProbeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_does_not_restart_a_preempted_step(config, monkeypatch):
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 3600.0)
     runner = Preempting("checkpoint-1")
     executor = executor_with(config, runner)
     record = RunRecord(executor.store, config.name)
 
-    def stop_once_preempted() -> None:
+    def stop_once_preempted():
         wait_until(lambda: [step.state for step in record.steps()] == ["preempted"])
         executor.stop()
 
@@ -141,7 +134,7 @@ class Forgetful(Preempting):
         """Ends well, and leaves nothing."""
 
 
-def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config: ProbeConfig) -> None:
+def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config):
     executor, heard = executor_with(config, Forgetful()), Heard()
     with pytest.raises(DamagedArtifactError, match="see the same store"):
         executor.execute(STEP, {}, heard)

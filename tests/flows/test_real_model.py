@@ -37,11 +37,11 @@ def answer_of(folder: Path) -> str:
     return tokenizer.decode(answer[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
+def test_the_model_answers_in_plain_transformers(folder):
     assert answer_of(folder) == "The capital of France is Paris."
 
 
-def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
+def test_the_loop_trains_it(folder, tmp_path):
     sizes = {
         "store": str(tmp_path / "store"),
         "iterations": "1",

@@ -42,9 +42,7 @@ def run(path: str) -> None:
         sys.exit(f"refused: {error.message}")
 
 
-def test_a_stage_that_its_place_refuses_ends_the_run_at_once(
-    prefect_server: str, tmp_path: Path, probe_stage: None
-) -> None:
+def test_a_stage_that_its_place_refuses_ends_the_run_at_once(prefect_server, tmp_path, probe_stage):
     config = ProbeConfig(
         store=str(tmp_path / "store"),
         probes=(ProbeParams(behaviour="hang"), ProbeParams(message="refused")),

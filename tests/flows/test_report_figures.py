@@ -21,7 +21,7 @@ ROWS = [
         ("KL to the base, held-out prompts", [(1, 1.5), (2, 4.0)]),
     ],
 )
-def test_figures_are_drawn_by_iteration(title: str, points: list[tuple[float, float]]) -> None:
+def test_figures_are_drawn_by_iteration(title, points):
     [axes] = draw({"small": ROWS})[title].axes
     [container] = axes.containers
     line, _, [bars] = container.lines
@@ -30,11 +30,11 @@ def test_figures_are_drawn_by_iteration(title: str, points: list[tuple[float, fl
         np.testing.assert_allclose(bars.get_segments()[0][:, 1], (0.4, 0.55))
 
 
-def test_figures_of_one_iteration_are_left_out() -> None:
+def test_figures_of_one_iteration_are_left_out():
     assert list(draw({"small": ROWS[:2]})) == ["Mean reward, held-out prompts"]
 
 
-def test_several_runs_have_a_line_each_and_a_legend() -> None:
+def test_several_runs_have_a_line_each_and_a_legend():
     figure = draw({"first": ROWS, "second $run$": ROWS})["KL to the base, held-out prompts"]
     assert len(figure.axes[0].containers) == 2
     assert "second $run$" in svg(figure)

@@ -51,12 +51,12 @@ def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) ->
     assert steps(store)[step]["state"] == "crashed", "the strike came too late"
 
 
-def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path) -> None:
+def test_the_orchestrator_is_killed_in_each_stage(finished, tmp_path):
     undisturbed = finished.parent / "store"
     config = write_config(tmp_path, inputs=warm_started(finished), execution=STARTED)
     store = tmp_path / "store"
-    command: list[str | Path] = ["run", config]
-    done_before: set[str] = set()
+    command = ["run", config]
+    done_before = set()
     for step, sign in STRIKES:
         with started(*command) as process:
             wait_for_line(process, f"{step}:", sign)
@@ -71,9 +71,7 @@ def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path
     assert result_digests(store) == result_digests(undisturbed, without="sft")
 
 
-def test_a_training_saves_its_step_when_its_orchestrator_is_killed(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_a_training_saves_its_step_when_its_orchestrator_is_killed(finished, tmp_path):
     changes = {"inputs": warm_started(finished), "train": MANY_STEPS}
     peaceful, killed = tmp_path / "peaceful", tmp_path / "killed"
     for run in (peaceful, killed):
@@ -84,9 +82,7 @@ def test_a_training_saves_its_step_when_its_orchestrator_is_killed(
 
 
 @pytest.mark.release
-def test_each_stage_is_killed_and_tried_again_within_the_run(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_each_stage_is_killed_and_tried_again_within_the_run(finished, tmp_path):
     execution = STARTED | {"retries": 1}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution)
     with started("run", config) as process:
@@ -100,7 +96,7 @@ def test_each_stage_is_killed_and_tried_again_within_the_run(
     assert result_digests(tmp_path / "store") == expected
 
 
-def test_a_killed_stage_fails_a_run_without_retries(finished: Path, tmp_path: Path) -> None:
+def test_a_killed_stage_fails_a_run_without_retries(finished, tmp_path):
     store = tmp_path / "store"
     with started("run", write_config(tmp_path)) as process:
         wait_for_line(process, "sft:", "steps")
@@ -115,7 +111,7 @@ def test_a_killed_stage_fails_a_run_without_retries(finished: Path, tmp_path: Pa
     assert "sft failed: " in (store / "runs/small/report.html").read_text()
 
 
-def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: Path) -> None:
+def test_the_orchestrator_is_killed_in_the_warm_start(finished, tmp_path):
     store = tmp_path / "store"
     with started("run", write_config(tmp_path)) as process:
         wait_for_line(process, "sft:", "steps")
@@ -127,7 +123,7 @@ def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: 
     assert resumed == result_digests(finished.parent / "store")["sft"]
 
 
-def test_a_report_leaves_out_results_of_other_settings(copied: Path) -> None:
+def test_a_report_leaves_out_results_of_other_settings(copied):
     store = copied.parent / "store"
     with started("run", copied, "--set", "train.epochs=300") as process:
         wait_for_line(process, "iteration-1/train:", "loss")

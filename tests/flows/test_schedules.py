@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -19,9 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(
-    prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SyncPrefectClient]:
+def client(prefect_server, tmp_path, monkeypatch) -> Iterator[SyncPrefectClient]:
     """A client of a Prefect server with the deployments of `geb up` and no schedule."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
@@ -45,9 +42,7 @@ def starts(schedule: DeploymentSchedule) -> list[int]:
     return [date.astimezone(ZoneInfo("Europe/Berlin")).hour for date in dates]
 
 
-def test_a_schedule_has_the_whole_configuration_as_its_parameters(
-    client: SyncPrefectClient, tmp_path: Path
-) -> None:
+def test_a_schedule_has_the_whole_configuration_as_its_parameters(client, tmp_path):
     config = write_config(tmp_path, name="nightly")
     options = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--set", "train.beta=0.07")
     geb_ok("schedule", config, *options)
@@ -73,8 +68,6 @@ def test_a_schedule_has_the_whole_configuration_as_its_parameters(
         (("--cron", "0 3 * * 1", "--timezone", "X"), "'X'"),
     ],
 )
-def test_a_cron_line_or_a_zone_that_is_none_is_refused(
-    client: SyncPrefectClient, tmp_path: Path, options: tuple[str, ...], said: str
-) -> None:
+def test_a_cron_line_or_a_zone_that_is_none_is_refused(client, tmp_path, options, said):
     assert said in geb_refused("schedule", write_config(tmp_path), *options)
     assert schedules(client) == {}

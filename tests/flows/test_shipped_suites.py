@@ -42,12 +42,12 @@ def extended(tmp_path: Path, name: str) -> Path:
     return path
 
 
-def test_every_shipped_suite_is_tested() -> None:
+def test_every_shipped_suite_is_tested():
     assert {path.stem for path in FOLDER.glob("*.yaml")} == set(CHOSEN)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_what_is_pinned_is_pinned_to_a_commit(tmp_path: Path, name: str) -> None:
+def test_what_is_pinned_is_pinned_to_a_commit(tmp_path, name):
     text = (FOLDER / f"{name}.yaml").read_text()
     for revision in re.findall(r"prompts: \S+@(\S+)", text):
         assert re.fullmatch("[0-9a-f]{40}", revision), "a branch moves"
@@ -60,14 +60,12 @@ def test_what_is_pinned_is_pinned_to_a_commit(tmp_path: Path, name: str) -> None
         ("alpaca-eval", "suites.alpaca_eval.score.judge.model is JUDGE"),
     ],
 )
-def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(
-    tmp_path: Path, name: str, message: str
-) -> None:
+def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(tmp_path, name, message):
     with pytest.raises(UserError, match=re.escape(message)):
         resolve_run(load_config(extended(tmp_path, name)))
 
 
-def test_mathematics_is_graded(tmp_path: Path) -> None:
+def test_mathematics_is_graded(tmp_path):
     planned = steps(tmp_path, "math")
     for suite in ("math500", "aime2025", "olympiadbench"):
         score = planned[f"base/suite-{suite}/score/0"].params
@@ -78,7 +76,7 @@ def test_mathematics_is_graded(tmp_path: Path) -> None:
     assert (prepare.subset, prepare.reference_item) == ("OE_TO_maths_en_COMP", 0)
 
 
-def test_ifeval_is_checked_by_the_example_s_oracle(tmp_path: Path) -> None:
+def test_ifeval_is_checked_by_the_example_s_oracle(tmp_path):
     step = steps(tmp_path, "ifeval")["base/suite-ifeval/score/0"]
     assert isinstance(step.params, ScoreParams)
     assert step.params.oracle == "python"
@@ -86,18 +84,18 @@ def test_ifeval_is_checked_by_the_example_s_oracle(tmp_path: Path) -> None:
     assert str(code.location).endswith("examples/oracles/ifeval.py")
 
 
-def test_alpaca_eval_compares_with_its_baseline(tmp_path: Path) -> None:
+def test_alpaca_eval_compares_with_its_baseline(tmp_path):
     place = "iteration-3/evaluate/suite-alpaca_eval"
     inputs = steps(tmp_path, "alpaca-eval")[f"{place}/score/0"].inputs
     assert "opponents" not in inputs, "the baseline is in the prompts"
 
 
-def test_arena_hard_compares_with_the_base(tmp_path: Path) -> None:
+def test_arena_hard_compares_with_the_base(tmp_path):
     planned = steps(tmp_path, "arena-hard")
     assert "opponents" in planned["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
 
 
-def test_suite_with_another_oracle_takes_no_threshold_of_the_run() -> None:
+def test_suite_with_another_oracle_takes_no_threshold_of_the_run():
     changes = {
         "evaluation": {"correct_from": 1.0, "pass_at_k": [1]},
         "suites": {"math": {"score": {"oracle": "math_verify"}}, "own": {"prompts": "x.jsonl"}},

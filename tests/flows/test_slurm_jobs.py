@@ -32,7 +32,7 @@ def request_for(store: Path, **resources: Any) -> Request:
     return probe_request(Store.open(str(store), create=True), Resources(**resources))
 
 
-def test_settings_of_a_stage_override_the_general_ones() -> None:
+def test_settings_of_a_stage_override_the_general_ones():
     settings = SlurmSettings.model_validate(
         {
             "partition": "gpu",
@@ -47,7 +47,7 @@ def test_settings_of_a_stage_override_the_general_ones() -> None:
     assert (train.partition, train.environment) == ("gpu", {"A": "1"})
 
 
-def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
+def test_a_job_asks_for_what_resources_and_settings_say(tmp_path):
     request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
     settings = SlurmSettings(partition="gpu", time_limit="4:00:00", sbatch_options=("--exclusive",))
     options = submit_options(request, settings, grace_seconds=30)
@@ -70,7 +70,7 @@ def program_of(request: Request, folder: Path, grace_seconds: float = 30, **chan
     )
 
 
-def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Request) -> None:
+def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_):
     text = program_of(
         request_,
         Path("/store/it's here"),
@@ -118,9 +118,7 @@ def ended_gang(folder: Path, request: Request, first: str, other: str, grace_sec
         ("kill -KILL $BASHPID", "exit 1", "ended by SIGKILL"),
     ],
 )
-def test_a_killed_node_explains_the_first_one_s_lost_connection(
-    tmp_path: Path, first: str, other: str, message: str
-) -> None:
+def test_a_killed_node_explains_the_first_one_s_lost_connection(tmp_path, first, other, message):
     request = request_for(tmp_path / "store", nodes=2)
     end = ended_gang(tmp_path, request, first, other, grace_seconds=30)
     with pytest.raises(StageFailedError, match=message) as caught:
@@ -131,9 +129,7 @@ def test_a_killed_node_explains_the_first_one_s_lost_connection(
 @pytest.mark.parametrize(
     ("first", "kind"), [("exit 1", PreemptedError), ("exit 137", StageFailedError)]
 )
-def test_a_silent_node_is_lost_unless_the_first_one_explains_it(
-    tmp_path: Path, first: str, kind: type[Exception]
-) -> None:
+def test_a_silent_node_is_lost_unless_the_first_one_explains_it(tmp_path, first, kind):
     request = request_for(tmp_path / "store", nodes=2)
     end = ended_gang(tmp_path, request, first, "exec sleep 600", grace_seconds=1)
     with pytest.raises(kind) as caught:
@@ -141,7 +137,7 @@ def test_a_silent_node_is_lost_unless_the_first_one_explains_it(
     assert type(caught.value) is kind
 
 
-def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
+def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path, request_):
     name = work_name(request_)
     folder = jobs_folder(request_) / name
     folder.mkdir(parents=True)
@@ -152,7 +148,7 @@ def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: 
     assert shlex.quote(name) == name
 
 
-def test_an_orchestrator_in_a_job_keeps_that_job_s_settings_back() -> None:
+def test_an_orchestrator_in_a_job_keeps_that_job_s_settings_back():
     kept = client.clean_environment({"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "PATH": "p"})
     assert kept == {"SLURM_CONF": "c", "PATH": "p"}
 
@@ -181,7 +177,7 @@ def raise_end(end: End, request: Request) -> None:
     ],
     ids=str,
 )
-def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Request) -> None:
+def test_what_slurm_took_away_is_preempted(end, message, request_):
     with pytest.raises(PreemptedError, match=message) as caught:
         raise_end(end, request_)
     assert "the.log" in str(caught.value)
@@ -200,15 +196,13 @@ def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Req
     ],
     ids=str,
 )
-def test_other_ends_are_a_person_s_or_the_stage_s(
-    end: End, kind: type[Exception], message: str, request_: Request
-) -> None:
+def test_other_ends_are_a_person_s_or_the_stage_s(end, kind, message, request_):
     with pytest.raises(kind, match=message) as caught:
         raise_end(end, request_)
     assert type(caught.value) is kind
 
 
-def test_a_container_runs_its_own_python_unless_another_is_named(request_: Request) -> None:
+def test_a_container_runs_its_own_python_unless_another_is_named(request_):
     slurm = SlurmSettings(container="apptainer exec geb.sif")
     assert default_interpreter(Execution(slurm=slurm), request_) == "python"
     named = Execution(slurm=slurm, interpreters={"probe": "/opt/geb/bin/python"})
@@ -227,19 +221,17 @@ def test_a_container_runs_its_own_python_unless_another_is_named(request_: Reque
         ("invalid partition specified: x", False),
     ],
 )
-def test_a_full_queue_and_a_busy_controller_may_pass(complaint: str, passes: bool) -> None:
+def test_a_full_queue_and_a_busy_controller_may_pass(complaint, passes):
     assert may_pass(f"sbatch: error: {complaint}") is passes
 
 
-def test_a_refusal_has_slurm_s_words_and_the_options(request_: Request) -> None:
+def test_a_refusal_has_slurm_s_words_and_the_options(request_):
     error = mistake("allocation failure: Invalid account\n", request_, ["--account=lab"])
     assert "allocation failure: Invalid account (sbatch --account=lab)" in error.message
     assert "execution.slurm or resources.probe" in error.remedy
 
 
-def test_nodes_that_are_down_are_waited_for(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_are_down_are_waited_for(request_, monkeypatch):
     refusal = "allocation failure: Requested node configuration is not available"
     refused = subprocess.CompletedProcess([], 1, "", refusal)
     monkeypatch.setattr(client, "submit", lambda options, script: refused)
@@ -250,7 +242,7 @@ def test_nodes_that_are_down_are_waited_for(
         check_job(request_, Execution(), [])
 
 
-def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:
+def test_a_file_that_grows_is_read_by_whole_lines(tmp_path):
     path = tmp_path / "events"
     tail = Tail(path)
     assert list(tail.new_lines()) == []

@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -55,12 +54,12 @@ class Scheduler:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     monkeypatch.setattr(submission, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+def scheduler(monkeypatch) -> Scheduler:
     return Scheduler(monkeypatch)
 
 
@@ -83,23 +82,21 @@ def new_folder(request: Request) -> Path:
     return folder
 
 
-def test_a_full_queue_is_asked_again_until_it_has_room(
-    request_: Request, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_is_asked_again_until_it_has_room(request_, impatient, monkeypatch):
     scheduler = Scheduler(monkeypatch, FULL, FULL, "")
     submit(request_, "mine")
     assert [call for call in scheduler.calls if call != "squeue"] == ["refused", "refused", "taken"]
 
 
 def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
-    request_: Request, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    request_, impatient, monkeypatch
+):
     scheduler = Scheduler(monkeypatch, client.SlurmUnavailableError("sbatch: no answer in 120 s"))
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", "mine"))
     listing = client.own_jobs
     away = iter([client.SlurmUnavailableError("squeue: no answer in 120 s")])
 
-    def own_jobs(*, ended: bool = False) -> list[client.QueuedJob]:
+    def own_jobs(*, ended=False):
         if (error := next(away, None)) is not None:
             raise error
         return listing() if ended else []
@@ -115,9 +112,7 @@ def interrupt(event: Event) -> None:
     raise KeyboardInterrupt(event.message)
 
 
-def test_a_key_that_another_orchestrator_looks_after_is_waited_for(
-    request_: Request, scheduler: Scheduler
-) -> None:
+def test_a_key_that_another_orchestrator_looks_after_is_waited_for(request_, scheduler):
     chosen = runner()
     with orchestrator_lease(request_.store, request_.stage, request_.key) as lease:
         lease.acquire()
@@ -126,9 +121,7 @@ def test_a_key_that_another_orchestrator_looks_after_is_waited_for(
     assert "taken" not in scheduler.calls
 
 
-def test_an_artifact_of_another_orchestrator_is_not_made_again(
-    request_: Request, probe_stage: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_artifact_of_another_orchestrator_is_not_made_again(request_, probe_stage, monkeypatch):
     Scheduler(monkeypatch, AssertionError("it is made again"))
     with contextlib.ExitStack() as other:
         lease = other.enter_context(
@@ -136,7 +129,7 @@ def test_an_artifact_of_another_orchestrator_is_not_made_again(
         )
         lease.acquire()
 
-        def heard(event: Event) -> None:
+        def heard(event):
             if Store.open(request_.store).load(request_.stage, request_.key) is None:
                 other.close()
                 make_runner(Execution()).run(request_, lambda _: None)
@@ -144,9 +137,7 @@ def test_an_artifact_of_another_orchestrator_is_not_made_again(
         runner().run(request_, heard)
 
 
-def test_a_cancelled_job_is_not_taken_over(
-    request_: Request, store: Store, scheduler: Scheduler
-) -> None:
+def test_a_cancelled_job_is_not_taken_over(request_, store, scheduler):
     folder = new_folder(request_)
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", folder.name))
     assert SlurmPlace(Execution()).find(job_of(request_)) is not None
@@ -154,9 +145,7 @@ def test_a_cancelled_job_is_not_taken_over(
     assert SlurmPlace(Execution()).find(job_of(request_)) is None
 
 
-def test_a_job_ends_itself_if_its_orchestrator_died_during_sbatch(
-    request_: Request, store: Store, scheduler: Scheduler
-) -> None:
+def test_a_job_ends_itself_if_its_orchestrator_died_during_sbatch(request_, store, scheduler):
     chosen = runner()
     with pytest.raises(KeyboardInterrupt):
         chosen.run(request_.model_copy(update={"key": "0" * 64}), interrupt)
@@ -182,9 +171,7 @@ class Queue:
         return 0.0, {job.name: job}
 
 
-def test_a_job_s_time_limit_does_not_count_its_wait_in_the_queue(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_s_time_limit_does_not_count_its_wait_in_the_queue(request_, monkeypatch):
     """Each look at the clock takes as long as the stage may."""
     monkeypatch.setattr(client, "details", lambda number: {"JobState": "COMPLETED"})
     times = itertools.count(1)
@@ -193,13 +180,11 @@ def test_a_job_s_time_limit_does_not_count_its_wait_in_the_queue(
     resources = request_.resources.model_copy(update={"timeout_seconds": 1.0})
     limited = job_of(request_.model_copy(update={"resources": resources}))
     folder = new_folder(request_)
-    queue: Any = Queue(folder)
+    queue = Queue(folder)
     assert SlurmJob("7", folder, limited, Execution(), queue).follow() == Ending("exited", 0)
 
 
-def test_a_stopping_run_submits_no_waiting_job(
-    request_: Request, store: Store, scheduler: Scheduler
-) -> None:
+def test_a_stopping_run_submits_no_waiting_job(request_, store, scheduler):
     stopping = threading.Event()
     stopping.set()
     with pytest.raises(StoppedError):

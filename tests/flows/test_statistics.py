@@ -15,7 +15,7 @@ from stages.evaluate.statistics import SEED, pass_at_k, proportion, ratio_of_sum
 MAIZE = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 
 
-def test_darwin_s_maize_has_fisher_s_interval_and_p_value() -> None:
+def test_darwin_s_maize_has_fisher_s_interval_and_p_value():
     estimate = over_seeds(MAIZE)
     assert estimate.value == pytest.approx(314 / 15)
     assert estimate.interval == pytest.approx((0.03, 41.84), abs=0.01)
@@ -25,7 +25,7 @@ def test_darwin_s_maize_has_fisher_s_interval_and_p_value() -> None:
     assert estimate.value == pytest.approx(314 / 15)
 
 
-def test_the_permutation_test_is_exact_for_few_prompts() -> None:
+def test_the_permutation_test_is_exact_for_few_prompts():
     differences = np.array([1.0, 2.0, 3.0, -0.5])
     sums = [np.dot(signs, differences) for signs in product([1, -1], repeat=4)]
     as_large = sum(abs(total) >= abs(differences.sum()) - 1e-12 for total in sums)
@@ -33,14 +33,14 @@ def test_the_permutation_test_is_exact_for_few_prompts() -> None:
     assert estimate.p_value == pytest.approx(as_large / 16)
 
 
-def test_runs_without_a_difference_have_no_evidence_of_one() -> None:
+def test_runs_without_a_difference_have_no_evidence_of_one():
     same = np.array([0.2, 0.5, 0.9, 0.4])
     estimate = paired_difference(same, same)
     assert estimate.interval == (0.0, 0.0)
     assert estimate.p_value == 1.0
 
 
-def test_the_bootstrap_is_scipy_s() -> None:
+def test_the_bootstrap_is_scipy_s():
     totals, counts = np.array([0.5, 3.0, 2.0, 7.0, 1.0]), np.array([1.0, 4.0, 2.0, 8.0, 3.0])
     expected = stats.bootstrap(
         (totals, counts),
@@ -56,7 +56,7 @@ def test_the_bootstrap_is_scipy_s() -> None:
     assert estimate.interval == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
-def test_samples_of_a_prompt_are_one_observation() -> None:
+def test_samples_of_a_prompt_are_one_observation():
     # 20 prompts whose 50 samples all agree hold the information of 20 observations, not of 1000.
     means = np.array([0.0, 1.0] * 10)
     clustered = ratio_of_sums(means * 50, np.full(20, 50.0))
@@ -67,12 +67,12 @@ def test_samples_of_a_prompt_are_one_observation() -> None:
     assert 0.38 < high - low < 0.5, "2 · 1.96 · 0.5 / √20 is 0.44"
 
 
-def test_one_prompt_has_no_interval() -> None:
+def test_one_prompt_has_no_interval():
     assert ratio_of_sums(np.array([3.0]), np.array([2.0])).interval is None
     assert paired_difference(np.zeros(1), np.ones(1)).p_value is None
 
 
-def test_wilson_s_interval_is_newcombe_s_examples() -> None:
+def test_wilson_s_interval_is_newcombe_s_examples():
     # Newcombe 1998, Statistics in Medicine 17:857, Table I, method 3.
     for successes, trials, low, high in (
         (81, 263, 0.2553, 0.3662),
@@ -85,7 +85,7 @@ def test_wilson_s_interval_is_newcombe_s_examples() -> None:
         assert estimate.interval == pytest.approx((low, high), abs=5e-5)
 
 
-def test_welch_s_test_is_of_runs_whose_spread_differs() -> None:
+def test_welch_s_test_is_of_runs_whose_spread_differs():
     # The first example in Wikipedia's article on it: t = −2.46, ν = 25.0, p = 0.021.
     first = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7]
     first += [21.4]
@@ -99,7 +99,7 @@ def test_welch_s_test_is_of_runs_whose_spread_differs() -> None:
     assert (low + high) / 2 == pytest.approx(estimate.value)
 
 
-def test_welch_s_test_allows_one_method_without_spread() -> None:
+def test_welch_s_test_allows_one_method_without_spread():
     spread = [0.90, 1.00, 0.95, 0.97]
     estimate = welch([1.0] * 5, spread)
     alone = stats.ttest_1samp(spread, 1.0)
@@ -110,15 +110,13 @@ def test_welch_s_test_allows_one_method_without_spread() -> None:
 @pytest.mark.parametrize(
     ("first", "second"), [([1.0], [2.0, 3.0]), ([1.0, 2.0], [2.0]), ([0.1] * 3, [0.2] * 3)]
 )
-def test_seeds_that_are_one_or_do_not_vary_are_not_tested(
-    first: list[float], second: list[float]
-) -> None:
+def test_seeds_that_are_one_or_do_not_vary_are_not_tested(first, second):
     estimate = welch(first, second)
     assert estimate.value == pytest.approx(np.mean(second) - np.mean(first))
     assert (estimate.interval, estimate.p_value) == (None, None)
 
 
-def test_holm_s_adjustment_equals_r_s_p_adjust() -> None:
+def test_holm_s_adjustment_equals_r_s_p_adjust():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([0.5]) == [0.5]
@@ -126,7 +124,7 @@ def test_holm_s_adjustment_equals_r_s_p_adjust() -> None:
     assert holm([None, 0.02, None, 0.03]) == [None, 0.04, None, 0.04], "no test, no adjustment"
 
 
-def test_pass_at_k_is_chen_s_estimator() -> None:
+def test_pass_at_k_is_chen_s_estimator():
     # The published code: 1 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)).
     correct, samples, k = np.array([3, 150, 0, 200]), np.array([200, 200, 200, 200]), 100
     expected = [

@@ -3,7 +3,7 @@
 import re
 import socket
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ OLD = time.time() - 3600
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
+def record(tmp_path) -> RunRecord:
     """A run that has a configuration and nothing else."""
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
     record.save_config(load_config(write_config(tmp_path)))
@@ -64,10 +64,8 @@ def note(record: RunRecord, step: str, state: State, message: str = "") -> StepR
     return recorded(record, step, stage=stage, **values)
 
 
-def test_a_store_that_fails_hides_no_error_of_the_run(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(store: Store, path: Path) -> str:
+def test_a_store_that_fails_hides_no_error_of_the_run(record, monkeypatch):
+    def fail(store, path):
         raise StoreError("the bucket does not answer")
 
     with pytest.raises(GebError, match="the run's own"), recorded_attempt(record):
@@ -85,9 +83,7 @@ def test_a_store_that_fails_hides_no_error_of_the_run(
         (StoppedError("train: stopped"), "stopped"),
     ],
 )
-def test_a_run_s_state_is_how_its_last_attempt_ended(
-    record: RunRecord, error: BaseException | None, state: str
-) -> None:
+def test_a_run_s_state_is_how_its_last_attempt_ended(record, error, state):
     with pytest.raises(GebError), recorded_attempt(record):
         raise GebError("the attempt before")
     try:
@@ -103,22 +99,20 @@ def test_a_run_s_state_is_how_its_last_attempt_ended(
     assert state in shown(record, "status")
 
 
-def test_one_of_two_simultaneous_different_runs_is_refused(
-    record: RunRecord,
-) -> None:
+def test_one_of_two_simultaneous_different_runs_is_refused(record):
     second = record.config().model_copy(update={"seed": 1})
 
-    def run_second() -> None:
+    def run_second():
         with recorded_attempt(record, lambda: record.start(second, dict)):
             pass
 
-    def begin_first() -> None:
+    def begin_first():
         record.start(record.config(), dict)
         futures.append(pool.submit(run_second))
         with pytest.raises(TimeoutError):
             futures[0].result(0.5)
 
-    futures: list[Future[None]] = []
+    futures = []
     with (
         ThreadPoolExecutor() as pool,
         recorded_attempt(record, begin_first),
@@ -128,7 +122,7 @@ def test_one_of_two_simultaneous_different_runs_is_refused(
     assert record.config().seed == 0
 
 
-def test_a_run_and_step_without_a_process_have_crashed(record: RunRecord) -> None:
+def test_a_run_and_step_without_a_process_have_crashed(record):
     dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())
@@ -147,9 +141,7 @@ def test_a_run_and_step_without_a_process_have_crashed(record: RunRecord) -> Non
     [("0", {"done"}), ("1", {"outdated"})],
     ids=["the same file", "another content"],
 )
-def test_another_content_of_a_file_outdates_all_that_came_of_it(
-    record: RunRecord, prepare: str, states: set[str]
-) -> None:
+def test_another_content_of_a_file_outdates_all_that_came_of_it(record, prepare, states):
     for step in ("prepare", "iteration-1/train"):
         recorded(record, step)
     # A key that is not known before the step begins says nothing.
@@ -159,15 +151,13 @@ def test_another_content_of_a_file_outdates_all_that_came_of_it(
 
 
 @pytest.mark.parametrize(("state", "counts"), [("done", True), ("outdated", False)])
-def test_an_outdated_step_did_not_make_the_run_s_results(
-    record: RunRecord, state: State, counts: bool
-) -> None:
+def test_an_outdated_step_did_not_make_the_run_s_results(record, state, counts):
     artifact = checkpoint_artifact(record.store, "weights")
     recorded(record, "prepare", stage="train", key=artifact.manifest.key, state=state)
     assert ("prepare" in summarise(record).artifacts) is counts
 
 
-def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -> None:
+def test_steps_of_earlier_attempts_wait_and_all_steps_count(record):
     note(record, "prepare", "done")
     time.sleep(0.01)
     with recorded_attempt(record):
@@ -197,13 +187,11 @@ def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -
         (7620, "2 h 07 min"),
     ],
 )
-def test_durations_are_for_a_person(seconds: float | None, text: str) -> None:
+def test_durations_are_for_a_person(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_reused_step_shows_the_seconds_of_its_first_computation(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_a_reused_step_shows_the_seconds_of_its_first_computation(finished, tmp_path):
     store = finished.parent / "store"
     before = steps(store)["sft"]
     record = RunRecord(Store.open(str(store)), "small")
@@ -217,7 +205,7 @@ def test_a_reused_step_shows_the_seconds_of_its_first_computation(
     assert 0 < reused["seconds"] <= before["seconds"], "without the start of its process"
 
 
-def test_logs_show_the_step_and_the_place_of_the_file(finished: Path) -> None:
+def test_logs_show_the_step_and_the_place_of_the_file(finished):
     store = finished.parent / "store"
     done = geb_ok("logs", "small", "iteration-1/train", "--store", store)
     head, *lines = done.stdout.splitlines()
@@ -229,9 +217,7 @@ def test_logs_show_the_step_and_the_place_of_the_file(finished: Path) -> None:
     assert "iteration-1/train" in wrong
 
 
-def test_logs_without_a_step_follow_the_failed_step(
-    record: RunRecord,
-) -> None:
+def test_logs_without_a_step_follow_the_failed_step(record):
     with pytest.raises(GebError), recorded_attempt(record):
         note(record, "sft", "done")
         failed = note(record, "iteration-1/train", "failed")
@@ -245,27 +231,25 @@ def test_logs_without_a_step_follow_the_failed_step(
     assert text.splitlines()[1:] == ["bar 100 %", "the last word"]
 
 
-def test_an_overview_of_runs_asks_a_bucket_once_for_all(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overview_of_runs_asks_a_bucket_once_for_all(record, monkeypatch):
     for name in ("small", "second", "third"):
         run = RunRecord(record.store, name)
         run.save_config(record.config().model_copy(update={"name": name}))
         with recorded_attempt(run):
             note(run, "prepare", "reused")
-    refreshed: list[str] = []
-    read: list[str] = []
+    refreshed = []
+    read = []
 
-    def refresh(store: Store, folder: str) -> None:
+    def refresh(store, folder):
         refreshed.append(folder)
 
-    def manifest(store: Store, stage: str, key: str) -> None:
+    def manifest(store, stage, key):
         read.append(stage)
 
     monkeypatch.setattr(Store, "refresh", refresh)
     monkeypatch.setattr(Store, "manifest", manifest)
 
-    def status(*arguments: str) -> str:
+    def status(*arguments):
         words = ["status", *arguments, "--store", record.store.location]
         return CliRunner().invoke(app, words, catch_exceptions=False).output
 

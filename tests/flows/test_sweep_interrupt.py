@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 RUNS = {"two-s0", "two-s1"}
 
 
-def test_ctrl_c_stops_all_runs_of_a_sweep(tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_runs_of_a_sweep(tmp_path):
     config = write_config(tmp_path)
     two = ("--seeds", "0,1", "--parallel-runs", "2", "--name", "two")
     with started("sweep", config, *two, in_foreground=True) as process:
-        begun: set[str] = set()
+        begun = set()
         while begun < RUNS:
             line = wait_for_line(process, "prepare")
             begun |= {run for run in RUNS if run in line}

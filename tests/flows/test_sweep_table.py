@@ -44,7 +44,7 @@ def swept(
     return compare_summaries(runs, labels)
 
 
-def test_runs_of_one_seed_are_tested_by_their_differences() -> None:
+def test_runs_of_one_seed_are_tested_by_their_differences():
     # Differences 0.06, 0.02, 0.04: mean 0.04, s = 0.02, t = 0.04 / (0.02 / √3) = 3.46, ν = 2,
     # so p = 0.0742; half an interval is 4.3027 · 0.02 / √3 = 0.0497.
     first, second = [0.2, 0.5, 0.8], [0.26, 0.52, 0.84]
@@ -64,7 +64,7 @@ def test_runs_of_one_seed_are_tested_by_their_differences() -> None:
     assert same.estimate.p_value is None, "differences that do not vary are not tested"
 
 
-def test_combinations_are_tested_against_the_first_by_seed_and_holm() -> None:
+def test_combinations_are_tested_against_the_first_by_seed_and_holm():
     [test] = swept(ONE, TWO).differences
     expected = stats.ttest_rel(TWO, ONE).pvalue
     assert test.name == "train.kappa=1.0"
@@ -79,10 +79,10 @@ def test_combinations_are_tested_against_the_first_by_seed_and_holm() -> None:
     assert swept([0.5], [0.9]).over_seeds == [], "one seed: runs are compared by prompt"
 
 
-def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_starts_no_further_cell(monkeypatch):
     started = []
 
-    def interrupted(config: RunConfig) -> None:
+    def interrupted(config):
         started.append(config.seed)
         raise KeyboardInterrupt
 
@@ -105,14 +105,14 @@ class Prefect:
         ]
 
 
-def test_a_run_hears_of_the_cancellation_of_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_hears_of_the_cancellation_of_its_sweep(monkeypatch):
     monkeypatch.setattr(cancellation, "present", Prefect())
     monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext(Prefect()))
     monkeypatch.setattr(cancellation, "_POLL_SECONDS", 0)
     stopped = threading.Event()
-    states: list[str] = []
+    states = []
 
-    def stop(state: str) -> None:
+    def stop(state):
         states.append(state)
         stopped.set()
 
@@ -135,7 +135,7 @@ def shown(width: int) -> str:
     return printed.getvalue()
 
 
-def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
+def test_a_narrow_terminal_shows_the_grid_and_whole_figures():
     wide, narrow = shown(300), shown(40)
     assert "distinct-4" in wide
     assert "no room for" not in wide
@@ -151,7 +151,7 @@ def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
     assert "train.kappa=0.5" in shown(15).replace("\n", "").replace(" ", "")
 
 
-def test_a_document_has_the_figures_of_combinations_and_runs() -> None:
+def test_a_document_has_the_figures_of_combinations_and_runs():
     document = swept(ONE, TWO).to_json()
     first, second = document["over_seeds"]
     assert first["method"] == "train.kappa=0.5"
@@ -165,7 +165,7 @@ def test_a_document_has_the_figures_of_combinations_and_runs() -> None:
     assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
 
 
-def test_a_row_has_student_s_interval_which_ends_where_shares_do() -> None:
+def test_a_row_has_student_s_interval_which_ends_where_shares_do():
     rates = [1.0, 0.8, 1.0]
     # t(0.975, 2) = 4.303, so 0.933 ± 4.303 · 0.115 / √3; a reward may be above 1.
     reward = swept(rates, [0.0, 0.1, 0.0])

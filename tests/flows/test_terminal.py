@@ -1,7 +1,5 @@
 """A run that was started in a terminal, as Prefect shows it."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
@@ -14,12 +12,10 @@ from prefect.client.schemas.filters import (
 from prefect.context import refresh_global_settings_context
 
 from flows.execution.observer import Session
-from flows.execution.run_record import RunRecord
 from flows.iterate import execute, iterate, telling_name
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
-from flows.report.summary import Summary, summarise
+from flows.report.summary import summarise
 from stages.contract.errors import UserError
 from tests.flows.loop import geb, write_program
 from tests.flows.trivial_stages import ROOT, write_config
@@ -27,9 +23,7 @@ from tests.flows.trivial_stages import ROOT, write_config
 pytestmark = pytest.mark.slow
 
 
-def test_a_failed_run_shows_its_configuration_and_resume_command(
-    prefect_server: str, tmp_path: Path
-) -> None:
+def test_a_failed_run_shows_its_configuration_and_resume_command(prefect_server, tmp_path):
     path = write_config(tmp_path, "terminal", parallel=2)
     failing = write_program(tmp_path / "failing-python", "echo 'the disk fell out'\nexit 7")
     values = yaml.safe_load(path.read_text())
@@ -56,9 +50,7 @@ def test_a_failed_run_shows_its_configuration_and_resume_command(
     assert "Retry" not in message, "Prefect has no deployment to start it with"
 
 
-def test_a_run_refused_before_its_record_offers_no_resume(
-    prefect_server: str, tmp_path: Path
-) -> None:
+def test_a_run_refused_before_its_record_offers_no_resume(prefect_server, tmp_path):
     oracle = tmp_path / "broken.py"
     oracle.write_text("def score(prompts, responses, references):\n    return []\n")
     changes = ["name=refused", f"store={tmp_path / 'store'}", f"inputs.oracle_code={oracle}"]
@@ -74,12 +66,10 @@ def test_a_run_refused_before_its_record_offers_no_resume(
     assert "geb resume" not in str(artifact.data)
 
 
-def test_a_step_ends_well_while_a_table_s_source_is_set_aside(
-    prefect_server: str, copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_ends_well_while_a_table_s_source_is_set_aside(prefect_server, copied, monkeypatch):
     calls = []
 
-    def set_aside_once(record: RunRecord, config: RunConfig) -> Summary:
+    def set_aside_once(record, config):
         calls.append(record)
         if len(calls) == 1:
             raise FileNotFoundError(2, "No such file or directory")

@@ -37,7 +37,7 @@ ACCUMULATED = SMALLER | {
 
 
 @pytest.fixture(scope="module")
-def accumulated(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def accumulated(prefect_server, tmp_path_factory) -> Path:
     """Configuration of a finished run: accumulated pairs, ZeRO-2."""
     config = write_config(tmp_path_factory.mktemp("accumulated"), **ACCUMULATED)
     geb_ok("run", config)
@@ -49,7 +49,7 @@ def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
     return [(artifact["key"], artifact["path"]) for artifact in manifest["inputs"][name]]
 
 
-def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated: Path) -> None:
+def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated):
     artifacts = manifests(accumulated.parent / "store")
     base = (artifacts["sft"]["key"], "checkpoint")
     train = [artifacts[f"iteration-{iteration}/train"] for iteration in (1, 2, 3)]
@@ -71,7 +71,7 @@ def test_artifacts_name_the_models_and_pairs_that_they_came_from(accumulated: Pa
     assert len(set(digests)) == 3, "each iteration has another policy"
 
 
-def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_path: Path) -> None:
+def test_a_kill_in_the_second_iteration_changes_nothing(accumulated, tmp_path):
     undisturbed = accumulated.parent / "store"
     config = write_config(tmp_path, **ACCUMULATED, inputs=warm_started(accumulated))
     with started("run", config) as process:
@@ -90,7 +90,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_more_iterations_go_on_from_the_finished_ones(accumulated: Path) -> None:
+def test_more_iterations_go_on_from_the_finished_ones(accumulated):
     longer = ("iterations=5", "name=longer", "model=small")
     geb_ok("run", accumulated, *(part for step in longer for part in ("--set", step)))
     records = steps(accumulated.parent / "store", "longer")
@@ -102,9 +102,7 @@ def test_more_iterations_go_on_from_the_finished_ones(accumulated: Path) -> None
 
 
 @pytest.mark.slow
-def test_adapters_go_on_over_their_base_and_are_used_with_it(
-    accumulated: Path, tmp_path: Path
-) -> None:
+def test_adapters_go_on_over_their_base_and_are_used_with_it(accumulated, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(warm_started(accumulated)["policy"], base)
     lora = {"rank": 2, "save": "adapter"}

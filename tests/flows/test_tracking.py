@@ -79,7 +79,7 @@ def attempt(folder: Path, tracker: str, done: int, *, fails: bool) -> list[str]:
     return warnings
 
 
-def test_news_cover_the_finished_iterations(tmp_path: Path) -> None:
+def test_news_cover_the_finished_iterations(tmp_path):
     config = RunConfig(name="tracked", iterations=2)
     news = news_of(summary_of(config, tmp_path, done=1))
     assert list(news) == ["iteration-0", "iteration-1/train", "iteration-1"]
@@ -111,7 +111,7 @@ def test_news_cover_the_finished_iterations(tmp_path: Path) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlflow", "trackio", "wandb")),
     ],
 )
-def test_a_resumed_run_continues_its_session_without_repeats(tmp_path: Path, tracker: str) -> None:
+def test_a_resumed_run_continues_its_session_without_repeats(tmp_path, tracker):
     packages = next(PACKAGES.glob("lib/python3*/site-packages"), None)
     if packages is None and tracker != "tensorboard":
         lacking(f"no packages at {PACKAGES}: run `make setup-trackers`")
@@ -130,7 +130,7 @@ def test_a_resumed_run_continues_its_session_without_repeats(tmp_path: Path, tra
     points, texts, count = READERS[tracker](place)
     assert count == 1
     assert "tracked" in texts
-    curves: dict[str, list[tuple[int, float]]] = {}
+    curves = {}
     for name, step, value in points:
         curves.setdefault(name, []).append((step, value))
     assert curves["evaluation/mean_reward"] == [(0, 0.5), (1, 0.6), (2, 0.7)]
@@ -203,17 +203,15 @@ class Hanging:
     ],
 )
 def test_a_tracker_that_fails_costs_one_warning_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: type, message: str
-) -> None:
+    tmp_path, monkeypatch, session, message
+):
     monkeypatch.setattr(tracking, "_SESSIONS", {"tensorboard": session})
     monkeypatch.setattr(tracking, "_LAST_SECONDS", 0.1 if session is Hanging else 60.0)
     [warning] = attempt(tmp_path, "tensorboard", 2, fails=False)
     assert warning.startswith(message)
 
 
-def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(tmp_path, monkeypatch):
     monkeypatch.setattr("flows.pipeline.preflight.find_spec", lambda package: None)
     config = load_config(write_config(tmp_path), ["tracking.report_to=[wandb, tensorboard]"])
     with pytest.raises(UserError, match="wandb, tensorboardX is not installed") as caught:

@@ -20,7 +20,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_tutorial_promotes_only_a_better_model(prefect_server: str, tmp_path: Path) -> None:
+def test_the_tutorial_promotes_only_a_better_model(prefect_server, tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     script = "set -eux\n" + "".join(blocks("console"))
     environment = os.environ | {"PATH": path}

@@ -1,6 +1,5 @@
 """Steps of a run whose inputs are not read: the same as with them, without their content."""
 
-from pathlib import Path
 from typing import Any
 
 from flows.pipeline.algorithm import resolve_run, step_names, unread_steps
@@ -23,7 +22,7 @@ def shown(step: Step) -> tuple[Any, ...]:
     return step.name, step.params, inputs, step.seed, step.iteration
 
 
-def test_unread_steps_equal_the_run_s(tmp_path: Path) -> None:
+def test_unread_steps_equal_the_run_s(tmp_path):
     code = tmp_path / "oracle.py"
     code.write_text("def score(prompts, responses, references): ...\n")
     judged = {
@@ -50,14 +49,14 @@ def test_unread_steps_equal_the_run_s(tmp_path: Path) -> None:
     assert step_names(config) == [step.name for step in steps]
 
 
-def test_without_a_warm_start_they_begin_with_the_policy(tmp_path: Path) -> None:
+def test_without_a_warm_start_they_begin_with_the_policy(tmp_path):
     policy = make_tiny_llama(tmp_path / "policy")
     changes = {"inputs": {"policy": str(policy), "warm_start": None}}
     config = load_overridden(QUICKSTART, changes, "test")
     assert [*map(shown, unread_steps(config))] == [*map(shown, resolve_run(config).steps)]
 
 
-def test_names_of_the_hub_stand_for_models_and_for_data() -> None:
+def test_names_of_the_hub_stand_for_models_and_for_data():
     changes = {
         "inputs": {
             "policy": "owner/model",

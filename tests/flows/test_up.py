@@ -3,8 +3,6 @@
 import re
 import socket
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 from uuid import UUID
 
 import psutil
@@ -41,7 +39,7 @@ def below(process: subprocess.Popen[str]) -> list[int]:
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
-def test_up_is_found_by_other_commands_and_ended_by_stop(tmp_path: Path) -> None:
+def test_up_is_found_by_other_commands_and_ended_by_stop(tmp_path):
     with geb_up(tmp_path) as (process, up):
         again = geb_ok("up", "--home", up.home, "--store", up.store)
         assert "running already" in again.stdout
@@ -61,7 +59,7 @@ def test_up_is_found_by_other_commands_and_ended_by_stop(tmp_path: Path) -> None
         assert ended.state_name == "Crashed", "the history stays, and nothing seems to run"
 
 
-def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_killed_up_leaves_nothing_behind(tmp_path):
     with geb_up(tmp_path) as (process, up):
         processes = below(process)
         process.kill()
@@ -71,7 +69,7 @@ def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
         assert not is_prefect(up.api)
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         where = ("--home", tmp_path / "home", "--store", tmp_path / "store")
@@ -99,9 +97,7 @@ def start_anew(up: Up, run: FlowRun) -> UUID | None:
 
 
 @pytest.mark.parametrize("go_on", [retry, resume, start_anew])
-def test_every_way_to_go_on_finds_what_is_done(
-    standing: Up, finished: Path, tmp_path: Path, go_on: Callable[[Up, FlowRun], UUID | None]
-) -> None:
+def test_every_way_to_go_on_finds_what_is_done(standing, finished, tmp_path, go_on):
     inputs = warm_started(finished) | {"oracle_code": str(failing_once(tmp_path))}
     config = SMALL_OVERRIDES | {"name": "again", "inputs": inputs, "store": str(standing.store)}
     run = standing.wait(standing.start("iterate/iterate", preset="quickstart", config=config).id)
@@ -128,9 +124,7 @@ def test_every_way_to_go_on_finds_what_is_done(
     assert states[failed] == "Completed"
 
 
-def test_a_schedule_from_the_terminal_starts_a_fresh_run(
-    standing: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_from_the_terminal_starts_a_fresh_run(standing, tmp_path, monkeypatch):
     monkeypatch.setenv("GEB_HOME", str(standing.home))
     monkeypatch.setenv("PREFECT_API_URL", "")
     config = write_config(tmp_path, name="scheduled")
@@ -139,7 +133,7 @@ def test_a_schedule_from_the_terminal_starts_a_fresh_run(
         deployment = client.read_deployment_by_name("iterate/iterate")
         due = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
 
-        def scheduled() -> list[FlowRun]:
+        def scheduled():
             runs = client.read_flow_runs(
                 flow_run_filter=due, sort=FlowRunSort.EXPECTED_START_TIME_ASC
             )
@@ -154,9 +148,7 @@ def test_a_schedule_from_the_terminal_starts_a_fresh_run(
     assert re.match(r"scheduled-\d{8}-\d{6} ", ended.name)
 
 
-def test_a_run_that_was_killed_does_not_stay_running(
-    standing: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_killed_does_not_stay_running(standing, tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", standing.api)
     with started("run", write_config(tmp_path, name="killed")) as process:
         wait_for_line(process, "sft:", "started")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -18,7 +17,7 @@ from tests.flows.loop import geb_ok, geb_refused, steps
 from tests.small_disk import no_room
 
 
-def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_path: Path) -> None:
+def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     store = finished.parent / "store"
     geb_ok("export", "small@production", tmp_path / "model", "--store", store)
     key = steps(store)["iteration-1/train"]["key"]
@@ -73,9 +72,7 @@ def trained(
     return store.publish(scratch, manifest)
 
 
-def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(
-    store: Store, tmp_path: Path
-) -> None:
+def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(store, tmp_path):
     files = ("checkpoint/config.json", "adapter/adapter_config.json")
     first = trained(store, "1" * 64, HUB, *files)
     second = trained(store, "2" * 64, first.ref("checkpoint"), *files)
@@ -93,7 +90,7 @@ def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(
         assert f"The LoRA adapters belong to {bases[number]}." in card.content
 
 
-def test_an_export_without_room_leaves_no_folder(store: Store, tmp_path: Path) -> None:
+def test_an_export_without_room_leaves_no_folder(store, tmp_path):
     artifact = trained(store, "1" * 64, HUB, "checkpoint/config.json", "checkpoint/more.json")
     ModelRegistry(store).register("tiny", artifact.ref("checkpoint"), metrics={})
     new, empty = tmp_path / "new", tmp_path / "empty"
@@ -108,7 +105,7 @@ def test_an_export_without_room_leaves_no_folder(store: Store, tmp_path: Path) -
     assert (new / "README.md").exists()
 
 
-def test_an_adapter_as_checkpoint_is_exported_with_its_base(store: Store, tmp_path: Path) -> None:
+def test_an_adapter_as_checkpoint_is_exported_with_its_base(store, tmp_path):
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)
     ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
@@ -123,7 +120,7 @@ def test_an_adapter_as_checkpoint_is_exported_with_its_base(store: Store, tmp_pa
     assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
 
 
-def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_named(finished, tmp_path):
     arguments = ("export", "nobody@production", tmp_path / "model")
     refusal = geb_refused(*arguments, "--store", finished.parent / "store")
     assert "nobody" in refusal

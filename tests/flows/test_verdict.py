@@ -3,7 +3,6 @@
 import json
 import socket
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -48,9 +47,7 @@ def summary(folder: Path, *, promoted: bool | None) -> Summary:
         (None, "open", "the base's 0.500."),
     ],
 )
-def test_the_verdict_is_one_sentence_with_its_interval(
-    tmp_path: Path, promoted: bool | None, tone: str, end: str
-) -> None:
+def test_the_verdict_is_one_sentence_with_its_interval(tmp_path, promoted, tone, end):
     result = verdict(summary(tmp_path, promoted=promoted))
     assert result.tone == tone
     assert result.sentence.startswith(
@@ -64,7 +61,7 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
 
 
-def test_doubts_of_a_training_are_in_the_verdict(tmp_path: Path) -> None:
+def test_doubts_of_a_training_are_in_the_verdict(tmp_path):
     run = summary(tmp_path, promoted=None)
     trained = {"cautions": ["layers are not compiled"]}
     (tmp_path / "summary.json").write_text(json.dumps(trained))
@@ -75,7 +72,7 @@ def test_doubts_of_a_training_are_in_the_verdict(tmp_path: Path) -> None:
     assert verdict(run).cautions == ("training of iteration 1: layers are not compiled",)
 
 
-def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
+def test_the_verdict_says_how_far_to_trust_it(tmp_path):
     metrics = {"compared_prompts": 64}
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     run = summary(tmp_path, promoted=None)
@@ -105,9 +102,7 @@ def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
         ("drop", {"pairs": 100, "ties": 91}, None),
     ],
 )
-def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
-    tmp_path: Path, ties: str, figures: dict[str, int], said: str | None
-) -> None:
+def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(tmp_path, ties, figures, said):
     run = summary(tmp_path, promoted=True)
     run.config = RunConfig.model_validate({"iterations": 1, "pair": {"ties": ties}})
     run.rows[1].figures.update(figure_row(1, **figures).figures)
@@ -119,7 +114,7 @@ def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
 
 
 @pytest.fixture
-def record(store: Store, tmp_path: Path) -> RunRecord:
+def record(store, tmp_path) -> RunRecord:
     """A run of one iteration with all its steps but the suite's, which failed, and what follows."""
     record = RunRecord(store, "small")
     folder = tmp_path / "suite"
@@ -134,7 +129,7 @@ def record(store: Store, tmp_path: Path) -> RunRecord:
     return record
 
 
-def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
+def test_a_failed_run_is_bad_whatever_its_models_are(record):
     result = verdict(summarise(record))
     number = len(step_names(record.config()))
     assert result.tone == "bad"
@@ -148,7 +143,7 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
     )
 
 
-def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord) -> None:
+def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record):
     attempts = record.path / "attempts"
     attempts.mkdir()
     attempt = {"id": "one", "state": "running", "started": 0.0, "host": "elsewhere", "pid": 1}
@@ -161,9 +156,7 @@ def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord)
         assert (result.tone, result.sentence[: len(start)]) == (tone, start)
 
 
-def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
-    record: RunRecord, geb_here: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_damaged_artifact_is_named_and_makes_the_report_fail(record, geb_here):
     for name in step_names(record.config()):
         recorded(record, name)
     artifact = checkpoint_artifact(record.store, "one")
@@ -182,7 +175,7 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
     assert "Artifacts are damaged" in (record.path / "report.html").read_text()
 
 
-def test_the_page_lists_the_settings_and_needs_no_network(tmp_path: Path) -> None:
+def test_the_page_lists_the_settings_and_needs_no_network(tmp_path):
     run = summary(tmp_path, promoted=None)
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
     record.save_config(run.config)

@@ -12,9 +12,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.loop]
 PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 
 
-def test_vllm_samples_and_deepspeed_trains_in_the_whole_loop(
-    prefect_server: str, tmp_path: Path
-) -> None:
+def test_vllm_samples_and_deepspeed_trains_in_the_whole_loop(prefect_server, tmp_path):
     assert PYTHON.exists(), f"no interpreter at {PYTHON}: run `make setup-vllm`"
     config = write_config(
         tmp_path,

@@ -2,8 +2,6 @@
 
 import dataclasses
 import io
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +12,6 @@ from stages.contract.events import Emitter
 from stages.contract.params import OutputSpec, StageParams
 from stages.contract.request import make_request
 from stages.harness.program import Stage, execute
-from stages.store.base import Store
 from tests.flows.loop import write_config
 
 Inputs = dict[str, Any]
@@ -56,16 +53,11 @@ def other_file(inputs: Inputs) -> Inputs:
     ],
 )
 def test_a_wrong_wiring_is_refused_by_the_plan(
-    builder: str,
-    change: Callable[[Inputs], Inputs],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    geb_here: Callable[..., tuple[int, str]],
-) -> None:
+    builder, change, said, tmp_path, monkeypatch, geb_here
+):
     right = getattr(Steps, builder)
 
-    def wrong(self: Steps, *arguments: Any) -> Any:
+    def wrong(self, *arguments):
         step = right(self, *arguments)
         return dataclasses.replace(step, inputs=change(dict(step.inputs)))
 
@@ -82,10 +74,10 @@ class LazyParams(StageParams):
     outputs = {"checkpoint": OutputSpec("model"), "ema": OutputSpec("model", optional=True)}
 
 
-def test_an_artifact_without_a_declared_output_is_not_published(store: Store) -> None:
+def test_an_artifact_without_a_declared_output_is_not_published(store):
     request = make_request(LazyParams(), inputs={}, seed=0, store=str(store.root))
 
-    def run(ctx: Any) -> None:
+    def run(ctx):
         (ctx.out / "checkpoints/model").mkdir(parents=True)
         (ctx.out / "log.txt").write_text("busy")
 

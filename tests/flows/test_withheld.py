@@ -12,7 +12,6 @@ from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, submit_options
 from stages.contract.request import Request, Resources
-from stages.store.base import Store
 from tests.flows.loop import write_program
 from tests.probe_requests import probe_request
 
@@ -21,7 +20,7 @@ NAMES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_A
 
 
 @pytest.fixture
-def request_(store: Store, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_(store, monkeypatch) -> Request:
     """A request for two nodes, made by an orchestrator that knows the password."""
     for name in NAMES:
         monkeypatch.setenv(name, f"admin:{PASSWORD}")
@@ -32,7 +31,7 @@ def is_clean(text: str) -> bool:
     return not [secret for secret in (PASSWORD, *NAMES) if secret in text]
 
 
-def test_no_pod_has_it(request_: Request) -> None:
+def test_no_pod_has_it(request_):
     store = Path(request_.store)
     settings = KubernetesSettings.model_validate({"volumes": {request_.store: {"claim": "store"}}})
     path = str(store / "request.json")
@@ -42,7 +41,7 @@ def test_no_pod_has_it(request_: Request) -> None:
     assert is_clean(json.dumps(pods))
 
 
-def test_no_container_has_it(request_: Request) -> None:
+def test_no_container_has_it(request_):
     container = container_options(
         request_,
         DockerSettings(),
@@ -53,7 +52,7 @@ def test_no_container_has_it(request_: Request) -> None:
     assert is_clean(repr(container))
 
 
-def test_no_job_has_it(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_job_has_it(request_, tmp_path, monkeypatch):
     """Nor has sbatch, which `sbatch_options: [--export=ALL]` lets hand on its own environment."""
     settings = SlurmSettings(sbatch_options=("--export=ALL",))
     options = submit_options(request_, settings, grace_seconds=30)

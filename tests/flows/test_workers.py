@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
@@ -29,9 +28,7 @@ def is_online(client: SyncPrefectClient) -> bool:
     return any(worker.status == WorkerStatus.ONLINE for worker in workers)
 
 
-def test_cancelling_a_run_on_a_worker_ends_its_stages(
-    prefect_server: str, tmp_path: Path, probe_stage: None
-) -> None:
+def test_cancelling_a_run_on_a_worker_ends_its_stages(prefect_server, tmp_path, probe_stage):
     client = SyncPrefectClient(prefect_server)
     client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     client.create_work_queue(name=QUEUE, work_pool_name=POOL)

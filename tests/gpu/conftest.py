@@ -22,13 +22,13 @@ def _needs_gpu() -> None:
 
 
 @pytest.fixture(scope="session")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(tmp_path_factory) -> Path:
     """A Llama of random weights with grouped heads of a width that all kernels know."""
     folder = tmp_path_factory.mktemp("policy")
     return make_tiny_llama(folder / "model", hidden_size=256, initializer_range=0.1)
 
 
 @pytest.fixture(scope="session")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pairs(tmp_path_factory) -> Path:
     """Preference pairs, two of them ties."""
     return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))

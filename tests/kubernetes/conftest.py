@@ -10,22 +10,20 @@ from tests.launchers.launcher import store as store
 
 
 @pytest.fixture(scope="package")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
+def launcher(tmp_path_factory) -> Iterator[Kubernetes]:
     """Starts probes in pods."""
     with kubernetes_launcher(tmp_path_factory) as launcher:
         yield launcher
 
 
 @pytest.fixture(scope="package")
-def cluster(launcher: Kubernetes) -> Namespace:
+def cluster(launcher) -> Namespace:
     """The namespace of the pods."""
     return launcher.cluster
 
 
 @pytest.fixture(autouse=True)
-def nodes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def nodes(request, tmp_path_factory) -> Iterator[None]:
     """The nodes: for tests of several processes at a time, or for one that takes a node away."""
     alone = request.node.get_closest_marker("alone") is not None
     with nodes_in_use(tmp_path_factory, alone=alone):

@@ -11,9 +11,9 @@ from flows.runners.choose import make_runner
 from stages.contract.errors import PreemptedError
 from stages.contract.request import Request, Resources
 from stages.store.opening import open_store
-from tests.at_work import AtWork, at_work
+from tests.at_work import at_work
 from tests.flows.probes import wait_until
-from tests.kubernetes.cluster import CPUS, THIS_MACHINE, Namespace, kubectl
+from tests.kubernetes.cluster import CPUS, THIS_MACHINE, kubectl
 from tests.kubernetes.pods import RESOURCES
 from tests.lacking import lacking
 from tests.no_shared_folder import (
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 
 @pytest.fixture
-def url(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
+def url(cluster, tmp_path) -> Iterator[str]:
     """A store's place in a bucket that this machine and the pods reach."""
     if "K8S_TOP" not in os.environ:
         lacking("an address of this machine for pods: the cluster is not the tests' own")
@@ -50,7 +50,7 @@ def url(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def probes(cluster: Namespace, url: str, tmp_path: Path, probe_stage: None) -> Execution:
+def probes(cluster, url, tmp_path, probe_stage) -> Execution:
     """Execution in pods that see of this machine its programs and the probe, and an empty store."""
     open_store(url, create=True)
     settings = cluster.settings(
@@ -68,17 +68,13 @@ def request_for(url: str, **params: str) -> Request:
     return probe_of(url, Resources(cpus=CPUS), **params)
 
 
-def test_the_loop_runs_without_a_shared_volume(
-    probes: Execution, finished: Path, tmp_path: Path, url: str
-) -> None:
+def test_the_loop_runs_without_a_shared_volume(probes, finished, tmp_path, url):
     section = probes.model_dump(mode="json", exclude_defaults=True)
     check_loop(finished, tmp_path, url, section, resources=RESOURCES)
 
 
-def test_a_pod_that_is_killed_in_its_upload_leaves_no_half_artifact(
-    cluster: Namespace, url: str, probes: Execution, tmp_path: Path
-) -> None:
-    def kill(_: AtWork) -> None:
+def test_a_pod_that_is_killed_in_its_upload_leaves_no_half_artifact(cluster, url, probes, tmp_path):
+    def kill(_):
         [pod] = cluster.pods()
         name = pod["metadata"]["name"]
         kubectl("-n", cluster.name, "delete", "pod", name, "--grace-period=0", "--force")
@@ -87,9 +83,7 @@ def test_a_pod_that_is_killed_in_its_upload_leaves_no_half_artifact(
     assert isinstance(error, PreemptedError), error
 
 
-def test_state_goes_through_the_bucket_to_the_next_pod(
-    cluster: Namespace, url: str, probes: Execution
-) -> None:
+def test_state_goes_through_the_bucket_to_the_next_pod(cluster, url, probes):
     request = request_for(url, behaviour="hang_once")
     with at_work(request, runner := make_runner(probes)) as work:
         wait_until(
@@ -101,9 +95,7 @@ def test_state_goes_through_the_bucket_to_the_next_pod(
     assert not any(name.startswith("work/") for name in objects(url))
 
 
-def test_a_pod_ends_without_signs_of_its_orchestrator(
-    cluster: Namespace, url: str, probes: Execution, tmp_path: Path
-) -> None:
+def test_a_pod_ends_without_signs_of_its_orchestrator(cluster, url, probes, tmp_path):
     request = request_for(url, behaviour="hang")
     with orchestrator(request, probes, folder=tmp_path):
         assert any(name.startswith("orchestrators/probe/") for name in objects(url))

@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,10 @@ from kubernetes import client
 from flows.pipeline.config import StageResources
 from flows.runners.kubernetes.place import check_pods
 from stages.contract.errors import PreemptedError
-from stages.store.base import Store
 from tests.at_work import at_work
 from tests.flows.loop import ROOT
 from tests.flows.probes import wait_until
-from tests.kubernetes.cluster import Namespace, kubectl
-from tests.kubernetes.pods import Kubernetes
+from tests.kubernetes.cluster import kubectl
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -32,7 +29,7 @@ def objects() -> dict[str, Any]:
 
 
 @pytest.fixture
-def account(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
+def account(cluster, tmp_path) -> Iterator[str]:
     """A kubeconfig of the shipped service account, in the tests' namespace."""
     folder = tmp_path / "kustomization"
     folder.mkdir()
@@ -69,7 +66,7 @@ def _kubeconfig(namespace: str) -> dict[str, Any]:
     return dict(config)
 
 
-def test_the_shipped_files_install(cluster: Namespace) -> None:
+def test_the_shipped_files_install(cluster):
     manifests = objects()
     assert set(manifests) == {
         *("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim")
@@ -84,14 +81,12 @@ def test_the_shipped_files_install(cluster: Namespace) -> None:
         kubectl("delete", "-k", str(BASE), "--wait=false")
 
 
-def test_the_role_is_what_the_runner_uses_and_no_more(
-    launcher: Kubernetes, store: Store, account: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_role_is_what_the_runner_uses_and_no_more(launcher, store, account, monkeypatch):
     """A stage runs under the account to its end, and every right is made use of."""
     used = set()
     call = client.ApiClient.call_api
 
-    def recorded(self: Any, method: str, url: str, *rest: Any, **options: Any) -> Any:
+    def recorded(self, method, url, *rest, **options):
         if "/v1/" in url:
             used.add(_right(method, url))
         return call(self, method, url, *rest, **options)

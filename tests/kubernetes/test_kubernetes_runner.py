@@ -2,8 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,15 +34,13 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
     ],
     ids=["unschedulable", "missing secret"],
 )
-def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(
-    launcher: Kubernetes, store: Store, changes: dict[str, Any], message: str
-) -> None:
+def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(launcher, store, changes, message):
     with pytest.raises(UserError, match=message) as caught:
         launcher.run(launcher.request(store), **changes)
     assert "execution.kubernetes" in caught.value.remedy
 
 
-def test_a_quota_is_waited_for(launcher: Kubernetes, store: Store) -> None:
+def test_a_quota_is_waited_for(launcher, store):
     hard = {"limits.memory": "1Gi"}
     quota = {
         "apiVersion": "v1",
@@ -75,9 +71,7 @@ def test_a_quota_is_waited_for(launcher: Kubernetes, store: Store) -> None:
     ],
     ids=["priority class", "namespace", "resource"],
 )
-def test_a_plan_names_what_the_cluster_would_refuse(
-    launcher: Kubernetes, store: Store, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_a_plan_names_what_the_cluster_would_refuse(launcher, store, tmp_path, changes, words):
     execution = launcher.section(launcher.request(store), **changes)
     config = write_config(tmp_path, execution=execution, resources=RESOURCES)
     assert words in geb_refused("plan", config)
@@ -98,9 +92,7 @@ def killed_orchestrator(launcher: Kubernetes, store: Store, death: str) -> Itera
 
 
 @pytest.mark.alone
-def test_pods_of_a_dead_orchestrator_are_taken_over_together(
-    launcher: Kubernetes, store: Store
-) -> None:
+def test_pods_of_a_dead_orchestrator_are_taken_over_together(launcher, store):
     with killed_orchestrator(launcher, store, "keep") as request:
         pods = [pod["metadata"]["uid"] for pod in launcher.cluster.pods()]
         KubernetesPlace(launcher.execution(request))

@@ -1,15 +1,13 @@
 """Training on two nodes of a real cluster, in pods, undisturbed and disturbed."""
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
-from flows.runners.runner import Runner
 from stages.contract.errors import PreemptedError
-from stages.contract.events import Event, Metric
+from stages.contract.events import Metric
 from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
 from tests.two_nodes import Fault, killed, make_inputs, outlives, train, training
 
@@ -23,41 +21,39 @@ def hosts_of_pods(cluster: Namespace) -> dict[str, str]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(1800)
-def test_faults_of_a_node_change_no_byte_of_a_training(
-    cluster: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
+def test_faults_of_a_node_change_no_byte_of_a_training(cluster, tmp_path_factory, tmp_path):
     inputs = make_inputs(tmp_path_factory.mktemp("inputs"))
     request, calm = (
         training(inputs, tmp_path / name, cpus=CPUS, timeout_seconds=3600)
         for name in ("store", "calm")
     )
 
-    def runner(store: str = request.store) -> Runner:
+    def runner(store=request.store):
         settings = cluster.settings(inputs, Path(store))
         return make_runner(Execution(runner="kubernetes", kubernetes=settings, grace_seconds=10))
 
-    hosts: dict[str, str] = {}
+    hosts = {}
 
-    def look(event: Event) -> None:
+    def look(event):
         if isinstance(event, Metric) and not hosts:
             hosts.update(hosts_of_pods(cluster))
 
     undisturbed = train(calm, runner(calm.store), look)
     assert len(set(hosts.values())) == 2, "each pod on another machine"
 
-    def node_of(number: int) -> str:
+    def node_of(number):
         [node] = [
             node for name, node in hosts_of_pods(cluster).items() if name.endswith(f"-{number}")
         ]
         return node
 
-    def node_frozen(*_: object) -> contextlib.AbstractContextManager[None]:
+    def node_frozen(*_):
         return frozen(node_of(1))
 
-    def node_cut_off(*_: object) -> contextlib.AbstractContextManager[None]:
+    def node_cut_off(*_):
         return without(node_of(1), "cut", "mend")
 
-    def first_node_powered_off(*_: object) -> contextlib.AbstractContextManager[None]:
+    def first_node_powered_off(*_):
         return without(node_of(0), "kill", "start")
 
     lost = "its node does not answer"

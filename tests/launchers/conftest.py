@@ -9,9 +9,7 @@ from tests.launchers.launcher import store as store
 
 
 @pytest.fixture(scope="module")
-def launcher(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Launcher]:
+def launcher(request, tmp_path_factory) -> Iterator[Launcher]:
     """A launcher, whose cluster or engine is started if none is there."""
     # Clients of clusters load when they are used.
     match request.param:

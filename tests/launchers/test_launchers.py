@@ -2,13 +2,12 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from flows.pipeline.config import StageResources
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
-from stages.contract.events import Event, Log, Progress
+from stages.contract.events import Log, Progress
 from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.at_work import at_work, hangs, said
@@ -40,9 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("launcher", params, indirect=True, scope="module")
 
 
-def test_a_stage_that_ends_well_leaves_artifact_events_and_log(
-    launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_ends_well_leaves_artifact_events_and_log(launcher, store, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     request = launcher.request(store, message="hello", prints="noise from a library")
     heard = launcher.run(request)
@@ -57,9 +54,7 @@ def test_a_stage_that_ends_well_leaves_artifact_events_and_log(
     assert not store.work_path("probe", request.key).exists()
 
 
-def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(
-    launcher: Launcher, store: Store
-) -> None:
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(launcher, store):
     request = launcher.request(store, behaviour="refuse")
     with pytest.raises(UserError, match="bad value 7") as caught:
         launcher.run(request)
@@ -68,7 +63,7 @@ def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(
     assert list(store.artifacts()) == []
 
 
-def test_a_crash_keeps_the_last_lines(launcher: Launcher, store: Store) -> None:
+def test_a_crash_keeps_the_last_lines(launcher, store):
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
         launcher.run(launcher.request(store, behaviour="crash"))
     assert not isinstance(caught.value, PreemptedError)
@@ -76,7 +71,7 @@ def test_a_crash_keeps_the_last_lines(launcher: Launcher, store: Store) -> None:
     assert list(store.artifacts()) == []
 
 
-def test_a_kill_is_named(launcher: Launcher, store: Store) -> None:
+def test_a_kill_is_named(launcher, store):
     with pytest.raises(StageFailedError, match=r"SIGKILL.*when memory runs out") as caught:
         launcher.run(launcher.request(store, behaviour="kill_self"))
     assert not isinstance(caught.value, PreemptedError)
@@ -84,16 +79,14 @@ def test_a_kill_is_named(launcher: Launcher, store: Store) -> None:
 
 
 @launched_by("docker", "kubernetes")
-def test_a_stage_out_of_memory_names_the_limit_and_the_setting(
-    launcher: Launcher, store: Store
-) -> None:
+def test_a_stage_out_of_memory_names_the_limit_and_the_setting(launcher, store):
     request = launcher.request(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB") as caught:
         launcher.run(request)
     assert "`geb run CONFIG --set resources.probe.memory_gib=0.5`" in str(caught.value)
 
 
-def test_a_stage_that_can_never_start_is_a_mistake(launcher: Launcher, store: Store) -> None:
+def test_a_stage_that_can_never_start_is_a_mistake(launcher, store):
     mistake = launcher.mistake
     with pytest.raises(UserError, match=mistake.words) as caught:
         launcher.run(launcher.request(store), **mistake.settings)
@@ -102,21 +95,14 @@ def test_a_stage_that_can_never_start_is_a_mistake(launcher: Launcher, store: St
 
 @launched_by("process", "fork server", "slurm")
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
-def test_a_stage_sees_its_gpus_and_no_other(
-    launcher: Launcher,
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    gpus: int,
-    seen: str,
-) -> None:
+def test_a_stage_sees_its_gpus_and_no_other(launcher, store, tmp_path, monkeypatch, gpus, seen):
     monkeypatch.setenv("GEB_GPUS", "0,1")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
     request = launcher.request(store, Resources(gpus=gpus), behaviour="tell_place")
     assert f"worker None, GPUs {seen!r}" in said(launcher.run(request))
 
 
-def test_a_stage_that_takes_too_long_is_ended(launcher: Launcher, store: Store) -> None:
+def test_a_stage_that_takes_too_long_is_ended(launcher, store):
     request = launcher.request(store, Resources(timeout_seconds=1.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         launcher.run(request, grace_seconds=1)
@@ -126,9 +112,7 @@ def test_a_stage_that_takes_too_long_is_ended(launcher: Launcher, store: Store) 
 @pytest.mark.parametrize(
     ("behaviour", "grace_seconds"), [("ignore_sigterm", 1), ("save_when_stopped", 60)]
 )
-def test_a_stopped_stage_saves_and_leaves_no_process(
-    launcher: Launcher, store: Store, behaviour: str, grace_seconds: float
-) -> None:
+def test_a_stopped_stage_saves_and_leaves_no_process(launcher, store, behaviour, grace_seconds):
     request = launcher.request(store, behaviour=behaviour)
     runner = launcher.runner(request, grace_seconds=grace_seconds)
     with at_work(request, runner) as work:
@@ -141,12 +125,10 @@ def test_a_stopped_stage_saves_and_leaves_no_process(
     assert saved.exists() is (behaviour == "save_when_stopped")
 
 
-def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(
-    launcher: Launcher, store: Store
-) -> None:
+def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(launcher, store):
     request = launcher.request(store, Resources(timeout_seconds=600), behaviour="leave_child")
 
-    def hear(event: Event) -> None:
+    def hear(event):
         if hangs(event):
             raise ConnectionError("the listener is gone")
 
@@ -156,9 +138,7 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(
     launcher.await_end(request, [int(pid) for pid in line.split("pids ")[1].split()])
 
 
-def test_packages_where_the_user_stands_are_not_executed(
-    launcher: Launcher, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_where_the_user_stands_are_not_executed(launcher, store, tmp_path, monkeypatch):
     for name in ("stages", "flows", "pyarrow", "json"):
         package = tmp_path / "mine" / name
         package.mkdir(parents=True)
@@ -170,17 +150,13 @@ def test_packages_where_the_user_stands_are_not_executed(
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_stage_gets_no_secret_of_prefect(
-    launcher: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_gets_no_secret_of_prefect(launcher, store, monkeypatch):
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
     request = launcher.request(store, behaviour="tell_environment", message="PREFECT_API_KEY")
     assert "PREFECT_API_KEY is None" in said(launcher.run(request))
 
 
-def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(
-    launcher: Launcher, store: Store
-) -> None:
+def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(launcher, store):
     request = launcher.request(store, behaviour="hang_once")
     kind, words = launcher.loss
     with at_work(request, launcher.runner(request)) as work:
@@ -194,9 +170,7 @@ def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(
     assert store.load("probe", request.key) is not None
 
 
-def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(
-    launcher: Launcher, store: Store
-) -> None:
+def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(launcher, store):
     request = launcher.request(store, behaviour="save_when_stopped")
     with orchestrator(request, launcher.execution(request), until='"metric"') as (_, pids):
         assert pids
@@ -208,14 +182,12 @@ def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(
 
 
 @launched_by("slurm", "kubernetes")
-def test_a_stage_that_is_kept_is_taken_over_by_the_next_orchestrator(
-    launcher: Launcher, store: Store
-) -> None:
+def test_a_stage_that_is_kept_is_taken_over_by_the_next_orchestrator(launcher, store):
     assert_taken_over(launcher, store, death="keep")
 
 
 @launched_by("slurm")
-def test_a_job_is_taken_over_before_it_stops(launcher: Launcher, store: Store) -> None:
+def test_a_job_is_taken_over_before_it_stops(launcher, store):
     assert_taken_over(launcher, store, death="stop")
 
 
@@ -229,13 +201,13 @@ def assert_taken_over(launcher: Launcher, store: Store, death: str) -> None:
         assert work.pids == pids, "its events are heard from the beginning"
 
 
-def test_a_stage_waits_while_another_one_computes_its_key(launcher: Launcher, store: Store) -> None:
+def test_a_stage_waits_while_another_one_computes_its_key(launcher, store):
     request = launcher.request(store)
     lease = store.lease("probe", request.key)
     lease.acquire()
     waited = []
 
-    def hear(event: Event) -> None:
+    def hear(event):
         if "is being computed by" in str(event) and not waited:
             waited.append(event)
             lease.release()
@@ -246,9 +218,7 @@ def test_a_stage_waits_while_another_one_computes_its_key(launcher: Launcher, st
 
 
 @launched_by("slurm", "kubernetes")
-def test_the_loop_gives_the_artifacts_of_processes(
-    launcher: Launcher, store: Store, finished: Path, tmp_path: Path
-) -> None:
+def test_the_loop_gives_the_artifacts_of_processes(launcher, store, finished, tmp_path):
     config = write_config(
         tmp_path,
         execution=launcher.section(launcher.request(store)) | {"parallel": 2},
@@ -261,15 +231,13 @@ def test_the_loop_gives_the_artifacts_of_processes(
 
 
 @launched_by("process", "fork server")
-def test_an_event_that_a_library_prints_is_not_heard(launcher: Launcher, store: Store) -> None:
+def test_an_event_that_a_library_prints_is_not_heard(launcher, store):
     line = Log(message="printed").model_dump_json()
     assert "printed" not in said(launcher.run(launcher.request(store, prints=line)))
 
 
 @launched_by("process", "fork server")
-def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
-    launcher: Launcher, store: Store, tmp_path: Path
-) -> None:
+def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(launcher, store, tmp_path):
     pid = tmp_path / "pid"
     try:
         with pytest.raises(StageFailedError):
@@ -290,13 +258,8 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
     ],
 )
 def test_threads_of_a_stage_do_not_spin_unless_a_person_says_so(
-    launcher: Launcher,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    name: str,
-    value: str,
-) -> None:
+    launcher, store, monkeypatch, environment, name, value
+):
     for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(variable, raising=False)
     for variable, text in environment.items():

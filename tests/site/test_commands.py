@@ -69,7 +69,7 @@ def is_field(name: str) -> bool:
     return name in FIELDS or own_names or any(row.startswith(f"{name}.") for row in FIELDS)
 
 
-def test_every_command_is_one_that_the_command_line_takes() -> None:
+def test_every_command_is_one_that_the_command_line_takes():
     shown = list(commands())
     assert len(shown) > 100
     for place, text, whole in shown:
@@ -87,12 +87,12 @@ def test_every_command_is_one_that_the_command_line_takes() -> None:
 
 
 @pytest.mark.parametrize("text", ["geb runn x.yaml", "geb run x.yaml --parallel-runs 2"])
-def test_a_command_that_is_not_there_is_found(text: str) -> None:
+def test_a_command_that_is_not_there_is_found(text):
     with pytest.raises(Exception, match="No such"):
         parsed(text)
 
 
-def test_every_target_of_make_is_in_the_makefile() -> None:
+def test_every_target_of_make_is_in_the_makefile():
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         text = page.read_text()

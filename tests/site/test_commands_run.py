@@ -142,7 +142,7 @@ SHOWN = [command for page in PAGES for command in commands(page)]
 RUN = [pattern for pattern in SHOWN if pattern.elsewhere is None and not pattern.marked]
 
 
-def test_each_command_is_run_or_its_page_says_what_it_needs() -> None:
+def test_each_command_is_run_or_its_page_says_what_it_needs():
     for shown in SHOWN:
         covered = shown.elsewhere or shown.marked or re.search(r"(?:^|&& )geb ", shown.text)
         assert covered, f"{shown.page}:{shown.line}: {shown.text}: say there what it needs"
@@ -154,7 +154,7 @@ def test_each_command_is_run_or_its_page_says_what_it_needs() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(finished, tmp_path_factory) -> Path:
     """A folder as the pages have it: configurations, and a store with two finished runs."""
     place = tmp_path_factory.mktemp("pages")
     shutil.copytree(finished.parent / "store", place / "store", copy_function=shutil.copy2)
@@ -169,7 +169,7 @@ def folder(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(dict.fromkeys(pattern.page for pattern in RUN)))
-def test_the_commands_of_a_page_work(folder: Path, page: str) -> None:
+def test_the_commands_of_a_page_work(folder, page):
     key = steps(folder / "store", "quickstart")["iteration-1/train"]["key"]
     environment = os.environ | {"GEB_STORE": str(folder / "store"), "GEB_HOME": str(folder)}
     for command in dict.fromkeys(shown.text for shown in RUN if shown.page == page):

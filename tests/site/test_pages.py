@@ -30,7 +30,7 @@ def prose(page: Path) -> list[str]:
     return re.findall(r"[\w'.=/-]*\w", text.lower())
 
 
-def test_fourteen_pages_have_at_most_25_000_words() -> None:
+def test_fourteen_pages_have_at_most_25_000_words():
     counts = {page.name: len(page.read_text().split()) for page in PAGES}
     assert len(counts) == NUM_PAGES
     assert {name for name, count in counts.items() if count > MOST_WORDS} == set()
@@ -38,12 +38,12 @@ def test_fourteen_pages_have_at_most_25_000_words() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_opens_with_what_its_reader_can_do(page: Path) -> None:
+def test_a_page_opens_with_what_its_reader_can_do(page):
     opening = page.read_text().split("\n\n")[1]
     assert re.match(r"After this page you (can|know)\b", opening)
 
 
-def test_no_two_pages_share_a_sequence_of_words() -> None:
+def test_no_two_pages_share_a_sequence_of_words():
     places = defaultdict(set)
     for page in [LANDING, *PAGES]:
         words = prose(page)
@@ -65,14 +65,14 @@ def columns(section: str, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
-def test_settings_exist(section: str) -> None:
+def test_settings_exist(section):
     names = {row.name for row in run_rows()}
     named = [name for cell in columns(section, 1) for name in OURS.findall(cell)]
     assert len(named) >= 2
     assert not set(named) - names
 
 
-def test_options_of_trl_s_trainer_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_trl_s_trainer_exist(monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
@@ -93,7 +93,7 @@ FRAGMENTS = dict(
 
 
 @pytest.mark.parametrize("title", FRAGMENTS)
-def test_a_fragment_is_accepted(title: str, tmp_path: Path) -> None:
+def test_a_fragment_is_accepted(title, tmp_path):
     path = tmp_path / "fragment.yaml"
     path.write_text(f"extends: {ROOT / 'configs/quickstart.yaml'}\n" + FRAGMENTS[title])
     config = load_config(path)
@@ -101,5 +101,5 @@ def test_a_fragment_is_accepted(title: str, tmp_path: Path) -> None:
     assert config.execution.runner == runner
 
 
-def test_every_fragment_of_the_page_is_read() -> None:
+def test_every_fragment_of_the_page_is_read():
     assert len(FRAGMENTS) == PAGE.read_text().count("```yaml\n")

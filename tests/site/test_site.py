@@ -42,7 +42,7 @@ def build(
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = build(folder)
     assert built.returncode == 0, built.stderr
@@ -50,14 +50,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_shown_without_a_network(site: Path) -> None:
+def test_every_page_is_shown_without_a_network(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 20
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)")
     assert {address for page in pages for address in loaded.findall(page.read_text())} == set()
 
 
-def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
+def test_the_reference_has_every_field_command_and_column(site):
     shown = (site / "reference/configuration.html").read_text().replace("<wbr>", "")
     for row in run_rows():
         assert f"<code>{row.name}</code>" in shown, row.name
@@ -72,7 +72,7 @@ def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_first_hit_of_a_search_answers_it(site: Path) -> None:
+def test_the_first_hit_of_a_search_answers_it(site):
     hits = {}
     with browser_page() as page:
         for query in ANSWERS:
@@ -82,7 +82,7 @@ def test_the_first_hit_of_a_search_answers_it(site: Path) -> None:
     assert hits == ANSWERS
 
 
-def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
+def test_a_link_to_nowhere_fails_the_build(tmp_path):
     docs = tmp_path / "docs"
     shutil.copytree(ROOT / "docs", docs)
     page = docs / "clusters.md"
@@ -98,7 +98,7 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
     assert "new.md" not in built.stderr
 
 
-def test_the_troubleshooting_page_has_the_code_s_messages() -> None:
+def test_the_troubleshooting_page_has_the_code_s_messages():
     page = (ROOT / "docs/troubleshooting.md").read_text()
     code = "\n".join(
         path.read_text()

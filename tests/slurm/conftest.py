@@ -9,7 +9,7 @@ from tests.slurm.jobs import Slurm, slurm_launcher
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def launcher(tmp_path_factory) -> Iterator[Slurm]:
     """Starts probes as jobs."""
     with slurm_launcher(tmp_path_factory) as launcher:
         yield launcher

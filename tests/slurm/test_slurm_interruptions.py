@@ -1,24 +1,21 @@
 """Jobs of a real Slurm cluster that run out of time, or lose their orchestrator in training."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 
 from stages.contract.errors import PreemptedError
-from stages.contract.request import Request
 from stages.store.base import Store
 from tests.at_work import said
 from tests.launchers.launcher import logs_of
 from tests.orchestrators import orchestrator
-from tests.slurm.jobs import Slurm, paused
+from tests.slurm.jobs import paused
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_a_stage_hears_of_its_time_limit_ahead_of_it(launcher: Slurm, store: Store) -> None:
+def test_a_stage_hears_of_its_time_limit_ahead_of_it(launcher, store):
     request = launcher.request(store, behaviour="hang")
     with pytest.raises(PreemptedError, match=r"was sent SIGTERM: by Slurm, near its time limit"):
         launcher.run(request, time_limit="1")
@@ -35,13 +32,11 @@ def is_training(process: psutil.Process, store: Store) -> bool:
     return in_store and "stages.train" in words and "stages.harness.supervisor" not in words
 
 
-def test_a_training_saves_its_step_when_its_orchestrator_is_killed(
-    launcher: Slurm, store: Store, tmp_path: Path
-) -> None:
+def test_a_training_saves_its_step_when_its_orchestrator_is_killed(launcher, store, tmp_path):
     make_tiny_llama(tmp_path / "policy")
     pairs = [make_pairs(tmp_path / "pairs.parquet", 1024)]  # It is not to end before it is paused.
 
-    def training(root: Path) -> Request:
+    def training(root):
         # As often as by default: not before the training's end.
         return request_for(root, tmp_path / "policy", pairs, checkpoint_every_steps=None)
 

@@ -1,28 +1,22 @@
 """Jobs of a real Slurm cluster: their devices, refusals, and what cancels them."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from flows.runners.slurm import client
 from flows.runners.slurm.job import submit_options
 from flows.runners.slurm.submission import check_job
 from stages.contract.errors import StoppedError, UserError
-from stages.contract.events import Event, Log
+from stages.contract.events import Log
 from stages.contract.request import Resources
-from stages.store.base import Store
 from tests.at_work import at_work, said
 from tests.flows.loop import geb_refused, write_config
 from tests.flows.probes import wait_until
-from tests.slurm.jobs import Slurm, is_over, job_of
+from tests.slurm.jobs import is_over, job_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_a_job_has_the_variables_of_the_settings_alone(
-    launcher: Slurm, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_has_the_variables_of_the_settings_alone(launcher, store, monkeypatch):
     monkeypatch.setenv("GEB_WORKER", "secret")
     for environment, worker in (({}, None), ({"GEB_WORKER": "node"}, "node")):
         request = launcher.request(store, behaviour="tell_place", message=str(worker))
@@ -41,8 +35,8 @@ def test_a_job_has_the_variables_of_the_settings_alone(
     ids=str,
 )
 def test_what_the_cluster_will_never_run_is_refused_with_the_option(
-    launcher: Slurm, store: Store, changes: dict[str, Any], resources: Resources, message: str
-) -> None:
+    launcher, store, changes, resources, message
+):
     request = launcher.request(store, resources)
     chosen = launcher.execution(request, **changes)
     options = submit_options(request, chosen.slurm, chosen.grace_seconds)
@@ -52,9 +46,7 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_option(
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_wrong_setting_is_refused_before_the_first_stage(
-    launcher: Slurm, tmp_path: Path, command: str
-) -> None:
+def test_a_wrong_setting_is_refused_before_the_first_stage(launcher, tmp_path, command):
     slurm = {"stages": {"evaluate": {"partition": "nix"}}}
     config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
     message = geb_refused(command, config)
@@ -63,7 +55,7 @@ def test_a_wrong_setting_is_refused_before_the_first_stage(
     assert not (tmp_path / "store/artifacts").exists()
 
 
-def test_a_person_s_scancel_is_not_retried(launcher: Slurm, store: Store) -> None:
+def test_a_person_s_scancel_is_not_retried(launcher, store):
     request = launcher.request(store, behaviour="hang")
     with at_work(request, launcher.runner(request)) as work:
         client.cancel(job_of(work))
@@ -72,11 +64,11 @@ def test_a_person_s_scancel_is_not_retried(launcher: Slurm, store: Store) -> Non
     assert "was cancelled" in error.message
 
 
-def test_a_job_that_is_pending_is_taken_back(launcher: Slurm, store: Store) -> None:
+def test_a_job_that_is_pending_is_taken_back(launcher, store):
     request = launcher.request(store)
     runner = launcher.runner(request, sbatch_options=("--begin=now+1hour",))
 
-    def pending(event: Event) -> bool:
+    def pending(event):
         return isinstance(event, Log) and "pending: BeginTime" in event.message
 
     with at_work(request, runner, pending) as work:

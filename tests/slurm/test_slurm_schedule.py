@@ -1,7 +1,6 @@
 """A schedule made from a terminal: it fires, its stages are Slurm jobs, and Retry mends it."""
 
 import re
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -11,14 +10,11 @@ from prefect.states import AwaitingRetry
 from tests.flows.loop import geb_ok, write_config
 from tests.flows.probes import wait_until
 from tests.flows.standing import Up, failing_once, geb_up
-from tests.slurm.jobs import Slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_a_scheduled_run_of_jobs_fails_and_the_ui_s_retry_goes_on(
-    launcher: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduled_run_of_jobs_fails_and_the_ui_s_retry_goes_on(launcher, tmp_path, monkeypatch):
     config = write_config(
         tmp_path,
         name="nightly",

@@ -4,16 +4,13 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import psutil
 import pytest
 
 from stages.contract.errors import PreemptedError
-from stages.contract.events import Event
-from stages.store.base import Store
 from tests.at_work import AtWork, said
-from tests.slurm.jobs import Slurm, job_of, paused, take_all_nodes
+from tests.slurm.jobs import job_of, paused, take_all_nodes
 from tests.two_nodes import Fault, end, killed, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
@@ -68,9 +65,7 @@ def out_of_time(work: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     yield
 
 
-def test_faults_of_a_node_change_no_byte_of_a_two_node_training(
-    launcher: Slurm, tmp_path: Path, store: Store
-) -> None:
+def test_faults_of_a_node_change_no_byte_of_a_two_node_training(launcher, tmp_path, store):
     inputs = make_inputs(tmp_path)
     calm, request = (training(inputs, root) for root in (tmp_path / "calm", store.root))
     runner = partial(launcher.runner, request)
@@ -84,7 +79,7 @@ def test_faults_of_a_node_change_no_byte_of_a_two_node_training(
         Fault(preempted, patient, PreemptedError, "was preempted", saves=True),
         Fault(out_of_time, patient, PreemptedError, "near its time limit", saves=True),
     ]
-    heard: list[Event] = []
+    heard = []
     undisturbed = train(calm, runner(), heard.append)
     assert any("waiting for 1 times" in line for line in said(heard))
     outlives(request, faults, undisturbed)

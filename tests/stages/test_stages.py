@@ -37,7 +37,7 @@ def groups_of(model: type[BaseModel]) -> list[type]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_has_its_folder_s_name_a_version_and_outputs(name: str) -> None:
+def test_a_stage_has_its_folder_s_name_a_version_and_outputs(name):
     params = PARAMS[name]
     assert params.stage == name
     assert params.version
@@ -48,7 +48,7 @@ def test_a_stage_has_its_folder_s_name_a_version_and_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_field_is_described(name: str) -> None:
+def test_every_field_is_described(name):
     bare = [field for field, description in fields_of(PARAMS[name]) if not description]
     assert bare == []
 
@@ -69,7 +69,7 @@ def read_as_a_whole(params: type[StageParams], source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_field_is_read(name: str) -> None:
+def test_every_field_is_read(name):
     params = PARAMS[name]
     # Those that declare its fields: its own, and for some the engine's.
     declaring = [*params.__mro__, *groups_of(params)]
@@ -85,7 +85,7 @@ def test_every_field_is_read(name: str) -> None:
     assert set(unread) - read_as_a_whole(params, source) == set()
 
 
-def test_parameters_load_without_a_machine_learning_library() -> None:
+def test_parameters_load_without_a_machine_learning_library():
     modules = ", ".join(f"stages.{name}.params" for name in STAGES)
     heavy = ("torch", "transformers", "prefect")
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
@@ -93,7 +93,7 @@ def test_parameters_load_without_a_machine_learning_library() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_stage_tells_how_it_is_called() -> None:
+def test_a_stage_tells_how_it_is_called():
     done = run_program(sys.executable, "-m", "stages.pair", "--help")
     assert done.returncode == 0
     assert "usage: python -m stages.pair REQUEST.json" in done.stderr

@@ -2,21 +2,20 @@
 
 import pytest
 
-from stages.store.remote.store import RemoteStore
 from tests.flows.bucket_sync.hosts import Host, write
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(monkeypatch) -> None:
     """Each host sets its own in place of this one."""
     monkeypatch.setenv("GEB_CACHE", "set by each host")
 
 
 @pytest.fixture
-def near(here: RemoteStore) -> Host:
+def near(here) -> Host:
     return Host(here, write)
 
 
 @pytest.fixture
-def far(there: RemoteStore) -> Host:
+def far(there) -> Host:
     return Host(there, write)

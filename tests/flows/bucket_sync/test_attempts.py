@@ -2,22 +2,20 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.harness.context import StageContext
 from stages.store.registry import ModelRegistry
 from stages.store.remote.store import RemoteStore
 from tests.flows.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
 
 
-def test_two_hosts_at_one_key_share_the_first_artifact(near: Host, far: Host):
+def test_two_hosts_at_one_key_share_the_first_artifact(near, far):
     inner = []
 
-    def slow(context: StageContext[Any]) -> None:
+    def slow(context):
         write(context)
         if not inner:
             # The other host makes the same meanwhile, and is the first to upload it.
@@ -32,14 +30,14 @@ def test_two_hosts_at_one_key_share_the_first_artifact(near: Host, far: Host):
     assert artifact.file("large.txt").read_text() == "made" * 1000
 
 
-def test_another_host_goes_on_from_where_an_attempt_ended(near: Host, far: Host):
-    def fail(context: StageContext[Any]) -> None:
+def test_another_host_goes_on_from_where_an_attempt_ended(near, far):
+    def fail(context):
         (context.work / "chunks").mkdir()
         (context.work / "chunks/1").write_text("first half")
         (context.work / "chunks/same").write_text("first half")
         raise RuntimeError("the host burns")
 
-    def go_on(context: StageContext[Any]) -> None:
+    def go_on(context):
         assert (context.work / "chunks/same").read_text() == "first half"
         done = (context.work / "chunks/1").read_text()
         (context.out / "whole").write_text(done + ", second half")
@@ -53,13 +51,13 @@ def test_another_host_goes_on_from_where_an_attempt_ended(near: Host, far: Host)
     assert not any(name.startswith("work/") for name in objects(near.store.location))
 
 
-def test_a_host_goes_on_from_a_later_attempt_of_another_host(near: Host, far: Host):
-    def fail(context: StageContext[Any]) -> None:
+def test_a_host_goes_on_from_a_later_attempt_of_another_host(near, far):
+    def fail(context):
         steps = context.work / "steps"
         steps.write_text(f"{steps.read_text() if steps.exists() else ''}1")
         raise RuntimeError
 
-    def go_on(context: StageContext[Any]) -> None:
+    def go_on(context):
         (context.out / "whole").write_text((context.work / "steps").read_text())
 
     near.body = far.body = fail
@@ -70,12 +68,12 @@ def test_a_host_goes_on_from_a_later_attempt_of_another_host(near: Host, far: Ho
     assert near.make().file("whole").read_text() == "11"
 
 
-def test_hosts_share_state_and_models_in_azure(az_url: str, tmp_path: Path) -> None:
-    def fail(context: StageContext[Any]) -> None:
+def test_hosts_share_state_and_models_in_azure(az_url, tmp_path):
+    def fail(context):
         (context.work / "step").write_text("half")
         raise RuntimeError
 
-    def go_on(context: StageContext[Any]) -> None:
+    def go_on(context):
         (context.out / "whole").write_text((context.work / "step").read_text())
 
     near = Host(host(az_url, tmp_path / "near", create=True), fail)
@@ -92,8 +90,8 @@ def test_hosts_share_state_and_models_in_azure(az_url: str, tmp_path: Path) -> N
     assert [move.version for move in history] == [1, 2]
 
 
-def test_a_running_stage_is_saved_now_and_then(near: Host, far: Host):
-    def long(context: StageContext[Any]) -> None:
+def test_a_running_stage_is_saved_now_and_then(near, far):
+    def long(context):
         (context.work / "step-1").write_text("1")
         while not (snapshots := _snapshots(near.store)) or "step-1" not in snapshots[0]["files"]:
             pass
@@ -105,7 +103,7 @@ def test_a_running_stage_is_saved_now_and_then(near: Host, far: Host):
         near.store.bucket.put = None
         raise RuntimeError
 
-    def go_on(context: StageContext[Any]) -> None:
+    def go_on(context):
         assert [path.name for path in context.work.iterdir()] == ["step-2"]
         write(context)
 

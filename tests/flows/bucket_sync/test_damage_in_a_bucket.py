@@ -1,12 +1,10 @@
 """Damage in a bucket: noticed, set aside, mended or computed again."""
 
-from typing import Any
-
 import pytest
 
 from stages.contract.errors import DamagedArtifactError
 from stages.store.remote.store import RemoteStore
-from tests.flows.bucket_sync.hosts import Host, object_of
+from tests.flows.bucket_sync.hosts import object_of
 from tests.object_storage import client
 
 
@@ -32,9 +30,7 @@ def delete(store: RemoteStore, bucket: str, key: str) -> None:
         (truncate, "manifest.json", "is unreadable"),
     ],
 )
-def test_damage_in_the_bucket_is_set_aside_and_computed_again(
-    near: Host, far: Host, damage: Any, name: str, said: str
-):
+def test_damage_in_the_bucket_is_set_aside_and_computed_again(near, far, damage, name, said):
     artifact = near.make()
     damage(near.store, *object_of(near.store, name))
     again = far.make()
@@ -46,7 +42,7 @@ def test_damage_in_the_bucket_is_set_aside_and_computed_again(
     assert near.store.load("make", artifact.manifest.key).manifest == again.manifest
 
 
-def test_damage_that_keeps_its_size_is_noticed_when_an_input_arrives(near: Host, far: Host):
+def test_damage_that_keeps_its_size_is_noticed_when_an_input_arrives(near, far):
     artifact = near.make()
     alter(near.store, *object_of(near.store, "weights"))
     with pytest.raises(DamagedArtifactError, match=r"has changed"):

@@ -1,16 +1,10 @@
 """Transfers between hosts that share a bucket, and the view of each of them."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from stages.contract.errors import StoreError
-from stages.contract.events import Event
-from stages.harness.context import StageContext
-from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 from tests.at_work import said
@@ -19,7 +13,7 @@ from tests.object_storage import SECRET, Gate, host, objects
 from tests.probe_requests import probe_request
 
 
-def test_a_hit_on_another_host_brings_files_on_demand(near: Host, far: Host):
+def test_a_hit_on_another_host_brings_files_on_demand(near, far):
     artifact = near.make()
     fetched = far.make()
     assert far.requests == []
@@ -29,10 +23,10 @@ def test_a_hit_on_another_host_brings_files_on_demand(near: Host, far: Host):
     assert local_files(far.store) == {"manifest.json", "weights"}
 
 
-def test_a_stage_gets_the_inputs_that_it_names_and_a_local_folder(near: Host, far: Host):
+def test_a_stage_gets_the_inputs_that_it_names_and_a_local_folder(near, far):
     artifact = near.make()
 
-    def read(context: StageContext[Any]) -> None:
+    def read(context):
         names = sorted(path.name for path in context.path("parts").iterdir())
         (context.out / "names").write_text(" ".join(names))
 
@@ -45,7 +39,7 @@ def test_a_stage_gets_the_inputs_that_it_names_and_a_local_folder(near: Host, fa
     assert near.store.load("make", request.key).file("names").read_text() == "tokens weights"
 
 
-def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near: Host, far: Host):
+def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near, far):
     artifact = near.make()
     far.make("read", artifact.ref())
     kept = list(objects(near.store.location).values())
@@ -56,16 +50,14 @@ def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near: Host, far
     assert far.store.location not in requests
 
 
-def test_a_push_is_visible_only_when_whole_and_can_be_continued(
-    near: Host, far: Host, s3: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_push_is_visible_only_when_whole_and_can_be_continued(near, far, s3, monkeypatch):
     gate = Gate(s3)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{gate.port}")
     reached = Host(host(near.store.location, near.store.root.parent), write)
     upload = type(reached.store.bucket).upload
-    uploaded: list[str] = []
+    uploaded = []
 
-    def break_after_two(bucket: Any, path: Path, name: str) -> None:
+    def break_after_two(bucket, path, name):
         if len(uploaded) == 2:
             gate.close()
         upload(bucket, path, name)
@@ -89,11 +81,11 @@ def test_a_push_is_visible_only_when_whole_and_can_be_continued(
     gate.end()
 
 
-def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, far: Host):
+def test_a_registration_that_another_host_overtakes_is_made_again(near, far):
     checkpoint = near.make().ref("checkpoint")
     calls = []
 
-    def register(context: StageContext[Any]) -> None:
+    def register(context):
         if not calls:
             ModelRegistry(far.store).register("tiny", checkpoint, metrics={}, run="far")
         another = checkpoint.model_copy(update={"digest": "f" * 64})
@@ -113,14 +105,14 @@ def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, fa
 
 
 def test_secrets_of_buckets_reach_stages_of_a_folder_only(
-    url: str, store: Store, probe_stage: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    url, store, probe_stage, tmp_path, monkeypatch
+):
     monkeypatch.setenv("GEB_CACHE", str(tmp_path / "cache"))
     open_store(url, create=True)
     name = "AWS_SECRET_ACCESS_KEY"
     for location, value in ((url, None), (str(store.root), SECRET)):
         request = probe_request(store, behaviour="tell_environment", message=name)
-        heard: list[Event] = []
+        heard = []
         runner = make_runner(Execution())
         runner.run(request.model_copy(update={"store": location}), heard.append)
         assert f"{name} is {value}" in said(heard)

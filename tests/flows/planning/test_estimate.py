@@ -94,7 +94,7 @@ def cost(folder: Path, size: str, *settings: str, step: str = TRAIN) -> StepEsti
     return next(cost for cost in costs if cost.step == step)
 
 
-def test_known_models_have_their_published_numbers_of_parameters() -> None:
+def test_known_models_have_their_published_numbers_of_parameters():
     assert PARAMS["8B"] == pytest.approx(8.03e9, rel=1e-3)
     assert PARAMS["70B"] == pytest.approx(70.55e9, rel=1e-3)
 
@@ -102,9 +102,7 @@ def test_known_models_have_their_published_numbers_of_parameters() -> None:
 @pytest.mark.parametrize(
     ("size", "gpus", "nodes"), [("8B", 8, 1), ("8B", 8, 2), ("70B", 8, 1), ("70B", 8, 2)]
 )
-def test_zero_3_splits_weights_gradients_and_optimizer(
-    tmp_path: Path, size: str, gpus: int, nodes: int
-) -> None:
+def test_zero_3_splits_weights_gradients_and_optimizer(tmp_path, size, gpus, nodes):
     devices = (f"resources.train.gpus={gpus}", f"resources.train.nodes={nodes}")
     work = cost(tmp_path, size, *devices).work
     # bfloat16 weights and gradients; two moments and a copy of the weights in float32.
@@ -115,22 +113,20 @@ def test_zero_3_splits_weights_gradients_and_optimizer(
     ("stage", "bytes_of_parameter"),
     [("off", 4 + 4 + 8), ("1", 2 + 2 + 12 / 8), ("2", 2 + 2 / 8 + 12 / 8), ("3", 16 / 8)],
 )
-def test_each_stage_of_zero_splits_more(
-    tmp_path: Path, stage: str, bytes_of_parameter: float
-) -> None:
+def test_each_stage_of_zero_splits_more(tmp_path, stage, bytes_of_parameter):
     settings = ("resources.train.gpus=8", f"train.deepspeed.zero_stage={stage}")
     work = cost(tmp_path, "8B", *settings).work
     assert work.memory == pytest.approx(bytes_of_parameter * PARAMS["8B"])
 
 
-def test_adapters_and_offload_leave_the_weights_alone(tmp_path: Path) -> None:
+def test_adapters_and_offload_leave_the_weights_alone(tmp_path):
     off = ("resources.train.gpus=1", "train.deepspeed.zero_stage=off", "train.lora.rank=16")
     assert cost(tmp_path, "8B", *off).work.memory == 2 * PARAMS["8B"]
     offload = ("resources.train.gpus=8", "train.deepspeed.offload_optimizer=true")
     assert cost(tmp_path, "70B", *offload).work.memory == (2 + 2) * PARAMS["70B"] / 8
 
 
-def test_tokens_operations_and_time_of_a_training(tmp_path: Path) -> None:
+def test_tokens_operations_and_time_of_a_training(tmp_path):
     step = cost(tmp_path, "8B", "resources.train.gpus=8", "estimation.hardware=h100")
     # A prompt of 260 tokens (1040 bytes of a line) counts once, two responses have 512 each.
     prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
@@ -143,7 +139,7 @@ def test_tokens_operations_and_time_of_a_training(tmp_path: Path) -> None:
     assert step.gpu_hours == pytest.approx(8 * (step.seconds or 0) / 3600)
 
 
-def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path: Path) -> None:
+def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path):
     config = configured(tmp_path, "8B")
     steps = {step.step: step.work for step in estimated(config).steps}
     prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
@@ -159,7 +155,7 @@ def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path: Path) -> None
     assert evaluated.operations == pytest.approx(2 * PARAMS["8B"] * evaluated.tokens)
 
 
-def test_what_does_not_fit_names_the_setting(tmp_path: Path) -> None:
+def test_what_does_not_fit_names_the_setting(tmp_path):
     gpus = "resources.train.gpus=8"
     large = "\n".join(estimated(configured(tmp_path, "70B", gpus)).warnings)
     for text in (
@@ -173,7 +169,7 @@ def test_what_does_not_fit_names_the_setting(tmp_path: Path) -> None:
     assert "does not fit" not in "\n".join(estimated(configured(tmp_path, "8B", gpus)).warnings)
 
 
-def test_steps_of_the_store_cost_nothing(tmp_path: Path) -> None:
+def test_steps_of_the_store_cost_nothing(tmp_path):
     config = configured(tmp_path, "8B")
     run = resolve_run(config)
     lines = plan(run)
@@ -189,7 +185,7 @@ def test_steps_of_the_store_cost_nothing(tmp_path: Path) -> None:
     assert partial.seconds < whole.seconds
 
 
-def test_an_unknown_number_of_prompts_leaves_the_time_open(tmp_path: Path) -> None:
+def test_an_unknown_number_of_prompts_leaves_the_time_open(tmp_path):
     config = configured(tmp_path, "8B", "estimation.prompts_per_iteration=null")
     hub = f"nobody/prompts@{'0' * 40}"
     config = config.model_copy(
@@ -200,7 +196,7 @@ def test_an_unknown_number_of_prompts_leaves_the_time_open(tmp_path: Path) -> No
     assert {step.seconds for step in costs.steps if step.stage == "train"} == {None}
 
 
-def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time() -> None:
+def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time():
     seconds = {"a": 2.0, "b": 1.0, "c": 1.0, "d": 1.0}
     upstream = {"a": [], "b": [], "c": ["a"], "d": ["in the store"]}
     assert wall_seconds(seconds, upstream, parallel=1) == 5
@@ -208,7 +204,7 @@ def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time() -> None:
     assert wall_seconds({}, {}, parallel=2) == 0
 
 
-def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
+def test_rates_of_the_last_runs_replace_the_formula(copied):
     """The next iteration of a run is as fast, token by token, as the one before."""
     store = Store.open(str(copied.parent / "store"))
     longer = load_config(copied, ["iterations=2"])
@@ -230,7 +226,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied: Path) -> None:
     ), "a model of another size"
 
 
-def test_the_command_shows_steps_their_cost_and_the_sum(tmp_path: Path) -> None:
+def test_the_command_shows_steps_their_cost_and_the_sum(tmp_path):
     quickstart = (ROOT / "configs/quickstart.yaml", "--set", f"store={tmp_path}")
     done = geb_ok("plan", *quickstart)
     assert "iteration-3/train" in done.stdout
@@ -241,7 +237,7 @@ def test_the_command_shows_steps_their_cost_and_the_sum(tmp_path: Path) -> None:
     assert train["tokens"] > 0
 
 
-def test_a_sum_that_lacks_steps_is_a_least_and_names_their_stages(tmp_path: Path) -> None:
+def test_a_sum_that_lacks_steps_is_a_least_and_names_their_stages(tmp_path):
     oracle = tmp_path / "oracle"
     write_checkpoint(oracle, LLAMA_8B | {"num_local_experts": 8})
     config = configured(tmp_path, "8B", "iterations=1", f"inputs.oracle_model={oracle}")
@@ -262,13 +258,13 @@ def test_a_sum_that_lacks_steps_is_a_least_and_names_their_stages(tmp_path: Path
     assert "without" not in line
 
 
-def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path: Path) -> None:
+def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path):
     lines = cost_lines(estimated(configured(tmp_path, "8B", "resources.train.gpus=8")))
     assert "GPU-hours" in lines[0]
     assert f"train {16 * PARAMS['8B'] / 8e9:.1f} of 141 GB" in lines[1]
 
 
-def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
+def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path):
     rows = [{"prompt": f"How much is {number}?"} for number in range(70)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     for name in ("one", "empty"):
@@ -284,7 +280,7 @@ def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).write_text(text)
 
-    def counted(name: str) -> int | None:
+    def counted(name):
         rows = rows_of([FileInput(location=str(tmp_path / name), digest=name)])
         return None if rows is None else rows.number
 

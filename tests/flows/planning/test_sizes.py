@@ -1,7 +1,6 @@
 """Parameters counted from a config.json, against the models that transformers makes."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flows.planning.sizes import UnknownSizeError, count_parameters, read_parameters
 from stages.contract.request import FileInput, HubInput
-from stages.store.base import Store
 
 SMALL = {
     "hidden_size": 64,
@@ -33,9 +31,7 @@ SMALL = {
         ("gemma", {"head_dim": 8}),
     ],
 )
-def test_parameters_are_counted_as_transformers_makes_them(
-    model_type: str, changes: dict[str, object]
-) -> None:
+def test_parameters_are_counted_as_transformers_makes_them(model_type, changes):
     config = AutoConfig.for_model(model_type, **SMALL, **changes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -57,9 +53,7 @@ LLAMA = {"model_type": "llama", **SMALL}
     ],
     ids=["missing", "family", "list", "text", "zero"],
 )
-def test_a_model_that_cannot_be_counted_is_named_by_its_file(
-    store: Store, tmp_path: Path, config: object, said: str
-) -> None:
+def test_a_model_that_cannot_be_counted_is_named_by_its_file(store, tmp_path, config, said):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownSizeError) as refused:
         read_parameters(FileInput(location=str(tmp_path), digest="0"), store)
@@ -67,6 +61,6 @@ def test_a_model_that_cannot_be_counted_is_named_by_its_file(
     assert said in str(refused.value)
 
 
-def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(store: Store) -> None:
+def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(store):
     with pytest.raises(UnknownSizeError, match=r"hf download owner/nothing config\.json"):
         read_parameters(HubInput(repo="owner/nothing", revision="0" * 40), store)

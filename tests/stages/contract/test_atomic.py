@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from stages.contract.atomic import atomic_path, write_atomically
 from stages.contract.errors import UserError
 
 
-def test_a_file_is_the_old_one_until_it_is_whole(tmp_path: Path):
+def test_a_file_is_the_old_one_until_it_is_whole(tmp_path):
     path = tmp_path / "folder" / "file.json"
     write_atomically(path, "old")
     with atomic_path(path) as scratch:
@@ -21,7 +20,7 @@ def test_a_file_is_the_old_one_until_it_is_whole(tmp_path: Path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "file.json"
     write_atomically(path, b"old")
     with pytest.raises(KeyError), atomic_path(path) as scratch:
@@ -35,11 +34,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
     ("number", "said"),
     [(errno.ENOSPC, "no space left on the device that holds"), (errno.EROFS, "cannot be written")],
 )
-def test_a_disk_that_takes_nothing_is_named(tmp_path: Path, monkeypatch, number: int, said: str):
+def test_a_disk_that_takes_nothing_is_named(tmp_path, monkeypatch, number, said):
     path = tmp_path / "file.json"
     write_atomically(path, "old")
 
-    def refuse(descriptor: int) -> None:
+    def refuse(descriptor):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)

@@ -129,7 +129,5 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     GOLDEN,
     ids=[f"{params.stage}-{key[:6]}" for params, _, key in GOLDEN],
 )
-def test_a_request_has_the_key_that_it_always_had(
-    params: StageParams, inputs: dict[str, tuple[Input, ...]], key: str
-) -> None:
+def test_a_request_has_the_key_that_it_always_had(params, inputs, key):
     assert make_request(params, inputs=inputs, seed=7, store="store").key == key

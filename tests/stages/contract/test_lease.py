@@ -40,7 +40,7 @@ def start_holder(path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     return tmp_path / "leases" / "key"
 
 
@@ -54,9 +54,9 @@ def test_a_free_lease_is_taken_at_once_and_freed(path):
 
 
 def test_holders_that_remove_the_lock_s_file_exclude_each_other(path):
-    inside: list[int] = []
+    inside = []
 
-    def hold(number: int) -> None:
+    def hold(number):
         for _ in range(200):
             with exclusive_lock(path):
                 inside.append(number)
@@ -72,14 +72,14 @@ def test_holders_that_remove_the_lock_s_file_exclude_each_other(path):
 
 def test_a_second_process_waits_for_the_first(path):
     process = start_holder(path)
-    seen: list[int] = []
+    seen = []
     waits = threading.Event()
 
-    def waiting(holder) -> None:
+    def waiting(holder):
         seen.append(holder["pid"])
         waits.set()
 
-    taken: list[bool] = []
+    taken = []
     lease = FileLease(path)
     thread = threading.Thread(target=lambda: taken.append(lease.acquire(waiting=waiting)))
     thread.start()

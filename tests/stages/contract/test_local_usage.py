@@ -33,7 +33,7 @@ KEPT = (
 
 
 @pytest.fixture
-def store(store: Store) -> Store:
+def store(store) -> Store:
     for place in (*KEPT, *(file for _, _, _, file, _ in LEFT)):
         write(store.root / place)
     for name in (f"{KEY}.claim", KEY):
@@ -46,7 +46,7 @@ def write(path: Path) -> None:
     path.write_text("seven b")
 
 
-def test_each_thing_that_takes_room_is_listed_once(store: Store) -> None:
+def test_each_thing_that_takes_room_is_listed_once(store):
     artifact = compute(store).manifest
     entries = list(store.held())
     for kind, stage, key, _, place in LEFT:
@@ -61,7 +61,7 @@ def test_each_thing_that_takes_room_is_listed_once(store: Store) -> None:
     assert len(entries) == len(LEFT) + 1
 
 
-def test_what_is_removed_is_gone_and_all_else_stays(store: Store) -> None:
+def test_what_is_removed_is_gone_and_all_else_stays(store):
     artifact = compute(store)
     for gone in list(store.held()):
         before = {held.place for held in store.held()}

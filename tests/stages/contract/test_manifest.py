@@ -30,14 +30,14 @@ def manifest() -> Manifest:
     return Manifest.model_construct(stage="train", key="0123456789abcdef", files=files)
 
 
-def test_files_at_a_path(manifest: Manifest) -> None:
+def test_files_at_a_path(manifest):
     assert list(manifest.files_at()) == [*NAMES, "timings.json"]
     assert list(manifest.files_at("checkpoint")) == list(NAMES[:2])
     assert list(manifest.files_at("metrics.json")) == ["metrics.json"]
     assert list(manifest.files_at("metrics")) == []
 
 
-def test_a_digest_is_of_one_file_of_a_folder_or_of_all_but_telemetry(manifest: Manifest) -> None:
+def test_a_digest_is_of_one_file_of_a_folder_or_of_all_but_telemetry(manifest):
     digests = {name: f"digest of {name}" for name in NAMES}
     assert manifest.digest("metrics.json") == digests["metrics.json"]
     assert manifest.digest("timings.json") == "digest of timings.json"
@@ -69,7 +69,7 @@ def whole() -> Manifest:
     )
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_is(whole: Manifest) -> None:
+def test_a_flipped_bit_is_noticed_wherever_it_is(whole):
     """A digest with another digit would go into the keys of what is made of the artifact."""
     text = whole.model_dump_json(indent=2).encode()
     kept = Manifest.model_validate_json(text)
@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(whole: Manifest) -> None:
                 continue
 
 
-def test_inputs_are_kept_with_their_digests() -> None:
+def test_inputs_are_kept_with_their_digests():
     """A lineage names them; a repository of the hub has its digest from its other fields alone."""
     inputs = {
         "train": [HubInput(repo="owner/data", revision="abc", repo_type="dataset")],
@@ -106,7 +106,7 @@ def test_inputs_are_kept_with_their_digests() -> None:
     )
 
 
-def test_the_image_that_a_stage_runs_in_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_that_a_stage_runs_in_is_named(monkeypatch):
     monkeypatch.delenv("GEB_IMAGE", raising=False)
     assert "image" not in software_versions()
     monkeypatch.setenv("GEB_IMAGE", "geb-core:1@sha256:ab")

@@ -79,7 +79,7 @@ def test_a_full_disk_is_one_clear_message(store, run):
 
 
 def test_a_file_elsewhere_that_is_denied_is_named(store):
-    def read(ctx) -> None:
+    def read(ctx):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/models/reward")
 
     with pytest.raises(UserError, match=r"^/models/reward cannot be opened: Permission denied"):

@@ -11,7 +11,7 @@ from tests.stage_calls import checkpoint_artifact
 
 
 @pytest.fixture
-def registry(store: Store) -> ModelRegistry:
+def registry(store) -> ModelRegistry:
     return ModelRegistry(store)
 
 

@@ -86,7 +86,7 @@ def test_a_hit_computes_nothing(store):
 
 
 def test_work_survives_a_failed_attempt_and_goes_with_the_artifact(store):
-    def run(ctx) -> None:
+    def run(ctx):
         kept = ctx.work / "chunk"
         if not kept.exists():
             kept.write_text("half done")
@@ -124,14 +124,14 @@ def test_the_artifact_that_came_first_stays(store):
 def test_all_of_an_artifact_is_on_disk_before_it_has_its_name(store, monkeypatch):
     """After a loss of power there would else be an artifact of empty files."""
     fsync, rename = os.fsync, os.rename
-    synced: set[int] = set()
-    published: list[Path] = []
+    synced = set()
+    published = []
 
-    def noted(descriptor: int) -> None:
+    def noted(descriptor):
         fsync(descriptor)
         synced.add(os.fstat(descriptor).st_ino)
 
-    def checked(source: Path, target: Path) -> None:
+    def checked(source, target):
         if Path(source).name.startswith(".scratch-"):
             paths = [source, *source.rglob("*")]
             assert [path for path in paths if path.stat().st_ino not in synced] == []
@@ -147,7 +147,7 @@ def test_all_of_an_artifact_is_on_disk_before_it_has_its_name(store, monkeypatch
 
 
 def test_checkpoints_can_be_read_by_other_users(store):
-    def run(ctx) -> None:
+    def run(ctx):
         (ctx.out / "checkpoint").mkdir(mode=0o700)
         (ctx.out / "checkpoint/model.safetensors").touch(mode=0o600)
 

@@ -22,7 +22,7 @@ def supervised(sign: Path, seconds: float, program: str) -> subprocess.Popen[str
     )
 
 
-def test_without_a_sign_the_stage_ends_in_its_own_way(tmp_path: Path) -> None:
+def test_without_a_sign_the_stage_ends_in_its_own_way(tmp_path):
     sign = tmp_path / "sign"
     sign.touch()
     with supervised(sign, 1.0, WORKS) as process:
@@ -31,7 +31,7 @@ def test_without_a_sign_the_stage_ends_in_its_own_way(tmp_path: Path) -> None:
     assert process.returncode == 7
 
 
-def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path: Path) -> None:
+def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path):
     sign, done = tmp_path / "sign", tmp_path / "done"
     sign.touch()
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(done)!r}).exists(): time.sleep(0.1)"
@@ -49,7 +49,7 @@ def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path):
     with supervised(tmp_path / "never made", 1000.0, "exit(3)") as process:
         pass
     assert process.returncode == 3
@@ -71,13 +71,13 @@ raise SystemExit(supervise(parse_options()))
 """
 
 
-def test_a_stage_that_ends_at_once_was_started_all_the_same() -> None:
+def test_a_stage_that_ends_at_once_was_started_all_the_same():
     command = [sys.executable, "-c", ENDS_AT_ONCE, "--", "false"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_stdin_brings_the_secrets_and_its_end_ends_the_stage() -> None:
+def test_stdin_brings_the_secrets_and_its_end_ends_the_stage():
     # It has its handler before it says anything.
     tells = "import os; print(os.environ['PROBE_SECRET'], flush=True)"
     program = WORKS.replace("signal.pause()", f"exec({tells!r}); signal.pause()")
@@ -96,7 +96,7 @@ def test_stdin_brings_the_secrets_and_its_end_ends_the_stage() -> None:
     assert process.returncode == 7
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_a_program_that_is_not_there_is_named():
     command = [sys.executable, "-m", "stages.harness.supervisor", "--", "/nowhere/python"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 127

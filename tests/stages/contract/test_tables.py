@@ -85,7 +85,7 @@ def test_wrong_files_are_refused_by_name(tmp_path):
 
 def test_damaged_table_of_an_attempt_is_set_aside(tmp_path):
     path = tmp_path / "chunk.parquet"
-    warnings: list[str] = []
+    warnings = []
     assert not find_readable(path, PROMPTS, warnings.append)
     write_table(path, PROMPTS, rows_of(PROMPTS, 5))
     assert find_readable(path, PROMPTS, warnings.append)

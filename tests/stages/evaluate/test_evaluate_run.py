@@ -61,7 +61,7 @@ def evaluate(
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> tuple[Tables, Tables]:
+def tables(tmp_path) -> tuple[Tables, Tables]:
     return write_scored(tmp_path, POLICY, "policy-"), write_scored(tmp_path, BASE, "base-")
 
 
@@ -106,7 +106,7 @@ def test_repetition_and_refusals_of_both_models(store, tmp_path):
 def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
     draw = random.Random(0)
 
-    def model(name: str) -> tuple[list[Tables], list[Tables]]:
+    def model(name):
         rows = [
             row
             for n in range(900)
@@ -206,7 +206,7 @@ def test_bad_inputs_are_refused(store, tmp_path, tables):
 
 
 @pytest.fixture
-def reference(tmp_path: Path) -> Path:
+def reference(tmp_path) -> Path:
     return make_tiny_llama(tmp_path / "reference")
 
 

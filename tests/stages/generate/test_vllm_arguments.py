@@ -3,7 +3,6 @@
 import io
 import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.tiny_models import make_head_beside_a_tied_config, make_tiny_llama
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def started(monkeypatch) -> dict[str, Any]:
     """Arguments of the engine, in place of its start."""
     return engine_of(monkeypatch, on_cpu=False)
 
@@ -53,7 +52,7 @@ def load(**settings: Any) -> None:
     vllm_backend.load(policy, params, Emitter(io.StringIO()))
 
 
-def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> None:
+def test_settings_reach_the_engine_by_vllms_names(started):
     settings = {
         "tensor_parallel_size": 2,
         "gpu_memory_utilization": 0.5,
@@ -69,7 +68,7 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
     assert (started["model"], started["revision"]) == (HERE.name_or_path, HERE.revision)
 
 
-def test_head_beside_a_tied_config_is_loaded(started: dict[str, Any], tmp_path: Path) -> None:
+def test_head_beside_a_tied_config_is_loaded(started, tmp_path):
     params = GenerateParams.model_validate({"backend": "vllm", "vllm": {"kv_cache_gib": 1.0}})
     for make, overrides in (
         (make_head_beside_a_tied_config, {"tie_word_embeddings": False}),
@@ -85,9 +84,7 @@ def test_head_beside_a_tied_config_is_loaded(started: dict[str, Any], tmp_path: 
     ("asked", "on_cpu", "expected"),
     [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
 )
-def test_unset_a_cpu_s_engine_alone_compiles_nothing(
-    monkeypatch: pytest.MonkeyPatch, asked: bool | None, on_cpu: bool, expected: bool
-) -> None:
+def test_unset_a_cpu_s_engine_alone_compiles_nothing(monkeypatch, asked, on_cpu, expected):
     started = engine_of(monkeypatch, on_cpu=on_cpu)
     load(enforce_eager=asked)
     assert started["enforce_eager"] is expected
@@ -109,7 +106,7 @@ class Engine:
         self.requests.append((name, prompt, params))
 
 
-def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch):
     engine = Engine()
     monkeypatch.setattr(vllm_backend, "require_vllm", lambda: None)
     monkeypatch.setattr(vllm_backend, "start_engine", lambda *_, **__: engine)

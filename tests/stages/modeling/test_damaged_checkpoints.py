@@ -144,12 +144,12 @@ OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("whole") / "model")
 
 
 @pytest.fixture(scope="module")
-def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reward_model(tmp_path_factory) -> Path:
     return make_tiny_reward_model(tmp_path_factory.mktemp("whole") / "reward")
 
 
@@ -171,14 +171,14 @@ def damaged(whole: Path, folder: Path, damage: Damage) -> Path:
 
 
 @pytest.mark.parametrize("name", OF_THE_MODEL)
-def test_a_damaged_policy_is_refused(tmp_path: Path, whole: Path, name: str) -> None:
+def test_a_damaged_policy_is_refused(tmp_path, whole, name):
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(whole, tmp_path / "model", damage)
     refused(lambda source: load_causal_lm(source, dtype="float32"), folder, parts)
 
 
 @pytest.mark.parametrize("name", ["not a number", "weights truncated"])
-def test_vllm_is_not_given_damaged_weights(tmp_path: Path, whole: Path, name: str) -> None:
+def test_vllm_is_not_given_damaged_weights(tmp_path, whole, name):
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(whole, tmp_path / "model", damage)
     params = GenerateParams(backend="vllm")
@@ -189,7 +189,7 @@ def test_vllm_is_not_given_damaged_weights(tmp_path: Path, whole: Path, name: st
     )
 
 
-def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path: Path) -> None:
+def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path):
     good = torch.ones(4).to(torch.float8_e4m3fn)
     save_file({"q": good, "zeros": torch.zeros(3, dtype=torch.int8)}, tmp_path / "a.safetensors")
     check_finite_files(tmp_path)
@@ -200,7 +200,7 @@ def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["weights truncated", "not a number", "another vocabulary"])
-def test_a_damaged_reward_model_is_refused(tmp_path: Path, reward_model: Path, name: str) -> None:
+def test_a_damaged_reward_model_is_refused(tmp_path, reward_model, name):
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(reward_model, tmp_path / "model", damage)
     parts = [part for part in parts if "x32 for" not in part]
@@ -208,12 +208,12 @@ def test_a_damaged_reward_model_is_refused(tmp_path: Path, reward_model: Path, n
 
 
 @pytest.mark.parametrize("name", OF_THE_TOKENIZER)
-def test_a_damaged_tokenizer_is_refused(tmp_path: Path, whole: Path, name: str) -> None:
+def test_a_damaged_tokenizer_is_refused(tmp_path, whole, name):
     damage, parts = OF_THE_TOKENIZER[name]
     refused(load_tokenizer, damaged(whole, tmp_path / "model", damage), parts)
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, whole: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, whole):
     folder = tmp_path / "model"
     shutil.copytree(whole, folder)
     make_tiny_tokenizer(words=(*WORDS, "purple", "orange")).save_pretrained(folder)
@@ -222,19 +222,17 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, whole: Path) ->
         require_vocabulary(load_tokenizer(source), load_model_config(source), source)
 
 
-def test_a_token_that_only_pads_need_not_be_embedded(whole: Path) -> None:
+def test_a_token_that_only_pads_need_not_be_embedded(whole):
     source = ModelSource(str(whole))
     tokenizer = load_tokenizer(source)
     tokenizer.add_special_tokens({"pad_token": "<padding>"})
     require_vocabulary(tokenizer, load_model_config(source), source)
 
 
-def test_lack_of_memory_does_not_blame_the_checkpoint(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_memory_does_not_blame_the_checkpoint(whole, monkeypatch):
     from transformers import AutoModelForCausalLM
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)

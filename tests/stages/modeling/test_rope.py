@@ -67,9 +67,7 @@ def test_lengths_that_move_a_neighbour_are_refused(config, width):
     assert refused(config, width) == (config is not STATIC and width > LIMIT)
 
 
-def test_sampling_stays_below_the_length_that_moves_a_neighbour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sampling_stays_below_the_length_that_moves_a_neighbour(monkeypatch):
     model = AutoModelForCausalLM.from_config(LONGROPE).eval()
     monkeypatch.setattr(transformers_backend, "load_causal_lm", lambda source, *, dtype: model)
     tokenizer = SimpleNamespace(pad_token_id=0)
@@ -84,19 +82,17 @@ def test_sampling_stays_below_the_length_that_moves_a_neighbour(
     assert f"generate.max_length_tokens={LIMIT}" in caught.value.remedy
 
 
-def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(monkeypatch):
     monkeypatch.setattr(reward_model, "render_conversation", lambda tokenizer, turns: turns[0])
 
-    def classify(batch: reward_model.Conversations) -> list[OracleVerdict]:
+    def classify(batch):
         return [OracleVerdict(1.0)] * len(batch)
 
     model = reward_model.RewardModel(
         classify, LONGROPE, None, "it", 64, 64, allow_control_tokens=True
     )
 
-    def row(length: int) -> dict[str, object]:
+    def row(length):
         return {"messages": [[3] * length], "response": ""}
 
     assert len(list(model.score([row(LIMIT)]))) == 1

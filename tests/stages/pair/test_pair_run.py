@@ -140,7 +140,7 @@ def test_the_seed_and_the_prompt_choose_a_random_pair(store, tmp_path):
     responses, scores = write_scored(tmp_path, rows)
     inputs = {"responses": [responses], "scores": [scores]}
 
-    def chosen(seed: int, count: int = 1) -> list[tuple[object, object]]:
+    def chosen(seed, count=1):
         params = PairParams(strategy="random", pairs_per_prompt=count)
         artifact = call(STAGE, params, inputs, store, seed=seed)
         return [(row["chosen_score"], row["rejected_score"]) for row in pairs(artifact)]

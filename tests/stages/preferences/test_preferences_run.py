@@ -13,7 +13,7 @@ from stages.contract.errors import UserError
 from stages.contract.request import HubInput, make_request
 from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
-from stages.store.base import Artifact, Store
+from stages.store.base import Artifact
 from tests.local_hub import COMMIT, run_with_hub, serve_dataset
 from tests.stage_calls import call, file_input, metrics, user_turn, write_jsonl, write_prompts
 from tests.stages.pair.test_pair_run import pairs
@@ -54,12 +54,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(tmp_path_factory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
-def paired(store: Store, tmp_path: Path, policy: Path):
+def paired(store, tmp_path, policy):
     """The artifact that rows, of one prompt that is wanted and others, make."""
 
     def run(rows: list[dict[str, Any]], prompts: Any = (ASKED,), **params: Any) -> Artifact:

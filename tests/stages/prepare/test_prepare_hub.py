@@ -160,7 +160,7 @@ OF_SHIPPED = {
 
 
 @pytest.mark.parametrize("name", OF_SHIPPED)
-def test_the_shipped_suites_load(tmp_path: Path, name: str) -> None:
+def test_the_shipped_suites_load(tmp_path, name):
     file, path_there, row, reference = OF_SHIPPED[name]
     suite = yaml.safe_load((ROOT / "configs/suites" / file).read_text())["suites"][name]
     repo = suite["prompts"].partition("@")[0]

@@ -123,9 +123,7 @@ def test_wrong_parameters_are_refused(params):
     ],
     ids=["clear", "may be luck", "clear among ties", "one win", "all tied", "one loss", "no loss"],
 )
-def test_the_default_gate_wants_better_than_base_with_confidence(
-    wins: int, ties: int, compared: int, passes: bool
-) -> None:
+def test_the_default_gate_wants_better_than_base_with_confidence(wins, ties, compared, passes):
     metrics = {"win_rate": wins / compared, "tied_prompts": ties, "compared_prompts": compared}
     [gate] = decide(PromoteParams(), metrics, {})
     assert gate.passed is passes
@@ -139,7 +137,7 @@ def test_the_default_gate_wants_better_than_base_with_confidence(
 COMPARED = {"win_rate": 0.625, "compared_prompts": 64, "tied_prompts": 4}
 
 
-def test_a_gate_of_confidence_shows_the_bound_that_it_compared() -> None:
+def test_a_gate_of_confidence_shows_the_bound_that_it_compared():
     better, plain = decide(PromoteParams(min_win_rate=0.55), COMPARED, {})
     assert better == GateResult(
         "better_than_base_confidence",
@@ -170,13 +168,13 @@ def test_a_gate_of_confidence_shows_the_bound_that_it_compared() -> None:
     ],
     ids=str,
 )
-def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking: dict[str, Any]) -> None:
+def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking):
     [gate] = decide(PromoteParams(), COMPARED | lacking, {})
     assert (gate.value, gate.passed) == (None, False)
     assert gate.reason.endswith("no prompt is compared; the gate wants more wins than losses")
 
 
-def test_a_bound_that_meets_one_half_is_not_enough_to_be_better() -> None:
+def test_a_bound_that_meets_one_half_is_not_enough_to_be_better():
     # At the least confidence that may be asked for, the bound is the share itself.
     even = COMPARED | {"win_rate": 0.5, "tied_prompts": 0}
     least = math.nextafter(0.5, 1.0)

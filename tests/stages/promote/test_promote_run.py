@@ -169,7 +169,7 @@ def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
         for name, reward in rewards.items()
     }
 
-    def write(writer: int) -> None:
+    def write(writer):
         names = list(rewards)
         random.Random(writer).shuffle(names)
         for repetition in (1, 2):

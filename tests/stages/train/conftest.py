@@ -11,30 +11,30 @@ from tests.tiny_models import make_tiny_llama
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(tmp_path_factory) -> Path:
     """A Llama of random weights, small enough to train in seconds."""
     return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other(tmp_path_factory) -> Path:
     """A second policy, of other weights."""
     return make_tiny_llama(tmp_path_factory.mktemp("other"), seed=1)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, policy: Path, pairs: Path) -> Trained:
+def trained(tmp_path_factory, policy, pairs) -> Trained:
     """The policy, trained on the pairs with the usual settings."""
     return train(tmp_path_factory.mktemp("store"), policy, [pairs])
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pairs(tmp_path_factory) -> Path:
     """Preference pairs, two of them ties."""
     return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))
 
 
 @pytest.fixture
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_workers(monkeypatch) -> None:
     """Workers that the stage starts in this process are forks, see :mod:`tests.forking`."""
     monkeypatch.setattr(sys, "executable", forked_python())

@@ -49,7 +49,7 @@ class OneOfSeveral(Process):
 
 
 @pytest.fixture
-def pairs(tmp_path: Path, monkeypatch):
+def pairs(tmp_path, monkeypatch):
     monkeypatch.setattr(reference, "PART_PAIRS", 4)
     params = TrainParams.model_validate(PARAMS)
     return load_pairs([make_pairs(tmp_path / "pairs.parquet", 18)], params)[0]

@@ -1,6 +1,5 @@
 """Checkpoints of a training: a damaged one is set aside, the one before it is used."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
+def test_the_newest_and_the_one_before_it_are_kept(tmp_path):
     folder = tmp_path / "checkpoints"
     for step in (5, 9, 10, 100):
         publish(folder, step)
@@ -42,13 +41,11 @@ def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
         "digests.json",
     ],
 )
-def test_a_damaged_one_is_set_aside_and_named(
-    tmp_path: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_one_is_set_aside_and_named(tmp_path, name, damage):
     folder = tmp_path / "checkpoints"
     publish(folder, 1)
     damage(publish(folder, 2) / name)
-    warnings: list[str] = []
+    warnings = []
     assert newest_whole(folder, warnings.append).step == 1
     [warning] = warnings
     assert str(folder / "checkpoint-2") in warning
@@ -61,7 +58,7 @@ def test_a_damaged_one_is_set_aside_and_named(
     assert newest_whole(folder, pytest.fail).step == 1
 
 
-def test_a_training_that_starts_anew_replaces_later_checkpoints(tmp_path: Path) -> None:
+def test_a_training_that_starts_anew_replaces_later_checkpoints(tmp_path):
     folder = tmp_path / "checkpoints"
     publish(folder, 10)
     publish(folder, 20)

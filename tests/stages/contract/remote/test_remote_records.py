@@ -9,7 +9,6 @@ from stages.contract.errors import ConflictError, UserError
 from stages.contract.request import ArtifactInput
 from stages.store.registry import ModelRegistry
 from stages.store.remote import store as store_module
-from stages.store.remote.store import RemoteStore
 from tests.flows.records import recorded
 from tests.object_storage import objects
 
@@ -35,7 +34,7 @@ def test_a_record_that_another_host_changed_is_not_overwritten(here, there):
     ModelRegistry(here).register("tiny", checkpoint("one"), metrics={})
     alias = "models/tiny/aliases/production.json"
 
-    def move_behind_the_back() -> None:
+    def move_behind_the_back():
         with here.exclusive("models"):
             here.bucket.put(alias, b'{"moved": "by somebody without a lease"}')
             path = here.root / alias
@@ -48,7 +47,7 @@ def test_a_record_that_another_host_changed_is_not_overwritten(here, there):
     assert not (here.root / alias).exists(), "no other host has it"
 
 
-def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
+def test_a_run_is_seen_on_every_host(here, there):
     view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly", seed=1))
     recorded(view, "iteration-1/train", state="running")
@@ -65,7 +64,7 @@ def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
         RunRecord.existing(there, "other")
 
 
-def test_logs_and_reports_are_shared(here: RemoteStore):
+def test_logs_and_reports_are_shared(here):
     folder = here.local.log_path("make", "key")
     folder.mkdir(parents=True)
     (folder / "1.log").write_text("said")
@@ -73,7 +72,7 @@ def test_logs_and_reports_are_shared(here: RemoteStore):
     assert objects(here.location)["logs/make/key/1.log"] == b"said"
 
 
-def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, monkeypatch):
+def test_leftovers_in_the_bucket_are_found_and_removed(here, monkeypatch):
     bucket = here.bucket
     bucket.put("artifacts/make/abandoned/1234/weights", b"12345")
     for key in ("forgotten", "wanted", "busy"):
