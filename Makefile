@@ -27,14 +27,12 @@ setup: $(STAMP) ## Make .venv: the orchestrator, the torch stages, buckets, Kube
 PIP_INSTALL = $(BIN)/pip install --progress-bar off --no-compile
 
 $(RUN_STAMP): pyproject.toml constraints/torch.txt constraints/run.lock
-	$(PYTHON) scripts/check-python.py
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --no-deps --require-hashes -r constraints/run.lock
+	PYTHON=$(PYTHON) scripts/install-lock.sh $(VENV) constraints/run.lock
 	$(PIP_INSTALL) -c constraints/torch.txt -e '.[orchestrator,torch]'
 	touch $(RUN_STAMP)
 
 $(STAMP): $(RUN_STAMP) constraints/torch.lock
-	$(PIP_INSTALL) --no-deps --require-hashes -r constraints/torch.lock
+	PYTHON=$(PYTHON) scripts/install-lock.sh $(VENV) constraints/torch.lock
 	$(PIP_INSTALL) -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
 	touch $(STAMP)
 

@@ -8,7 +8,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python="${PYTHON:-python3}"
 venv="${EVAL_VENV:-.venv-eval}"
 
 stamp="$venv/.installed"
@@ -18,11 +17,8 @@ if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
   exit 0
 fi
 
-"$python" scripts/check-python.py
-[[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
-"$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps --require-hashes \
-  --requirement constraints/eval.lock
+scripts/install-lock.sh "$venv" constraints/eval.lock
 "$venv/bin/python" -m pip install --progress-bar off --no-compile --constraint constraints/eval.txt \
   --editable '.[eval]'
 "$venv/bin/python" -c 'from importlib.metadata import version as v; print("lm-eval", v("lm_eval"), "alpaca-eval", v("alpaca_eval"))'

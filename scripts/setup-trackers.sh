@@ -7,7 +7,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python="${PYTHON:-python3}"
 venv="${TRACKERS_VENV:-.venv-trackers}"
 
 stamp="$venv/.installed"
@@ -17,9 +16,6 @@ if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
   exit 0
 fi
 
-"$python" scripts/check-python.py
-[[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
-"$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps --require-hashes \
-  --requirement constraints/trackers.lock
+scripts/install-lock.sh "$venv" constraints/trackers.lock
 echo "$wanted" >"$stamp"

