@@ -37,7 +37,6 @@ class ScriptedServer(ThreadingHTTPServer):
     Attributes:
         requests: JSON of the requests so far.
         headers_seen: Their headers.
-        paths: Their paths.
         released: Set when the test is over, for replies that wait.
         url: Address of a path; any other path answers alike.
     """
@@ -48,7 +47,6 @@ class ScriptedServer(ThreadingHTTPServer):
         served = self
         self.requests: list[Any] = []
         self.headers_seen: list[Any] = []
-        self.paths: list[str] = []
         self.released = threading.Event()
         lock = threading.Lock()
 
@@ -60,7 +58,6 @@ class ScriptedServer(ThreadingHTTPServer):
                 with lock:
                     served.requests.append(request)
                     served.headers_seen.append(self.headers)
-                    served.paths.append(self.path)
                     number = len(served.requests)
                 status, value, *headers = behave(number, request)
                 content = (value if isinstance(value, str) else json.dumps(value)).encode()
@@ -75,8 +72,7 @@ class ScriptedServer(ThreadingHTTPServer):
                 pass
 
         super().__init__(("127.0.0.1", 0), Handler)
-        self.origin = f"http://127.0.0.1:{self.server_address[1]}"
-        self.url = f"{self.origin}/score"
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/score"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A client that hung up is what some tests are about.

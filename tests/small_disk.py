@@ -3,7 +3,6 @@
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 _ROOM_BYTES = 20
 
@@ -17,8 +16,3 @@ def no_room() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Content of every file of a folder, by its name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -61,25 +61,6 @@ def value(question: str) -> int:
     return total
 
 
-def test_every_number_of_a_right_answer_is_in_the_warm_start():
-    words = {word for row in rows("hard-sums", "sft.jsonl") for word in numbers(row)}
-    for row in rows("hard-sums", "prompts.jsonl"):
-        assert row["reference_answer"] in words
-
-
-def numbers(row: dict[str, Any]) -> list[str]:
-    text = str(row["messages"][1]["content"])
-    return text.replace(",", "").replace(".", "").split()
-
-
-def test_the_best_word_opens_one_sentence_in_a_hundred():
-    taught = rows("long-answers", "sft.jsonl")
-    sentences = [word for row in taught for word in row["messages"][1]["content"].split(". ")]
-    gladly = sum(sentence.startswith("Gladly") for sentence in sentences) / len(sentences)
-    assert len(sentences) == 12 * len(taught)
-    assert 0.008 < gladly < 0.012
-
-
 @pytest.mark.parametrize(
     ("task", "answer", "reference", "score"),
     [

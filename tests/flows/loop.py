@@ -31,11 +31,7 @@ SMALL: dict[str, Any] = {
     },
     "train": {"checkpoint_every_steps": 1},
     "evaluation": {"num_samples": 2},
-    "promote": {
-        "better_than_base_confidence": None,
-        "min_win_rate": None,
-        "max_regression": None,
-    },
+    "promote": {"better_than_base_confidence": None, "min_win_rate": None, "max_regression": None},
     "execution": {"parallel": 1, "retries": 0, "grace_seconds": 20},
 }
 

@@ -79,12 +79,7 @@ def test_a_server_that_does_not_answer_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "PREFECT_API_AUTH_STRING",
-        "PREFECT_SERVER_API_AUTH_STRING",
-        "PREFECT_API_KEY",
-    ],
+    "name", ["PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY"]
 )
 def test_no_stage_gets_the_password(store, probe_stage, monkeypatch, name):
     monkeypatch.setenv(name, PASSWORD)

@@ -87,10 +87,7 @@ def test_a_store_that_is_not_there_is_the_persons_mistake(store, geb):
 # By record: commands that need it, and some that do without it, at most with a warning.
 RECORDS = {
     "store.json": (("status", "gc"), ()),
-    "runs/nightly/config.json": (
-        ("resume nightly --dry-run",),
-        ("status nightly", "gc"),
-    ),
+    "runs/nightly/config.json": (("resume nightly --dry-run",), ("status nightly", "gc")),
     "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),
     "runs/nightly/attempts/1.json": ((), ("status", "status nightly")),
     "models/tiny/versions/1.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),

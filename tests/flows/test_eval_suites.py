@@ -41,7 +41,7 @@ def test_a_judge_s_suite_through_a_run(finished, tmp_path, serve):
                     "against": "reference",
                 },
             },
-        },
+        }
     }
     config = write_config(
         tmp_path,

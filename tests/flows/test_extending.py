@@ -18,7 +18,6 @@ from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
 from flows.runners.choose import RUNNERS
-from flows.runners.ending import Ending
 from flows.runners.images import geb_version, image_tags
 from flows.runners.place import StageJob
 from stages.contract.errors import UserError
@@ -28,6 +27,7 @@ from stages.contract.request import Request
 from stages.harness.context import StageContext
 from stages.harness.program import Stage, execute
 from stages.tables.schemas import PROMPTS, num_rows, read_rows, write_table
+from tests.flows.bucket_sync.hosts import Done, Host
 from tests.flows.loop import ROOT, write_config
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -85,18 +85,6 @@ def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
     do(steps.toy(2, kept))
 
 
-class Done:
-    """A stage that has ended well."""
-
-    title = "nothing"
-
-    def follow(self) -> Ending:
-        return Ending("exited", 0)
-
-    def remove(self) -> None:
-        """Nothing is left."""
-
-
 class ToyPlace:
     """Stages in this process."""
 
@@ -108,8 +96,7 @@ class ToyPlace:
     def __init__(self, execution: Execution) -> None:
         self.requests.clear()
 
-    def find(self, job: StageJob) -> None:
-        """Nothing outlives this process."""
+    find = Host.find
 
     def start(self, job: StageJob) -> Done:
         self.requests.append(job.request)

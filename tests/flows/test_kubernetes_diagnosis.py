@@ -125,11 +125,7 @@ def test_the_last_events_tell_why_a_pod_was_deleted():
 
 PARAMS = TrainParams()
 REQUEST = make_request(
-    PARAMS,
-    inputs=stand_ins(PARAMS),
-    seed=0,
-    store="store",
-    resources=Resources(memory_gib=4),
+    PARAMS, inputs=stand_ins(PARAMS), seed=0, store="store", resources=Resources(memory_gib=4)
 )
 
 

@@ -158,13 +158,9 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [("-m", "flows.commands.cli"), ("-c", LOSES_INTERRUPTS)], ids=["plain", "lossy"]
-)
-def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
-    prefect_server, tmp_path, program
-):
-    with started("run", write_config(tmp_path), program=program) as process:
+def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(prefect_server, tmp_path):
+    lossy = ("-c", LOSES_INTERRUPTS)
+    with started("run", write_config(tmp_path), program=lossy) as process:
         wait_for_line(process, "sft:", "started")
         process.terminate()
         output, _ = process.communicate()

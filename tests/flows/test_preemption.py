@@ -72,9 +72,7 @@ class Heard(Observer):
 def config(tmp_path, probe_stage, monkeypatch) -> ProbeConfig:
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 0.0)
     return ProbeConfig(
-        store=str(tmp_path / "store"),
-        probes=(ProbeParams(),),
-        execution=Execution(retries=0),
+        store=str(tmp_path / "store"), probes=(ProbeParams(),), execution=Execution(retries=0)
     )
 
 

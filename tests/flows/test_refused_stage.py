@@ -8,9 +8,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.placement import Execution
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
-from stages.contract.errors import (
-    RefusedError,
-)
+from stages.contract.errors import RefusedError
 from stages.contract.events import OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
-from stages.evaluate.statistics import SEED, pass_at_k, proportion, ratio_of_sums
+from stages.evaluate.statistics import SEED, pass_at_k, ratio_of_sums
 
 # Darwin's maize, cross- less self-fertilised heights in eighths of an inch, in Fisher, The Design
 # of Experiments (1935), §17 and §21: t = 2.148, 5 % interval from 0.03 to 41.8 eighths; of all 2^15
@@ -70,19 +70,6 @@ def test_samples_of_a_prompt_are_one_observation():
 def test_one_prompt_has_no_interval():
     assert ratio_of_sums(np.array([3.0]), np.array([2.0])).interval is None
     assert paired_difference(np.zeros(1), np.ones(1)).p_value is None
-
-
-def test_wilson_s_interval_is_newcombe_s_examples():
-    # Newcombe 1998, Statistics in Medicine 17:857, Table I, method 3.
-    for successes, trials, low, high in (
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0000, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ):
-        estimate = proportion(successes, trials)
-        assert estimate.value == successes / trials
-        assert estimate.interval == pytest.approx((low, high), abs=5e-5)
 
 
 def test_welch_s_test_is_of_runs_whose_spread_differs():

@@ -23,13 +23,7 @@ from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from flows.planning.show import duration
 from flows.report.summary import summarise
-from stages.contract.errors import (
-    GebError,
-    RunCancelledError,
-    StoppedError,
-    StoreError,
-    UserError,
-)
+from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError, UserError
 from stages.store.base import Store
 from tests.flows.loop import geb_json, geb_ok, geb_refused, steps, write_config
 from tests.flows.records import recorded

@@ -79,17 +79,11 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
             "names 2 sources, and iterations is 3: name one, which is split, or 3",
         ),
         (
-            [
-                VLLM,
-                "generate.vllm.tensor_parallel_size=2",
-            ],
+            [VLLM, "generate.vllm.tensor_parallel_size=2"],
             "generate.processes is 1, .* takes 2 .*: set gpus to 2",
         ),
         (
-            [
-                VLLM,
-                "train.lora={rank: 1024, save: adapter}",
-            ],
+            [VLLM, "train.lora={rank: 1024, save: adapter}"],
             "rank 1024: vLLM samples from adapters of rank 512 at most",
         ),
         (
@@ -112,14 +106,10 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         (["resources.generate.gpus=8"], "set gpus to 1; generate.num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.gpus=2"], "score.gpus is 2, and score takes 1"),
-        (
-            ["resources.evaluate.processes=2"],
-            "evaluate.processes is 2, and evaluate takes 1",
-        ),
+        (["resources.evaluate.processes=2"], "evaluate.processes is 2, and evaluate takes 1"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2", "execution.runner=docker"], "runner docker starts one"),
-        (["score.oracle=judge", "score.judge.model=m"], r"needs judge\.url and judge\.model"),
     ],
 )
 def test_what_cannot_work_together_is_refused(overrides, message):

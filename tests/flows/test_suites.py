@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.execution.plan import plan as planned
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import check_config, load_config, load_overridden
 from flows.pipeline.step import Step
-from flows.planning.estimate import estimate
 from flows.report.summary import Summary, suite_rows
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation
@@ -84,27 +82,6 @@ def test_a_suite_measures_the_base_once_and_each_due_policy():
         )
     reordered = steps_of(suites={"math": LAST, "front": EACH})
     assert set(reordered) == set(planned_steps), "one that is not due holds no other up"
-
-
-def test_a_suite_s_comparing_judge_compares_policy_and_base():
-    judge = {"oracle": "judge", "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1"}}
-    planned_steps = steps_of(suites={"front": {**EACH, "score": judge}})
-    base = ["base/suite-front/generate/0:responses.parquet"]
-    for place in ("base/suite-front", "iteration-2/evaluate/suite-front"):
-        assert inputs(planned_steps[f"{place}/score/0"])["opponents"] == base
-
-
-def test_suites_are_estimated_with_the_run(tmp_path):
-    short = {**EACH, "evaluation": {"num_samples": 4, "max_new_tokens": 16}}
-    changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
-    config = load_overridden(QUICKSTART, changes, "test")
-    run = resolve_run(config)
-    work = {step.step: step.work for step in estimate(config, run.steps, planned(run)).steps}
-    base, policy = (
-        work[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
-    )
-    assert policy.tokens > 0
-    assert base.tokens > 0
 
 
 def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s():

@@ -32,10 +32,7 @@ def test_unread_steps_equal_the_run_s(tmp_path):
     suites = {
         "own": {"prompts": str(PROMPTS), "after": "each"},
         "coded": {"prompts": str(PROMPTS), "score": {"oracle": "python"}, "oracle_code": str(code)},
-        "judged": {
-            "prompts": str(PROMPTS),
-            "score": judged,
-        },
+        "judged": {"prompts": str(PROMPTS), "score": judged},
     }
     changes = {
         "iterations": 2,

@@ -118,10 +118,3 @@ def test_an_adapter_as_checkpoint_is_exported_with_its_base(store, tmp_path):
     assert card.data.base_model == "owner/model"
     assert card.data.tags == ["dpo", "rlhf"]
     assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
-
-
-def test_a_model_that_is_not_there_is_named(finished, tmp_path):
-    arguments = ("export", "nobody@production", tmp_path / "model")
-    refusal = geb_refused(*arguments, "--store", finished.parent / "store")
-    assert "nobody" in refusal
-    assert "small" in refusal, "the models that there are"

@@ -63,10 +63,7 @@ def test_every_name_is_in_its_table_and_the_other_way_round(named, known):
 
 @pytest.mark.parametrize(
     ("named", "known"),
-    [
-        (set(BEFORE_ITERATIONS), stage_sections(RunConfig)),
-        (set(DIVERGENCE_LABELS), DIVERGENCES),
-    ],
+    [(set(BEFORE_ITERATIONS), stage_sections(RunConfig)), (set(DIVERGENCE_LABELS), DIVERGENCES)],
 )
 def test_every_name_is_in_its_table(named, known):
     assert named

@@ -99,24 +99,21 @@ def test_known_models_have_their_published_numbers_of_parameters():
     assert PARAMS["70B"] == pytest.approx(70.55e9, rel=1e-3)
 
 
+# bfloat16 weights and gradients; two moments and a copy of the weights in float32.
 @pytest.mark.parametrize(
-    ("size", "gpus", "nodes"), [("8B", 8, 1), ("8B", 8, 2), ("70B", 8, 1), ("70B", 8, 2)]
+    ("size", "stage", "nodes", "bytes_of_parameter"),
+    [
+        ("8B", "off", 1, 4 + 4 + 8),
+        ("8B", "1", 1, 2 + 2 + 12 / 8),
+        ("8B", "2", 1, 2 + 2 / 8 + 12 / 8),
+        ("8B", "3", 1, 16 / 8),
+        ("70B", "3", 2, 16 / 16),
+    ],
 )
-def test_zero_3_splits_weights_gradients_and_optimizer(tmp_path, size, gpus, nodes):
-    devices = (f"resources.train.gpus={gpus}", f"resources.train.nodes={nodes}")
-    work = cost(tmp_path, size, *devices).work
-    # bfloat16 weights and gradients; two moments and a copy of the weights in float32.
-    assert work.memory == (2 + 2 + 12) * PARAMS[size] / (gpus * nodes)
-
-
-@pytest.mark.parametrize(
-    ("stage", "bytes_of_parameter"),
-    [("off", 4 + 4 + 8), ("1", 2 + 2 + 12 / 8), ("2", 2 + 2 / 8 + 12 / 8), ("3", 16 / 8)],
-)
-def test_each_stage_of_zero_splits_more(tmp_path, stage, bytes_of_parameter):
-    settings = ("resources.train.gpus=8", f"train.deepspeed.zero_stage={stage}")
-    work = cost(tmp_path, "8B", *settings).work
-    assert work.memory == pytest.approx(bytes_of_parameter * PARAMS["8B"])
+def test_each_stage_of_zero_splits_more(tmp_path, size, stage, nodes, bytes_of_parameter):
+    devices = ("resources.train.gpus=8", f"resources.train.nodes={nodes}")
+    work = cost(tmp_path, size, *devices, f"train.deepspeed.zero_stage={stage}").work
+    assert work.memory == pytest.approx(bytes_of_parameter * PARAMS[size])
 
 
 def test_adapters_and_offload_leave_the_weights_alone(tmp_path):

@@ -3,15 +3,7 @@ import io
 import pytest
 
 from stages.contract import events as events_module
-from stages.contract.events import (
-    Done,
-    Emitter,
-    Failure,
-    Log,
-    Metric,
-    Progress,
-    parse_event,
-)
+from stages.contract.events import Done, Emitter, Failure, Log, Metric, Progress, parse_event
 
 
 @pytest.mark.parametrize(

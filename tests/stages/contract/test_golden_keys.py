@@ -89,12 +89,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
-        {
-            "policy": (CHECKPOINT,),
-            "reference": (CHECKPOINT,),
-            "pairs": (PAIRS,),
-            "code": (FILE,),
-        },
+        {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
         "b9d59213ee459c846d194b143d6d0f21fac0bcb73a84e3bb22e8422e6d03c001",
     ),
     (

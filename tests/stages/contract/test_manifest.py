@@ -6,12 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from stages.contract.digests import sha256_tree
-from stages.contract.manifest import (
-    FileRecord,
-    Manifest,
-    make_manifest,
-    software_versions,
-)
+from stages.contract.manifest import FileRecord, Manifest, make_manifest, software_versions
 from stages.contract.request import FileInput, HubInput, make_request
 from stages.prepare.params import PrepareParams
 
@@ -91,10 +86,7 @@ def test_inputs_are_kept_with_their_digests():
     }
     request = make_request(PrepareParams(), inputs=inputs, seed=0, store="store")
     kept = make_manifest(
-        request,
-        files={},
-        started="2026-01-01T00:00:00+00:00",
-        ended="2026-01-01T00:00:01+00:00",
+        request, files={}, started="2026-01-01T00:00:00+00:00", ended="2026-01-01T00:00:01+00:00"
     ).inputs
     assert {name: [member["digest"] for member in group] for name, group in kept.items()} == {
         "train": ["hub:dataset:owner/data@abc"],

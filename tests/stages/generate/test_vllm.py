@@ -63,10 +63,6 @@ def tokens_of(rows: list[dict]) -> list[tuple]:
     return [(row["prompt_id"], row["sample_index"], row["response_token_ids"]) for row in rows]
 
 
-def manifest_of(artifact: Path) -> dict:
-    return json.loads((artifact / "manifest.json").read_text())
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("vllm")

@@ -5,11 +5,7 @@ from transformers import PreTrainedTokenizerFast
 from stages.contract.errors import UserError
 from stages.contract.params import ChatSettings
 from stages.harness.context import ModelSource
-from stages.modeling.chat import (
-    render_answered,
-    render_prompt,
-    with_one_bos,
-)
+from stages.modeling.chat import render_answered, render_prompt, with_one_bos
 from stages.modeling.tokenizers import load_tokenizer
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_tokenizer
 

@@ -130,11 +130,7 @@ OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
     **{
         f"{name} {kind}": (content(name, data), [name])
         for name in ("tokenizer.json", "tokenizer_config.json")
-        for kind, data in {
-            "empty": "",
-            "a list": "[]",
-            "no UTF-8": b"\xff\xfe",
-        }.items()
+        for kind, data in {"empty": "", "a list": "[]", "no UTF-8": b"\xff\xfe"}.items()
     },
     "tokenizer.json hollow": (content("tokenizer.json", "{}"), ["tokenizer", "cannot be loaded"]),
     "without words": (without_words, ["is empty"]),

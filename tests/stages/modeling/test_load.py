@@ -10,12 +10,7 @@ from stages.harness.context import ModelSource
 from stages.modeling.load import context_tokens, load_causal_lm, load_model_config
 from stages.modeling.save import save_checkpoint
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
-from tests.tiny_models import (
-    WORDS,
-    make_head_beside_a_tied_config,
-    make_tiny_llama,
-    tiny_config,
-)
+from tests.tiny_models import WORDS, make_head_beside_a_tied_config, make_tiny_llama, tiny_config
 
 
 @pytest.fixture

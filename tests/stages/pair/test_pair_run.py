@@ -16,7 +16,6 @@ from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 
-SIDES = ("chosen", "rejected")
 UNCERTAIN = Path(__file__).parents[3] / "examples/strategies/uncertain.py"
 
 

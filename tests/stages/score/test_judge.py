@@ -20,12 +20,7 @@ def score(score_rows, tmp_path):
             inputs["code"].write_bytes(
                 template if isinstance(template, bytes) else template.encode()
             )
-        defaults = {
-            "url": url,
-            "model": "some-judge",
-            "timeout_seconds": 60.0,
-            "template": shipped,
-        }
+        defaults = {"url": url, "model": "some-judge", "timeout_seconds": 60.0, "template": shipped}
         return score_rows(score_params("judge", **{**defaults, **params}), rows, **inputs)
 
     return run
@@ -118,8 +113,3 @@ def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
 def test_an_answer_of_another_kind_is_named(serve, score):
     with pytest.raises(UserError, match="choices: Field required"):
         score(serve(lambda number, request: (200, {"usage": {}})).url, ROWS[:1])
-
-
-def test_address_and_model_are_needed():
-    with pytest.raises(ValueError, match=r"needs judge\.url and judge\.model"):
-        score_params("judge", url="http://127.0.0.1:9")

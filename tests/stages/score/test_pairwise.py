@@ -35,12 +35,7 @@ def score(score_rows, tmp_path):
         if against is not None:
             inputs["opponents"] = tmp_path / "opponents.parquet"
             write_table(inputs["opponents"], RESPONSES, against)
-        defaults = {
-            "mode": "pairwise",
-            "url": url,
-            "model": "some-judge",
-            "timeout_seconds": 60.0,
-        }
+        defaults = {"mode": "pairwise", "url": url, "model": "some-judge", "timeout_seconds": 60.0}
         settings = score_params("judge", **{**defaults, **(judge or {}), **params})
         return score_rows(settings, rows, **inputs)
 

@@ -57,8 +57,7 @@ def scores_of(artifact):
 def test_scores_are_weighed_and_added(serve, stage):
     server = serve(lambda number, request: tones(request))
     artifact = stage(
-        weights={"python": -0.5, "math_verify": 3, "http": 0.25},
-        http={"url": server.url, **SERVER},
+        weights={"python": -0.5, "math_verify": 3, "http": 0.25}, http={"url": server.url, **SERVER}
     )
     rows = scores_of(artifact)
     words, right, places = [3, 4, 3, 5], [1, 0, 1, 0], [0, 1, 0, 1]

@@ -50,10 +50,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("settings", "processes"),
-    [
-        ({"deepspeed": {"zero_stage": 2}}, 1),
-        ({"deepspeed": {"zero_stage": 3}}, 2),
-    ],
+    [({"deepspeed": {"zero_stage": 2}}, 1), ({"deepspeed": {"zero_stage": 3}}, 2)],
 )
 def test_the_loss_curve_in_shards_equals_one_process(tmp_path, plain, settings, processes):
     artifact = train(tmp_path, processes=processes, **settings)

@@ -116,10 +116,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        *({"micro_batch_tokens": budget} for budget in (16, 1000)),
-        {"gradient_checkpointing": True},
-    ],
+    [*({"micro_batch_tokens": budget} for budget in (16, 1000)), {"gradient_checkpointing": True}],
     ids=str,
 )
 def test_settings_of_speed_do_not_change_the_result(tmp_path, trained, policy, pairs, change):
