@@ -49,11 +49,6 @@ def unread_steps(config: RunConfig) -> list[Step]:
     return _steps(config, every_input(config, unread_input))
 
 
-def step_names(config: RunConfig) -> list[str]:
-    """Names of a run's steps, in order; its inputs are neither read nor looked for."""
-    return [step.name for step in unread_steps(config)]
-
-
 def _steps(config: RunConfig, inputs: Externals) -> list[Step]:
     steps: list[Step] = []
 
@@ -117,8 +112,9 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> Non
         of_suites = _run_suites(
             config, suites, do_evaluate, iteration, policy, base, policy_samples
         )
-        gates = metrics.at("metrics.json"), promoted, of_suites
-        promoted = do(steps.promote(iteration, policy, *gates))
+        promoted = do(
+            steps.promote(iteration, policy, metrics.at("metrics.json"), promoted, of_suites)
+        )
 
 
 def _within(do: Do, iteration: int, part: str = "") -> Do:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from flows.pipeline.config import SET_BY_THE_RUN, Evaluation, RunConfig
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
 
@@ -12,13 +12,6 @@ UNNAMED = "JUDGE"
 
 # The highest of `vllm.config.lora.MaxLoRARanks`.
 _VLLM_RANK = 512
-# Stages that train, on as many nodes as they are given.
-_TRAINED = ("sft", "train")
-_ON_ONE_MACHINE = (
-    ". An engine of vLLM is on one machine: spread the model over more of its GPUs "
-    "(generate.vllm.tensor_parallel_size), or quantize it "
-    "(generate.vllm.extra_engine_args.quantization); raise generate.num_shards to use more machines"
-)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # File systems take 255 bytes; a run's name ends where its configuration says.
 _LONGEST = 200
@@ -80,7 +73,18 @@ def _check_samples(config: RunConfig) -> None:
 def _check_suites(config: RunConfig) -> None:
     """Refuses tries that cannot be counted, and gates without their metrics."""
     for settings in (config, *map(config.for_suite, config.suites)):
-        _check_tries(settings.evaluation)
+        evaluation = settings.evaluation
+        if evaluation.pass_at_k and evaluation.correct_from is None:
+            raise ValueError(
+                "pass_at_k is set and correct_from is not: set the smallest score of a correct "
+                "response (1 for the oracle math_verify)"
+            )
+        for k in evaluation.pass_at_k:
+            if not 1 <= k <= evaluation.num_samples:
+                raise ValueError(
+                    f"pass_at_k has {k}, and num_samples is {evaluation.num_samples}: it takes at "
+                    "least k samples a prompt; raise num_samples, or leave it out"
+                )
     for name in config.promote.suites_hold:
         if name not in config.suites:
             raise ValueError(
@@ -91,20 +95,6 @@ def _check_suites(config: RunConfig) -> None:
             raise ValueError(
                 f"promote.suites_hold names {name}, which is evaluated after the last iteration "
                 f"only: set suites.{name}.after to each"
-            )
-
-
-def _check_tries(evaluation: Evaluation) -> None:
-    if evaluation.pass_at_k and evaluation.correct_from is None:
-        raise ValueError(
-            "pass_at_k is set and correct_from is not: set the smallest score of a correct "
-            "response (1 for the oracle math_verify)"
-        )
-    for k in evaluation.pass_at_k:
-        if not 1 <= k <= evaluation.num_samples:
-            raise ValueError(
-                f"pass_at_k has {k}, and num_samples is {evaluation.num_samples}: it takes at "
-                "least k samples a prompt; raise num_samples, or leave it out"
             )
 
 
@@ -135,13 +125,13 @@ def _check_devices(config: RunConfig) -> None:
         resources = getattr(config.resources, stage)
         unit = "gpus" if resources.gpus else "processes"
         if resources.devices != taken:
-            message = f"resources.{stage}.{unit} is {resources.devices}, and {stage} takes {taken}"
-            if taken > 1:
-                message += " (tensor_parallel_size times pipeline_parallel_size)"
-            message += f": set {'gpus' if resources.devices < taken else unit} to {taken}"
-            if stage != "evaluate":
-                message += "; generate.num_shards spreads the work over several calls"
-            raise ValueError(message)
+            unit_to_set = "gpus" if resources.devices < taken else unit
+            product = " (tensor_parallel_size times pipeline_parallel_size)" if taken > 1 else ""
+            raise ValueError(
+                f"resources.{stage}.{unit} is {resources.devices}, and {stage} takes {taken}"
+                f"{product}: set {unit_to_set} to {taken}; generate.num_shards spreads the work of "
+                "generate and score over several calls"
+            )
 
 
 def _check_nodes(config: RunConfig) -> None:
@@ -150,22 +140,21 @@ def _check_nodes(config: RunConfig) -> None:
         nodes = getattr(config.resources, stage).nodes
         if nodes == 1:
             continue
-        if stage not in _TRAINED:
-            raise ValueError(
-                f"resources.{stage}.nodes is {nodes}, and only {' and '.join(_TRAINED)} work on "
-                "several nodes: leave it out" + (_ON_ONE_MACHINE if stage == "generate" else "")
+        obstacle = ""
+        if stage not in ("sft", "train"):
+            obstacle = (
+                "only sft and train work on several nodes: leave it out; generate.num_shards "
+                "spreads the work of generate and score over several machines"
             )
-        if "://" in config.store:
-            raise ValueError(
-                f"resources.{stage}.nodes is {nodes}, and the store {config.store} is in a "
-                "bucket: the nodes meet in the work folder, so put the store on a file system "
-                "that all see"
+        elif "://" in config.store:
+            obstacle = (
+                f"the store {config.store} is in a bucket: the nodes meet in the work folder, so "
+                "put the store on a file system that all see"
             )
-        if config.execution.runner == "docker":
-            raise ValueError(
-                f"resources.{stage}.nodes is {nodes}, and the runner docker starts one: leave it "
-                "out"
-            )
+        elif config.execution.runner == "docker":
+            obstacle = "the runner docker starts one: leave it out"
+        if obstacle:
+            raise ValueError(f"resources.{stage}.nodes is {nodes}, and {obstacle}")
 
 
 def _check_stage_names(config: RunConfig) -> None:

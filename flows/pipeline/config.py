@@ -37,7 +37,7 @@ SET_BY_THE_RUN = {
     "score": ("allow_control_tokens",),
     "preferences": ("prompt_system", *ChatSettings.model_fields),
     "evaluate": ("correct_from", "pass_at_k"),
-    "promote": ("model_name",),
+    "promote": ("model_name", "measured_by"),
 }
 
 BEFORE_ITERATIONS = ("prepare", "sft")
@@ -274,11 +274,6 @@ class RunConfig(StageSettings):
         """The same as nested sections of plain values."""
         return self.model_dump(mode="json", exclude=_hidden())
 
-    def screen_sampling(self) -> GenerateParams:
-        """The generate stage's parameters for the prompts to be screened."""
-        sampling = {"num_samples": self.screen.num_samples, "temperature": SCREEN_TEMPERATURE}
-        return self.generate.model_copy(update=sampling)
-
     def for_suite(self, name: str) -> RunConfig:
         """The configuration by which a suite's steps are made; UserError if there is none."""
         if name not in self.suites:
@@ -305,7 +300,3 @@ class RunConfig(StageSettings):
                 "evaluate": suite.evaluate or self.evaluate,
             }
         )
-
-    def evaluation_sampling(self) -> GenerateParams:
-        """The generate stage's parameters for the held-out prompts."""
-        return self.generate.model_copy(update=self.evaluation.model_dump(include=set(SAMPLING)))

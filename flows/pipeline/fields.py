@@ -45,14 +45,11 @@ def run_rows(prefix: str = "") -> list[FieldRow]:
 
     Resources, alike for all stages, stand under `STAGE`; what the run sets itself is left out.
     """
-    set_by_run = {
-        f"{section}.{name}" for section, names in SET_BY_THE_RUN.items() for name in names
-    }
-    rows = [
-        row
-        for row in field_rows(RunConfig)
-        if row.name not in set_by_run and not row.name.startswith("resources.")
-    ]
+    rows = []
+    for row in field_rows(RunConfig):
+        section, _, name = row.name.partition(".")
+        if section != "resources" and name not in SET_BY_THE_RUN.get(section, ()):
+            rows.append(row)
     rows += field_rows(Resources, "resources.STAGE.")
     stages = "|".join(StageResources.model_fields)
     prefix = re.sub(rf"^resources\.({stages})\b", "resources.STAGE", prefix)

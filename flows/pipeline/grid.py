@@ -17,7 +17,6 @@ _MAX_NAME = 100
 # Runs of a grid are compared, not put into production: each registers a model under its name.
 _OF_EVERY_RUN: Mapping[str, Any] = {"model": None, "promote.aliases": []}
 _SET_BY_THE_SWEEP = ("name", "seed", "store", "model")
-_HASH_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -89,5 +88,5 @@ def _run_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", whole)
     if plain == whole and len(plain) <= _MAX_NAME:
         return plain
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{plain[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return f"{plain[:91]}-{digest}"

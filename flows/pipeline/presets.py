@@ -92,7 +92,6 @@ def _presets() -> dict[str, Path]:
 
 
 _STAMP = "%Y%m%d-%H%M%S"
-_MAX_NAME = 100
 
 
 def fresh_run(config: RunConfig, start: datetime.datetime) -> RunConfig:
@@ -103,9 +102,9 @@ def fresh_run(config: RunConfig, start: datetime.datetime) -> RunConfig:
     ``start``, for which the run was scheduled.
     """
     stamp = start.astimezone(datetime.UTC).strftime(_STAMP)
-    name = config.name[: _MAX_NAME - len(stamp) - 1]
     changed = {
-        "name": f"{name}-{stamp}",
+        # At most 100 characters.
+        "name": f"{config.name[:84]}-{stamp}",
         "seed": config.seed + int(stamp.replace("-", "")),
         "model": config.model or config.name,
     }

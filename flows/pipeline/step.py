@@ -44,11 +44,6 @@ class Model:
     base: Source
     adapter: Source | None = None
 
-    @property
-    def registered(self) -> Source:
-        """Source that is registered: an adapter, which names its base itself, or the base."""
-        return self.adapter or self.base
-
     def inputs(self, name: str) -> Sources:
         """The inputs by which a stage reads it as `name`."""
         if self.adapter is None:

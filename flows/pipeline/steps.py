@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.pipeline.config import RunConfig
+from flows.pipeline.config import SAMPLING, SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
 from flows.pipeline.step import Model, Output, Source, Sources, Step
-from stages.contract.digests import derive_seed
+from stages.contract.digests import derive_seed, sha256_of
 from stages.contract.params import ChatSettings
+from stages.contract.request import key_fields
 from stages.generate.params import GenerateParams
 
 
@@ -84,13 +85,17 @@ class Steps:
 
     def for_screening(self, iteration: int) -> Sampling:
         """A few responses, to see which prompts the starting policy solves."""
-        return Sampling(self._config.screen_sampling(), self._seed("screen", iteration))
+        config = self._config
+        sampling = {"num_samples": config.screen.num_samples, "temperature": SCREEN_TEMPERATURE}
+        params = config.generate.model_copy(update=sampling)
+        return Sampling(params, self._seed("screen", iteration))
 
     def for_evaluation(self) -> Sampling:
         """Responses to the held-out prompts; a judge that compares sets them against others."""
-        params = self._config.evaluation_sampling()
-        seed = self._seed("evaluate")
-        return Sampling(params, seed, against_opponents=self._config.score.compares)
+        config = self._config
+        sampling = config.evaluation.model_dump(include=set(SAMPLING))
+        params = config.generate.model_copy(update=sampling)
+        return Sampling(params, self._seed("evaluate"), against_opponents=config.score.compares)
 
     def generate(
         self, prefix: str, shard: int, sampling: Sampling, policy: Model, prompts: Source
@@ -118,16 +123,16 @@ class Steps:
         inputs: Sources = {
             "responses": [responses],
             "opponents": [opponents] if opponents else [],
-            # Inputs that the oracle does not use must not change the key.
-            **{
-                name: self._external[title]
-                for name, title in ORACLE_INPUTS.items()
-                if self._config.score.reads(name)
-            },
+            **self._oracle_inputs(),
         }
         update = {"allow_control_tokens": self._config.generate.allow_control_tokens}
         params = self._config.score.model_copy(update=update)
         return Step(f"{prefix}/score/{shard}", params, _given(inputs))
+
+    def _oracle_inputs(self) -> Externals:
+        """Inputs that the oracle uses; others must not change the key."""
+        reads = self._config.score.reads
+        return {name: self._external[title] for name, title in ORACLE_INPUTS.items() if reads(name)}
 
     def pair(self, iteration: int, samples: Samples) -> Step:
         """Chooses a chosen and a rejected response per prompt."""
@@ -137,7 +142,7 @@ class Steps:
             {
                 "responses": samples.responses,
                 "scores": samples.scores,
-                **self._own_code("strategy_code", asked=self._config.pair.strategy == "python"),
+                **self._own_code("strategy_code", self._config.pair.strategy),
             },
             self._seed("pair", iteration),
         )
@@ -168,14 +173,14 @@ class Steps:
                 **policy.inputs("policy"),
                 **reference.inputs("reference"),
                 "pairs": list(pairs),
-                **self._own_code("objective_code", asked=params.objective == "python"),
+                **self._own_code("objective_code", params.objective),
             },
             self._seed("train", iteration),
         )
 
-    def _own_code(self, name: str, *, asked: bool) -> Sources:
+    def _own_code(self, name: str, choice: str) -> Sources:
         """The file of a function of the user's; one that is not asked must not change the key."""
-        return {"code": self._external[name]} if asked else {}
+        return {"code": self._external[name]} if choice == "python" else {}
 
     def trained(self, policy: Model, made: Output) -> Model:
         """The policy that a training from ``policy`` made."""
@@ -212,10 +217,14 @@ class Steps:
         back. Gates may also look at the metrics of ``suites``.
         """
         params = self._config.promote.model_copy(
-            update={"model_name": self._config.model or self._config.name}
+            update={
+                "model_name": self._config.model or self._config.name,
+                "measured_by": self._measure(),
+            }
         )
         inputs: Sources = {
-            "checkpoint": [policy.registered],
+            # An adapter names its base itself.
+            "checkpoint": [policy.adapter or policy.base],
             "metrics": [metrics],
             "suite_metrics": [suites[name] for name in params.suites_hold],
         }
@@ -225,6 +234,24 @@ class Steps:
             _given(inputs),
             after=(previous.step,) if previous else (),
         )
+
+    def _measure(self) -> str:
+        """Digest of oracle, sampling and source of the held-out prompts, for any policy and seed.
+
+        Scores of a judge that compares are relative to the base.
+        """
+        config = self._config
+        inputs = self._oracle_inputs()
+        inputs["prompts"] = self._external["test_prompts"] or self._external["prompts"]
+        parts = [
+            self.for_evaluation().params.result_fields() | {"num_shards": 1},
+            key_fields(config.score, 0, inputs),
+            config.prepare.model_dump(exclude=set(UNUSED_BY_SUITES)),
+        ]
+        if config.score.compares:
+            start = {"data": self._external["warm_start"], "policy": self._external["policy"]}
+            parts.append(key_fields(config.sft, self._seed("sft"), start))
+        return sha256_of(parts)
 
 
 def suite_prefix(prefix: str, suite: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.execution.run_record import AT_WORK, Attempt, RunRecord, StepRecord, attempts
-from flows.pipeline.algorithm import step_names
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.store.base import Store
@@ -134,7 +134,7 @@ def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
     tried = attempts(record)
     last = tried[-1] if tried else None
     try:
-        names = step_names(config or record.config())
+        names = [step.name for step in unread_steps(config or record.config())]
     except UserError:
         # Another version wrote the run: what is on record is all that is known.
         names = []

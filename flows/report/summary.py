@@ -154,8 +154,6 @@ def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
 
 def _registered(store: Store, model: str) -> list[str]:
     registry = ModelRegistry(store)
-    if model not in registry.names():
-        return []
     steps = {version.version: version.step for version in registry.versions(model)}
     lines = []
     for alias in registry.aliases(model):

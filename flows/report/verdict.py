@@ -15,8 +15,8 @@ class Verdict:
     """One sentence on a run.
 
     Attributes:
-        tone: `good` if the last model was promoted; `bad` if the run did not come to its end, an
-            artifact is damaged, or a gate held the model back; `open` if no gate has decided yet.
+        tone: `good` if the last model passed every gate; `bad` if the run did not come to its end,
+            an artifact is damaged, or a gate held the model back; `open` if no gate has decided.
         sentence: The result, with its interval.
         reasons: Obstacles: failed steps, damaged artifacts, gates, pairs that tie.
         cautions: How far to trust it: seeds and prompts, and what became worse.
@@ -91,12 +91,12 @@ def _of_models(summary: Summary) -> Verdict:
     decision = summary.read_json(f"iteration-{row.iteration}/promote", "decision.json")
     if not decision:
         return Verdict("open", f"{sentence}.")
-    if decision["promoted"]:
-        aliases = ", ".join(decision["aliases"])
-        promoted = f" and was promoted to {aliases}" if aliases else ""
-        return Verdict("good", f"{sentence}. It passed every gate{promoted}.")
     reasons = [gate["reason"] for gate in decision["gates"] if not gate["passed"]]
-    return Verdict("bad", f"{sentence}. It was not promoted.", tuple(reasons))
+    if reasons:
+        return Verdict("bad", f"{sentence}. It was not promoted.", tuple(reasons))
+    aliases = ", ".join(decision["aliases"])
+    promoted = f" and was promoted to {aliases}" if aliases else ""
+    return Verdict("good", f"{sentence}. It passed every gate{promoted}.")
 
 
 def _sentence(row: FigureRow, base: FigureRow) -> str:

@@ -30,12 +30,12 @@ def decide(
     params: PromoteParams,
     metrics: Mapping[str, Any],
     held: Mapping[str, Mapping[str, Any]],
-    suites: Mapping[str, Mapping[str, Any]] | None = None,
+    suites: Mapping[str, Mapping[str, Any]] = {},
 ) -> list[GateResult]:
     """Applies the gates that ``params`` set; a checkpoint is promoted if all of them pass.
 
     It must not fall behind the evaluations ``held``, by the name of the version that an alias
-    holds.
+    holds. One without figures cannot be compared, and fails its gate.
     """
     gates = []
     if params.better_than_base_confidence is not None:
@@ -44,12 +44,10 @@ def decide(
         gates.append(_win_rate(params.min_win_rate, metrics))
     if params.max_regression is not None:
         for version, before in held.items():
-            # A version without a reward leaves nothing to fall behind.
-            if before.get("mean_reward") is not None:
-                fall = params.max_regression
-                gates.append(_holds("max_regression", params, metrics, before, version, fall))
+            fall = params.max_regression
+            gates.append(_holds("max_regression", params, metrics, before, version, fall))
     for suite, allowed in params.suites_hold.items():
-        policy = (suites or {})[suite]
+        policy = suites[suite]
         base = {name: policy.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
         gates.append(_holds(f"suites_hold.{suite}", params, policy, base, "the base", allowed))
     return gates
@@ -57,11 +55,9 @@ def decide(
 
 def _win_rate(limit: float, metrics: Mapping[str, Any]) -> GateResult:
     gate = "min_win_rate"
-    value = metrics.get("win_rate")
-    shown = "has no value" if value is None else f"is {value:.6g}"
-    reason = f"{gate}: win_rate {shown}; the gate wants at least {limit:.6g}"
-    passed = value is not None and value >= limit
-    return GateResult(gate, "win_rate", value, limit, passed, reason)
+    value = metrics["win_rate"]
+    reason = f"{gate}: win_rate is {value:.6g}; the gate wants at least {limit:.6g}"
+    return GateResult(gate, "win_rate", value, limit, value >= limit, reason)
 
 
 def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResult:
@@ -95,21 +91,24 @@ def _holds(
 ) -> GateResult:
     """Compares mean rewards as separate samples, although they may share prompts."""
     confidence = params.better_than_base_confidence
-    value: Any = metrics.get("mean_reward")
+    value = metrics["mean_reward"]
     held = other.get("mean_reward")
     if held is None:
-        reason = f"{gate}: {holder} has no mean_reward to compare with"
+        reason = (
+            f"{gate}: {holder} has no mean_reward by this oracle, sampling and prompts; "
+            f"`geb evaluate CONFIG MODEL --base {holder}` compares the two, and `geb promote "
+            "MODEL` moves an alias by hand"
+        )
         return GateResult(gate, "mean_reward", value, tolerance, False, reason)
     limit = held - tolerance
     errors: list[Any] = [rewards.get("mean_reward_se") for rewards in (metrics, other)]
     bound = value
-    shown = "has no value" if value is None else f"is {value:.6g}"
-    if confidence is not None and None not in (value, *errors):
+    shown = f"is {value:.6g}"
+    if confidence is not None and None not in errors:
         bound = value - NormalDist().inv_cdf(confidence) * math.hypot(*errors)
         shown += f", with confidence {confidence:g} of the difference at least {bound:.6g}"
-    passed = bound is not None and bound >= limit
     reason = (
         f"{gate}: mean_reward {shown}; {holder} has {held:.6g}, and the gate wants at least "
         f"{limit:.6g}"
     )
-    return GateResult(gate, "mean_reward", bound, limit, passed, reason)
+    return GateResult(gate, "mean_reward", bound, limit, bound >= limit, reason)

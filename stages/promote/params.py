@@ -14,7 +14,7 @@ class PromoteParams(StageParams):
     """The gates that a checkpoint must pass, and the aliases that move when it does."""
 
     stage: ClassVar[str] = "promote"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     inputs = {
         "checkpoint": InputSpec("model"),
         "metrics": InputSpec("metrics"),
@@ -29,6 +29,10 @@ class PromoteParams(StageParams):
     """Name under which checkpoints are registered; a run fills in its own name if this is null.
     Every checkpoint becomes a version of the model, and the alias `latest` means the newest one,
     whatever the gates say."""
+
+    measured_by: str = ""
+    """Digest of the oracle, the sampling and the source of the prompts of ``metrics``; only figures
+    with the same one are compared. A run fills it in."""
 
     aliases: tuple[AliasName, ...] = ("production",)
     """Aliases that move to the checkpoint when it passes all gates."""
@@ -45,7 +49,8 @@ class PromoteParams(StageParams):
     """Largest fall of the mean reward, in the oracle's units, below the version that an alias holds
     now, whichever run registered it; null sets no gate. The lower bound of the difference must be
     at least minus this (one-sided, with the confidence `better_than_base_confidence`; if that is
-    null, the difference itself counts). An alias that holds nothing asks for nothing."""
+    null, the difference itself counts). It fails if that version has no figures by the same oracle,
+    sampling and prompts. An alias that holds nothing asks for nothing."""
 
     suites_hold: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Gates by the names of suites: the suite's mean reward must not fall below the base model's by

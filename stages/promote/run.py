@@ -36,23 +36,30 @@ def run(ctx: StageContext[PromoteParams]) -> None:
     registry = ModelRegistry(ctx.store)
     with registry.locked(name):
         version = registry.register(
-            name, checkpoint, metrics=metrics, run=request.run, step=request.step
+            name,
+            checkpoint,
+            metrics=metrics,
+            measured_by=ctx.params.measured_by,
+            run=request.run,
+            step=request.step,
         )
         present = {alias.alias: alias for alias in registry.aliases(name)}
         before = {}
         for alias in ctx.params.aliases:
             if holder := _held_before(registry, version, present.get(alias)):
-                before[f"{name}:{holder.version}"] = holder.metrics
+                figures = holder.figures.get(ctx.params.measured_by, {})
+                before[f"{name}:{holder.version}"] = figures
         gates = decide(ctx.params, metrics, before, suites)
         failed = [gate for gate in gates if not gate.passed]
         for gate in failed:
             ctx.events.warning(f"{name}:{version.version} is not promoted: {gate.reason}")
+        promoted_to = []
         for alias in () if failed else ctx.params.aliases:
-            _move_alias(ctx, registry, version, alias, present.get(alias))
+            if _move_alias(ctx, registry, version, alias, present.get(alias)):
+                promoted_to.append(alias)
     report = {
         "model": name,
-        "aliases": list(ctx.params.aliases),
-        "promoted": not failed,
+        "aliases": promoted_to,
         "gates": [asdict(gate) for gate in gates],
     }
     (ctx.out / "decision.json").write_text(dump_json(report))
@@ -89,8 +96,8 @@ def _move_alias(
     version: ModelVersion,
     name: str,
     alias: Alias | None,
-) -> None:
-    """Moves an alias to a version that passed all gates.
+) -> bool:
+    """Moves an alias to a version that passed all gates; True if it means or meant that version.
 
     It stays if it has meant this version before, or means a newer iteration of the same run.
     """
@@ -99,16 +106,18 @@ def _move_alias(
     if alias:
         obstacle = ""
         holder = registry.version(version.name, alias.version)
-        if version.version in [move.version for move in alias.history]:
+        was_promoted = version.version in [move.version for move in alias.history]
+        if was_promoted:
             obstacle = f"version {version.version} was promoted before"
         elif holder.run == request.run and _iteration(holder.step) > _iteration(request.step):
             obstacle = f"{holder.step} of the same run is newer than {request.step}"
         if obstacle:
             ctx.events.info(f"{title} stays version {alias.version}: {obstacle}")
-            return
+            return was_promoted
     reason = f"passed all gates ({request.run}, {request.step})"
     registry.set_alias(version.name, name, version.version, reason=reason)
     ctx.events.info(f"{title} is version {version.version} now")
+    return True
 
 
 def _iteration(step: str) -> int:

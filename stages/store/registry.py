@@ -2,7 +2,7 @@
 
 Layout under the store's root::
 
-    models/<name>/versions/<n>.json    what version n is; never changed
+    models/<name>/versions/<n>.json    what version n is; evaluations add figures
     models/<name>/aliases/<alias>.json which version an alias means, and which it meant before
     models/<name>/lock                 held while a version or an alias is written
 
@@ -43,12 +43,17 @@ class ModelVersion(_Record):
     """1, 2, 3, … within the name."""
     checkpoint: ArtifactInput
     """The checkpoint's place in the store, with its digest."""
-    metrics: dict[str, Any]
-    """The evaluation at the time it was registered."""
+    figures: dict[str, dict[str, Any]]
+    """Its evaluations by the digest of oracle, sampling and prompts, the newest last."""
     run: str
     step: str
     created: str
     """UTC, ISO 8601."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Figures of the newest evaluation."""
+        return list(self.figures.values())[-1]
 
 
 class AliasMove(_Record):
@@ -84,10 +89,6 @@ def read(path: Path, kind: type[R]) -> R | None:
 
 LATEST = "latest"
 _FOLDER = "models"
-# The form of a run's name, too: it is the model's unless another is given.
-_MAX_DIGITS = 9
-_NAME = re.compile(r"\w[\w.-]*")
-_ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 
 
 class ModelRegistry:
@@ -105,12 +106,14 @@ class ModelRegistry:
         checkpoint: ArtifactInput,
         *,
         metrics: dict[str, Any],
+        measured_by: str = "",
         run: str = "",
         step: str = "",
     ) -> ModelVersion:
         """Adds a checkpoint as the next version of ``name``.
 
-        A checkpoint that is a version already, by its digest, stays that version.
+        A checkpoint that is a version already, by its digest, stays that version, and gets its
+        first figures that were ``measured_by`` this oracle, sampling and prompts.
 
         Raises:
             UserError: ``name`` is not a name.
@@ -118,21 +121,23 @@ class ModelRegistry:
         """
         with self.locked(name):
             versions = self.versions(name)
-            for version in versions:
-                if version.checkpoint.digest == checkpoint.digest:
-                    return version
-            added = ModelVersion(
+            version = ModelVersion(
                 name=name,
                 version=versions[-1].version + 1 if versions else 1,
                 checkpoint=checkpoint,
-                metrics=metrics,
+                figures={},
                 run=run,
                 step=step,
                 created=_now(),
             )
-            path = self._folder(name) / "versions" / f"{added.version}.json"
-            write_atomically(path, added.model_dump_json(indent=2), durable=True)
-            return added
+            for present in versions:
+                if present.checkpoint.digest == checkpoint.digest:
+                    version = present
+            if measured_by not in version.figures:
+                version.figures[measured_by] = metrics
+                path = self._folder(name) / "versions" / f"{version.version}.json"
+                write_atomically(path, version.model_dump_json(indent=2), durable=True)
+            return version
 
     def set_alias(self, name: str, alias: str, version: int, *, reason: str = "") -> Alias:
         """Makes ``alias`` mean ``version``; nothing happens if it does already.
@@ -143,12 +148,11 @@ class ModelRegistry:
         path = self._alias_path(name, alias)
         with self.locked(name):
             self.version(name, version)
-            now = read(path, Alias)
-            if now is not None and now.version == version:
+            now = read(path, Alias) or Alias(alias=alias, version=0)
+            if now.version == version:
                 return now
-            earlier = () if now is None else now.history
             move = AliasMove(version=version, reason=reason, time=_now())
-            moved = Alias(alias=alias, version=version, history=(*earlier, move))
+            moved = Alias(alias=alias, version=version, history=(*now.history, move))
             write_atomically(path, moved.model_dump_json(indent=2), durable=True)
             return moved
 
@@ -169,8 +173,7 @@ class ModelRegistry:
         """Version that an alias names; UserError if the model has no such alias."""
         record = read(self._alias_path(name, alias), Alias)
         if record is None:
-            if not self.versions(name):
-                raise UserError(f"the registry has no model {name!r}", self._present(name))
+            self._existing(name)
             aliases = ", ".join([LATEST, *(present.alias for present in self.aliases(name))])
             raise UserError(
                 f"model {name!r} has no alias {alias!r}", f"it has: {aliases}; or name a version"
@@ -181,7 +184,8 @@ class ModelRegistry:
         """One version of a model; UserError if the model has no such version."""
         record = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
         if record is None:
-            raise UserError(f"model {name!r} has no version {version}", self._present(name))
+            numbers = [present.version for present in self._existing(name)]
+            raise UserError(f"model {name!r} has no version {version}", f"it has {numbers}")
         return record
 
     def find(self, model: str) -> ModelVersion:
@@ -192,15 +196,12 @@ class ModelRegistry:
         name, colon, number = name.partition(":")
         if colon:
             # Python reads no number of thousands of digits.
-            if alias or not number.isdecimal() or len(number) > _MAX_DIGITS:
+            if alias or not re.fullmatch(r"\d{1,9}", number):
                 raise UserError(
                     f"{model!r} names no model", "write name, name@alias or name:version"
                 )
             return self.version(name, int(number))
-        versions = self.versions(name)
-        if not versions:
-            raise UserError(f"the registry has no model {name!r}", self._present(name))
-        return versions[-1]
+        return self._existing(name)[-1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
         """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.
@@ -229,7 +230,8 @@ class ModelRegistry:
         return [record for path in paths if (record := read(path, kind))]
 
     def _folder(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
+        # The form of a run's name, too: it is the model's unless another is given.
+        if not re.fullmatch(r"\w[\w.-]*", name):
             raise UserError(
                 f"{name!r} is not a model name",
                 "use letters, digits, '.', '_' and '-', none of '.' and '-' first",
@@ -242,18 +244,22 @@ class ModelRegistry:
                 f"{LATEST!r} always means the version registered last and cannot be moved",
                 "use another alias, such as 'production'",
             )
-        if not _ALIAS.fullmatch(alias):
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", alias):
             raise UserError(
                 f"{alias!r} is not an alias",
                 "use letters, digits, '.', '_' and '-', a letter first",
             )
         return self._folder(name) / "aliases" / f"{alias}.json"
 
-    def _present(self, name: str) -> str:
-        versions = [str(version.version) for version in self.versions(name)]
-        if versions:
-            return f"versions of {name}: {', '.join(versions)}"
-        return f"registered models: {', '.join(self.names()) or 'none'}"
+    def _existing(self, name: str) -> list[ModelVersion]:
+        """All versions of a model; UserError if there is none."""
+        versions = self.versions(name)
+        if not versions:
+            raise UserError(
+                f"the registry has no model {name!r}",
+                f"registered models: {', '.join(self.names()) or 'none'}",
+            )
+        return versions
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from flows.pipeline.algorithm import resolve_run, step_names
+from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_config
 from stages.store.opening import open_store
 from stages.tables.schemas import RESPONSES, read_rows
@@ -33,7 +33,7 @@ def test_preferences_take_the_place_of_samples_and_name_the_prompts(tmp_path, pr
     places = {"prompts": [], "preferences": str(preferences)}
     config = load_config(write_config(tmp_path, inputs=places, iterations=2))
     assert config.inputs.prompts == (str(preferences),)
-    names = step_names(config)
+    names = [step.name for step in unread_steps(config)]
     assert not [name for name in names if name.startswith(("iteration-1/gen", "iteration-1/sc"))]
     paired = [step for step in resolve_run(config).steps if step.stage == "preferences"]
     assert [step.name for step in paired] == ["iteration-1/pair", "iteration-2/pair"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands.init import write_task
-from flows.pipeline.algorithm import step_names
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
 from tests.flows.loop import geb, geb_ok
 from tests.programs import run_program
@@ -30,7 +30,7 @@ def test_a_task_is_a_valid_configuration(tmp_path, policy):
     assert config.store == str(tmp_path / "my task/store")
     assert config.score.oracle == "python"
     assert config.inputs.policy == policy
-    assert ("sft" in step_names(config)) is (policy is None)
+    assert any(step.name == "sft" for step in unread_steps(config)) is (policy is None)
     assert config.train.probability == ("token_mean" if policy else "sequence")
     for place in (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code):
         assert place is None or Path(place).exists()

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from flows.commands.common import forced_from
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
+from stages.promote.params import PromoteParams
 from tests.flows.loop import ROOT, geb_ok, inputs, steps, warm_started, write_config
 from tests.flows.planning.test_estimate import write_checkpoint
 from tests.flows.test_iterations import steps_of
@@ -52,6 +54,44 @@ def test_a_sampling_has_the_settings_of_its_own_section(place, section, tmp_path
     steps = steps_of(*overrides, f"suites.other.prompts={prompts}", "iterations=2")
     params = steps[f"{place}/generate/0"].params
     assert tuple(getattr(params, name) for name in names) == SAMPLINGS[section]
+
+
+def measured_by(*overrides: str) -> str:
+    [first, *_] = (
+        step.params
+        for step in unread_steps(load_config(QUICKSTART, list(overrides)))
+        if isinstance(step.params, PromoteParams)
+    )
+    return first.measured_by
+
+
+@pytest.mark.parametrize(
+    ("override", "is_alike"),
+    [
+        ("seed=1", True),
+        ("train.beta=0.3", True),
+        ("generate.num_shards=2", True),
+        ("generate.temperature=0.3", True),
+        ("prepare.test_prompts=5", True),
+        ("inputs.policy=/another/model", True),
+        ("evaluation.num_samples=3", False),
+        ("evaluation.temperature=0.3", False),
+        ("inputs.oracle_code=/another/oracle.py", False),
+        ("score.python.function=another", False),
+        ("inputs.prompts=/other/prompts.jsonl", False),
+        ("inputs.test_prompts=/other/prompts.jsonl", False),
+        ("prepare.system_prompt=Be brief.", False),
+        (JUDGE, False),
+    ],
+)
+def test_figures_are_alike_by_oracle_sampling_and_source_of_prompts(override, is_alike):
+    assert (measured_by() == measured_by(override)) is is_alike
+
+
+@pytest.mark.parametrize("override", ["seed=1", "inputs.policy=/another/model", "sft.epochs=9"])
+def test_figures_of_a_comparing_judge_are_alike_for_one_base(override):
+    assert measured_by(JUDGE) == measured_by(JUDGE, "train.beta=0.3")
+    assert measured_by(JUDGE) != measured_by(JUDGE, override)
 
 
 def test_every_training_has_a_seed_of_its_own():

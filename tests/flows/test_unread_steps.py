@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.pipeline.algorithm import resolve_run, step_names, unread_steps
+from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_overridden
 from flows.pipeline.step import Source, Step
 from stages.contract.request import FileInput, HubInput
@@ -19,7 +19,9 @@ def without_content(source: Source) -> Source | str:
 
 def shown(step: Step) -> tuple[Any, ...]:
     inputs = {name: [*map(without_content, group)] for name, group in step.inputs.items()}
-    return step.name, step.params, inputs, step.seed, step.iteration
+    # Of promotions, what measured their figures is a digest of the oracle's and prompts' content.
+    params = step.params.model_copy(update={"measured_by": ""})
+    return step.name, params, inputs, step.seed, step.iteration
 
 
 def test_unread_steps_equal_the_run_s(tmp_path):
@@ -43,7 +45,6 @@ def test_unread_steps_equal_the_run_s(tmp_path):
     config = load_overridden(QUICKSTART, changes, "test")
     steps = resolve_run(config).steps
     assert [*map(shown, unread_steps(config))] == [*map(shown, steps)]
-    assert step_names(config) == [step.name for step in steps]
 
 
 def test_without_a_warm_start_they_begin_with_the_policy(tmp_path):

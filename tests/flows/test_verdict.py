@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
-from flows.pipeline.algorithm import step_names
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary, summarise
@@ -28,7 +28,7 @@ def summary(folder: Path, *, promoted: bool | None) -> Summary:
     artifacts: dict[str, Any] = {}
     if promoted is not None:
         gate = {"gate": "min_win_rate", "passed": promoted, "reason": "the win rate is 0.9"}
-        decision = {"promoted": promoted, "aliases": ["production"], "gates": [gate]}
+        decision = {"aliases": ["production"], "gates": [gate]}
         (folder / "decision.json").write_text(json.dumps(decision))
         artifacts["iteration-1/promote"] = artifact_in(folder)
     rows = [
@@ -120,7 +120,7 @@ def record(store, tmp_path) -> RunRecord:
     folder = tmp_path / "suite"
     suite = {"prompts": str(folder / "prompts.jsonl")}
     record.save_config(RunConfig(name="small", iterations=1, suites={"right": suite}))
-    for name in step_names(record.config()):
+    for name in [step.name for step in unread_steps(record.config())]:
         recorded(record, name)
     failed = "iteration-1/evaluate/suite-right/score/0"
     cause = f"{failed} (train {'0' * 12}): the oracle raised KeyError: 'x'"
@@ -131,7 +131,7 @@ def record(store, tmp_path) -> RunRecord:
 
 def test_a_failed_run_is_bad_whatever_its_models_are(record):
     result = verdict(summarise(record))
-    number = len(step_names(record.config()))
+    number = len(unread_steps(record.config()))
     assert result.tone == "bad"
     assert result.sentence.startswith(
         f"The run failed: {number - 2} of {number} steps are done. Go on with "
@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record):
 
 
 def test_a_damaged_artifact_is_named_and_makes_the_report_fail(record, geb_here):
-    for name in step_names(record.config()):
+    for name in [step.name for step in unread_steps(record.config())]:
         recorded(record, name)
     artifact = checkpoint_artifact(record.store, "one")
     recorded(record, "iteration-1/train", key=artifact.manifest.key)

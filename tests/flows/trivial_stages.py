@@ -54,7 +54,7 @@ def answer(request: Request) -> Path:
         elif path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         else:
-            text = '{"gates": [], "promoted": true, "aliases": [], "compared_prompts": 1}'
+            text = '{"gates": [], "aliases": [], "compared_prompts": 1}'
             path.write_text(text if path.suffix == ".json" else "")
     files = describe_files(scratch, set())
     manifest = make_manifest(request, files=files, started=_WHEN, ended=_WHEN)

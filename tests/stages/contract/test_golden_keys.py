@@ -114,7 +114,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "4bf2b41f2bfe50b55332aaee2359530f2342116be3bf53010987b1ecf9c5191b",
+        "b44f276ff21bf2010f294895d665c3d1e8d87da2db7b31e76eb0488c42dacb44",
     ),
 ]
 

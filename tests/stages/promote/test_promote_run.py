@@ -3,6 +3,7 @@ import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,6 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     assert decision == {
         "model": "tiny",
         "aliases": ["production"],
-        "promoted": True,
         "gates": [
             {
                 "gate": "min_win_rate",
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
     registry = ModelRegistry(store)
     assert registry.find("tiny@production").version == 1
     assert registry.find("tiny@latest").version == 2
-    assert json.loads((artifact.path / "decision.json").read_text())["promoted"] is False
+    assert json.loads((artifact.path / "decision.json").read_text())["aliases"] == []
     warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
     assert warnings == [
         "tiny:2 is not promoted: min_win_rate: win_rate is 0.2; the gate wants at least 0.5"
@@ -99,14 +99,57 @@ def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_
     promote(store, checkpoint_artifact(store, "two"), metrics, step="iteration-2/promote")
     events = EventLog()
     older = checkpoint_artifact(store, "one")
-    promote(store, older, metrics, events=events)
+    stayed = promote(store, older, metrics, events=events)
     assert ModelRegistry(store).find("tiny@production").version == 1
+    assert decision(stayed)["aliases"] == []
     assert "tiny@production stays version 1: iteration-2/promote of the same run" in "".join(
         event.message for event in events.events if event.type == "log"
     )
     other_run = checkpoint_artifact(store, "three")
     promote(store, other_run, metrics, run="weekly")
     assert ModelRegistry(store).find("tiny@production").version == 3
+
+
+def decision(artifact: Artifact) -> dict[str, Any]:
+    return artifact.read_json("decision.json")
+
+
+def test_figures_of_another_oracle_are_not_compared(store, tmp_path):
+    first = checkpoint_artifact(store, "one")
+    good = evaluated(tmp_path, mean_reward=0.9)
+    promote(store, first, good, measured_by="an oracle")
+    better = checkpoint_artifact(store, "two")
+    inflated = evaluated(tmp_path, "inflated.json", mean_reward=70.0)
+    refused = promote(store, better, inflated, run="weekly", measured_by="another")
+    registry = ModelRegistry(store)
+    assert registry.find("tiny@production").version == 1
+    [gate] = decision(refused)["gates"]
+    assert "tiny:1 has no mean_reward by this oracle" in gate["reason"]
+    assert "geb evaluate CONFIG MODEL --base tiny:1" in gate["reason"]
+    # The other oracle measures what the alias holds: now the two can be compared.
+    old = evaluated(tmp_path, "old.json", mean_reward=60.0)
+    again = promote(store, first, old, run="weekly", measured_by="another")
+    assert registry.find("tiny@production").version == 1
+    assert decision(again)["aliases"] == ["production"], "it held this checkpoint before"
+    versions = registry.versions("tiny")
+    assert [version.metrics["mean_reward"] for version in versions] == [60.0, 70.0]
+    assert versions[0].figures["an oracle"]["mean_reward"] == 0.9
+    third = checkpoint_artifact(store, "three")
+    compared = promote(store, third, inflated, run="weekly", measured_by="another")
+    assert decision(compared)["gates"][0]["limit"] == 60.0
+    assert registry.find("tiny@production").version == 3
+
+
+def test_a_rollback_outlasts_an_evaluation_by_other_settings(store, tmp_path):
+    checkpoints = [checkpoint_artifact(store, name) for name in ("one", "two")]
+    for measured_by in ("an oracle", "another"):
+        for reward, trained in enumerate(checkpoints):
+            metrics = evaluated(tmp_path, f"{measured_by}-{reward}.json", mean_reward=reward)
+            promote(store, trained, metrics, run=trained.path.name, measured_by=measured_by)
+        ModelRegistry(store).set_alias("tiny", "production", 1)
+    assert len(ModelRegistry(store).versions("tiny")) == 2
+    history = ModelRegistry(store).alias("tiny", "production").history
+    assert [move.version for move in history] == [1, 2, 1]
 
 
 def test_the_gate_compares_with_the_alias_not_the_last_version(store, tmp_path):
