@@ -86,7 +86,7 @@ def run(ctx: StageContext[ProbeParams]) -> None:
         case "save_when_stopped" if not (ctx.work / "saved").exists():
             _tell_pids(ctx)
             with deferred_stop() as stop:
-                while not stop.is_set():
+                while not stop.wait(0.01):
                     ctx.events.metric(1, loss=1.0)
                 # More than a pipe holds, by both ways.
                 for number in range(5000):
