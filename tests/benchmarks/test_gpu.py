@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.gpu.__main__ import LIMITS
 
 # One process for all: most of a section's time goes into its imports.
@@ -17,6 +19,7 @@ for name in LIMITS:
 """
 
 
+@pytest.mark.slow
 def test_every_section_runs_without_a_gpu(tmp_path):
     figures = tmp_path / "figures.jsonl"
     ended = subprocess.run(

@@ -9,7 +9,7 @@ from statistics import fmean
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.loop import ROOT, geb, geb_json, geb_ok, geb_refused, write_config
+from tests.flows.loop import ROOT, geb, geb_json, geb_ok, write_config
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +65,6 @@ def test_figures_of_policy_and_base_are_their_own(trained):
     assert means["policy"] != means["base"]
     for model, mean in means.items():
         assert done["figures"][model]["mean_response_tokens"]["value"] == pytest.approx(mean)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nobody@production"], "no base"),
-        (["small:1"], "name one as the base"),
-        (["small:1", "--base", "small:9"], "no version 9"),
-    ],
-)
-def test_a_model_that_is_not_there_is_named(trained, arguments, said):
-    assert said in geb_refused("evaluate", trained, *arguments)
 
 
 def test_a_sweep_ends_with_a_row_for_each_combination(trained):

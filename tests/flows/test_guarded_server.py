@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler
 
 import httpx
 import pytest
@@ -16,8 +14,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from flows.standing.guarded_server import Guarded, create_app
 from flows.standing.server import free_port, start_server
-from tests.flows.browser import browser_page
-from tests.scripted_server import served
 
 
 async def _served(scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,22 +102,3 @@ def test_a_page_of_another_origin_makes_nothing(api):
         assert refused.status_code == 403
     assert httpx.get(ui, headers={"Origin": ui}, follow_redirects=True).is_success
     assert httpx.post(f"{api}/flows/count", json={}, headers={"Origin": ui}).json() == 0
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_a_browser_s_page_of_another_origin_makes_nothing(api, tmp_path):
-    pages = partial(SimpleHTTPRequestHandler, directory=tmp_path)
-    with served(pages) as other, browser_page() as page:
-        post = """([url, mode, headers]) => fetch(url, {
-            method: 'POST', mode, headers, body: new Blob(['{"name": "evil"}'])
-        }).then(answer => answer.status, () => 'refused')"""
-        as_json = [f"{api}/flows/", "cors", {"Content-Type": "application/json"}]
-        page.goto(f"{other}/")
-        assert page.evaluate(post, as_json) == "refused"
-        # A simple request is sent without asking; its answer is hidden from the page.
-        assert page.evaluate(post, [f"{api}/flows/", "no-cors", {}]) == 0
-        assert httpx.post(f"{api}/flows/count", json={}).json() == 0
-        page.goto(f"{api}/docs")
-        assert page.evaluate(post, as_json) == 201
-    assert httpx.post(f"{api}/flows/count", json={}).json() == 1

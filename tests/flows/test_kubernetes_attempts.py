@@ -22,6 +22,13 @@ from stages.contract.request import Request, Resources
 from tests.probe_requests import probe_request
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Looks at the pods again at once."""
+    monkeypatch.setattr(attempt, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(attempt, "_CAUSE_SECONDS", 0.01)
+
+
 @pytest.fixture
 def request_(store) -> Request:
     return probe_request(store, Resources(nodes=2))
@@ -132,10 +139,7 @@ def gated(name: str) -> dict[str, Any]:
 
 
 def follow_views(request: Request, *views: list[dict[str, Any]]) -> Ending:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt, "_TICK_SECONDS", 0.01)
-        patch.setattr(attempt, "_CAUSE_SECONDS", 0.01)
-        return work_of(request, Views(*views), pending_seconds=0.005).follow()
+    return work_of(request, Views(*views), pending_seconds=0.005).follow()
 
 
 def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_):
@@ -198,7 +202,6 @@ class Busy(Pods):
 def test_the_last_lines_are_asked_for_until_there_is_an_answer(
     request_, answers, expected, monkeypatch
 ):
-    monkeypatch.setattr(attempt, "_TICK_SECONDS", 0.01)
     work = work_of(request_, Busy(*answers))
     work.follow()
     assert list(work._job.log.lines) == expected

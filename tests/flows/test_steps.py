@@ -208,6 +208,7 @@ def test_screening_is_a_part_of_an_iteration_to_start_again_from():
     assert not any(name.startswith("screen/iteration-1") for name in forced("train", 1))
 
 
+@pytest.mark.slow
 def test_a_run_with_screening_trains_on_what_is_left(finished, tmp_path):
     oracle = tmp_path / "oracle.py"
     oracle.write_text(

@@ -29,7 +29,6 @@ TABLE = [
     (r"\{1,2\}", r"\boxed{\{2,1\}}", "correct"),
     ("(1,2)", r"\boxed{(2,1)}", "wrong"),
     ("[0,1)", r"\boxed{[0,1]}", "wrong"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", "correct"),
     (r"\text{Monday}", r"\boxed{\text{Monday}}", "correct"),
     ("Monday", r"\boxed{Friday}", "wrong"),
     ("C", r"\boxed{\text{(C)}}", "correct"),

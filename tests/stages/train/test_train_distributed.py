@@ -81,7 +81,7 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     [
         {},
         pytest.param({"deepspeed": {"zero_stage": 2}}, marks=pytest.mark.slow),
-        {"deepspeed": {"zero_stage": 3}},
+        pytest.param({"deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),
         {"lora": {"rank": 4}},
         pytest.param({"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),
     ],

@@ -48,6 +48,9 @@ LAYOUTS = {
     "zero-3 offloaded": (zero(3, offload_optimizer=True, offload_parameters=True), 2),
 }
 
+EVERYDAY = ("one process", "zero-2", "zero-3")
+OTHERS = [layout for layout in LAYOUTS if layout not in EVERYDAY]
+
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
@@ -88,8 +91,9 @@ def expected(tmp_path_factory, starts, pairs):
 @pytest.mark.parametrize(
     ("layout", "start"),
     [
-        *((layout, "bfloat16") for layout in LAYOUTS),
-        *((layout, "float32") for layout in ("one process", "zero-2", "zero-3")),
+        *((layout, "bfloat16") for layout in EVERYDAY),
+        *(pytest.param(layout, "bfloat16", marks=pytest.mark.slow) for layout in OTHERS),
+        *(pytest.param(layout, "float32", marks=pytest.mark.slow) for layout in EVERYDAY),
     ],
 )
 def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start):
