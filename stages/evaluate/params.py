@@ -16,7 +16,7 @@ class EvaluateParams(StageParams):
     """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "8"
+    version: ClassVar[str] = "9"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),
@@ -42,7 +42,7 @@ class EvaluateParams(StageParams):
 
     log_pi_ref: Literal["off", "policy", "both"] = "both"
     """Samples that get the reference's log-probability: none, the policy's, or also the base's.
-    Costs one forward pass over the samples."""
+    Costs one forward pass over the samples. A policy with another tokenizer gets none."""
 
     dtype: NumberType = "float32"
     """Type of the reference's weights for that forward pass; log-probabilities are float32."""

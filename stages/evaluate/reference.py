@@ -5,9 +5,11 @@ of a pass.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from stages.contract.errors import UserError
@@ -19,7 +21,6 @@ from stages.modeling.probe import UnfitModelError, check_logprobs, require_stati
 from stages.modeling.token_batches import token_batches
 from stages.training.batches import Example, padded_rows
 
-TokenIds = Sequence[npt.NDArray[np.int32]]
 BATCH_TOKENS = 16384
 """Most tokens, padding included, in one forward pass; a longer sequence makes a pass alone."""
 _REMEDY = "set `evaluate.log_pi_ref: off`"
@@ -33,18 +34,17 @@ class Reference:
         self._place = source.name_or_path
         self._dtype = ctx.params.dtype
         model = load_causal_lm(source, dtype=ctx.params.dtype)
-        self._config = model.config
+        self._model = model
         try:
             check_logprobs(model)
         except UnfitModelError as error:
             raise UserError(
                 f"log-probabilities of {source.name_or_path} cannot be computed: {error}", _REMEDY
             ) from error
-        self._device = model.device
         self._logprobs = ResponseLogprobs(model)
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
 
-    def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
+    def log_probabilities(self, rows: pa.RecordBatch) -> npt.NDArray[np.float64]:
         """Sums log π_ref over the tokens of each response, at temperature 1: [R] float64.
 
         A prompt has at least one token; an empty response has log-probability 0.
@@ -53,12 +53,15 @@ class Reference:
             UserError: The reference's vocabulary lacks a token, a sequence exceeds its context, or
                 the model returns a log-probability that is NaN.
         """
-        examples = [Example(*pair) for pair in zip(prompts, responses, strict=True)]
+        examples = []
+        tokens = zip(rows["prompt_token_ids"], rows["response_token_ids"], strict=True)
+        for prompt, response in tokens:
+            examples.append(Example(prompt.values.to_numpy(), response.values.to_numpy()))
         lengths = [example.num_tokens for example in examples]
         require_static_rope(
-            self._config,
+            self._model.config,
             self._place,
-            longest=max(lengths, default=0),
+            longest=max(lengths),
             remedy=_REMEDY,
         )
         sums = np.zeros(len(examples), dtype=np.float64)
@@ -72,7 +75,7 @@ class Reference:
         return sums
 
     @torch.inference_mode()
-    def _sums(self, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
+    def _sums(self, examples: Sequence[Example]) -> npt.NDArray[Any]:
         """Sums of one forward pass."""
         highest = 0
         for example in examples:
@@ -82,10 +85,8 @@ class Reference:
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
                 "use a reference with the policy's tokenizer",
             )
-        logprobs = padded_rows(examples).to(self._device).logprobs(self._logprobs)
+        logprobs = padded_rows(examples).to(self._model.device).logprobs(self._logprobs)
         token_logprobs = logprobs.double().cpu().numpy()
         lengths = [len(example.response) for example in examples]
         owners = np.repeat(np.arange(len(examples)), lengths)
-        return np.bincount(owners, weights=token_logprobs, minlength=len(examples)).astype(
-            np.float64, copy=False
-        )
+        return np.bincount(owners, weights=token_logprobs, minlength=len(examples))

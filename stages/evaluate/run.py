@@ -76,14 +76,21 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 
         reference = Reference(ctx)
     sides = _sides(ctx, reference)
-    _read_samples(ctx, sides)
     policy, base = sides
+    if policy.reference is not None and not _share_tokens(sides):
+        policy.reference = None
+        ctx.events.warning(
+            "log π_ref of the policy is left out: prompts have other tokens than the base's, whose "
+            "tokenizer or chat template is another"
+        )
+    _read_samples(ctx, sides)
     policy_figures = policy.summary.by_prompt()
     base_figures = base.summary.by_prompt()
+    same = policy.summary.answers.items() & base.summary.answers.items()
     comparison, won = win_rate(
-        policy_figures.get("mean_reward", {}), base_figures.get("mean_reward", {})
+        policy_figures.get("mean_reward", {}), base_figures.get("mean_reward", {}), dict(same)
     )
-    prompts = policy.summary.prompt_ids | base.summary.prompt_ids
+    prompts = policy.summary.answers.keys() | base.summary.answers.keys()
     uncompared = len(prompts) - len(won)
     comparison["uncompared_prompts"] = uncompared
     policy_metrics = comparison | policy.summary.metrics()
@@ -104,10 +111,20 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         )
 
 
+def _share_tokens(sides: list[_Side]) -> bool:
+    """False if the first prompt of both models has other tokens for the one than for the other."""
+    columns = ["prompt_id", "prompt_token_ids"]
+    policy, base = (
+        next(read_batches(side.responses, RESPONSES, columns=columns, batch_rows=1))
+        for side in sides
+    )
+    return policy["prompt_id"] != base["prompt_id"] or policy.equals(base)
+
+
 def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
     """Reads the samples of both sides once; their summaries are complete afterwards."""
     total = sum(num_rows(side.responses) for side in sides)
-    kept_prompts = _kept_prompts(sides)
+    kept_prompts = _kept_prompts(sides[0])
     done = 0
     for side in sides:
         for batch in read_scored(
@@ -116,13 +133,8 @@ def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None
             rows = batch.responses
             log_pi_ref = None
             if side.reference is not None:
-                log_pi_ref = side.reference.log_probabilities(
-                    [row.values.to_numpy() for row in rows["prompt_token_ids"]],
-                    [row.values.to_numpy() for row in rows["response_token_ids"]],
-                )
-            num_tokens = pc.list_value_length(rows["response_token_ids"]).to_numpy()
-            log_pi = _row_sums(rows["response_logprobs"])
-            side.summary.add(batch, num_tokens.astype(np.int64), log_pi, log_pi_ref)
+                log_pi_ref = side.reference.log_probabilities(rows)
+            side.summary.add(batch, _row_sums(rows["response_logprobs"]), log_pi_ref)
             _keep_samples(side, batch, log_pi_ref, kept_prompts)
             done += rows.num_rows
             ctx.events.progress(done, total, "responses")
@@ -171,22 +183,19 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
     return sides
 
 
-def _kept_prompts(sides: list[_Side]) -> set[str]:
-    """The prompts with the smallest ids that both models answered."""
-    answered = []
-    for side in sides:
-        prompts: set[str] = set()
-        for batch in read_batches(side.responses, RESPONSES, columns=["prompt_id"]):
-            prompts.update(pc.unique(batch["prompt_id"]).to_pylist())
-        answered.append(prompts)
-    return set(heapq.nsmallest(_SAMPLE_PROMPTS, set.intersection(*answered)))
+def _kept_prompts(policy: _Side) -> set[str]:
+    """The prompts with the smallest ids that the policy answered."""
+    prompts: set[str] = set()
+    for batch in read_batches(policy.responses, RESPONSES, columns=["prompt_id"]):
+        prompts.update(pc.unique(batch["prompt_id"]).to_pylist())
+    return set(heapq.nsmallest(_SAMPLE_PROMPTS, prompts))
 
 
-def _row_sums(column: pa.ListArray) -> npt.NDArray[np.float64]:
+def _row_sums(column: pa.ListArray) -> npt.NDArray[Any]:
     """[R] sums over each row's list; 0 for an empty one."""
     owners = pc.list_parent_indices(column).to_numpy()
-    values = column.flatten().to_numpy().astype(np.float64)
-    return np.bincount(owners, weights=values, minlength=len(column)).astype(np.float64, copy=False)
+    values = column.flatten().to_numpy()
+    return np.bincount(owners, weights=values, minlength=len(column))
 
 
 def _keep_samples(
@@ -215,7 +224,7 @@ def _keep_samples(
 
 def _write_samples(path: Path, policy: _Side, base: _Side) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for prompt_id in sorted(policy.kept):
+        for prompt_id in sorted(policy.kept.keys() & base.kept.keys()):
             mine = policy.kept[prompt_id]
             row = {
                 "prompt_id": prompt_id,

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stages.tables.wilson import wilson_interval
-
 CONFIDENCE = 0.95
 """Coverage of every interval that is shown."""
 RESAMPLES = 4000
@@ -72,11 +70,6 @@ def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
     return Estimate(value, float(low), float(high))
 
 
-def proportion(successes: int, trials: int) -> Estimate:
-    """A share of independent trials with Wilson's interval."""
-    return Estimate(successes / trials, *wilson_interval(successes, trials, CONFIDENCE))
-
-
 def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k: int) -> Floats:
     """Unbiased estimate of the chance that one of k samples is correct, prompt by prompt.
 
@@ -94,11 +87,12 @@ def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k:
     Raises:
         ValueError: A prompt has fewer than k samples.
     """
-    if k < 1 or (len(samples) and samples.min() < k):
-        fewest = int(samples.min()) if len(samples) else 0
+    fewest = samples.min(initial=k)
+    if not 1 <= k <= fewest:
         raise ValueError(f"pass@{k} needs at least {k} samples of each prompt; one has {fewest}")
     wrong = (samples - correct)[:, None]
     # The i-th of k draws without replacement is wrong with probability (n−c−i) / (n−i).
-    drawn = np.arange(k)[None, :]
+    drawn = np.arange(k)
     missed = np.clip(wrong - drawn, 0, None) / (samples[:, None] - drawn)
-    return np.asarray(1.0 - missed.prod(axis=1), dtype=np.float64)
+    passed: Floats = 1.0 - missed.prod(axis=1)
+    return passed

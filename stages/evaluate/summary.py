@@ -6,8 +6,8 @@ Shapes: ``R`` responses of a batch.
 import math
 import re
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from stages.contract.errors import UserError
-from stages.evaluate.statistics import Estimate, pass_at_k, proportion, ratio_of_sums
+from stages.evaluate.statistics import CONFIDENCE, Estimate, pass_at_k, ratio_of_sums
 from stages.tables.join import ScoredBatch
+from stages.tables.wilson import wilson_interval
 
 REFUSAL = re.compile(
     r"\s*((i['’]m|i am) (sorry|unable|not able)|i (cannot|can['’]t|can not|won['’]t|will not|"
@@ -25,7 +26,6 @@ REFUSAL = re.compile(
     re.IGNORECASE,
 )
 """Beginnings of a response that refuses: first-person phrases of arXiv 2307.15043, appendix B."""
-_REPEATED_N = 4
 
 LONGEST_NGRAM = 4
 """Longest n-grams, in words, of which distinct-n is computed."""
@@ -45,10 +45,11 @@ class SampleSummary:
     """
 
     def __init__(self, correct_from: float | None = None, tries: Sequence[int] = ()) -> None:
-        self.prompt_ids: set[str] = set()
+        self.answers: dict[str, int] = {}
+        """Digest of each prompt's responses, whatever their order."""
         self._correct_from = correct_from
         self._tries = tries
-        self._by_prompt: dict[str, PromptFigure] = {}
+        self._by_prompt: dict[str, PromptFigure] = defaultdict(dict)
         self._distinct = DistinctCounter()
         self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
@@ -57,7 +58,6 @@ class SampleSummary:
     def add(
         self,
         batch: ScoredBatch,
-        num_tokens: npt.NDArray[np.int64],
         log_pi: npt.NDArray[np.float64],
         log_pi_ref: npt.NDArray[np.float64] | None,
     ) -> None:
@@ -65,25 +65,25 @@ class SampleSummary:
 
         Args:
             batch: Responses and scores; its scores table has the column ``components``.
-            num_tokens: Lengths of the responses, [R].
             log_pi: Summed log-probabilities under the sampling model at temperature 1, [R].
             log_pi_ref: The same under the reference, [R], if it is computed.
         """
         scores = batch.scores.to_pylist()
         components = batch.scored["components"].to_pylist()
+        texts = batch.responses["response"].to_pylist()
+        num_tokens = pc.list_value_length(batch.responses["response_token_ids"]).to_pylist()
         for prompt_id, start, end in batch.prompts():
-            self.prompt_ids.add(prompt_id)
+            self.answers[prompt_id] = hash(tuple(sorted(texts[start:end])))
             self._add_scores(prompt_id, scores[start:end])
             self._add_components(prompt_id, components[start:end])
             self._put("mean_response_tokens", prompt_id, num_tokens[start:end])
             if log_pi_ref is not None:
-                self._put("mean_log_pi_ref", prompt_id, log_pi_ref[start:end])
-        texts = batch.responses["response"].to_pylist()
+                self._put("mean_log_pi_ref", prompt_id, log_pi_ref[start:end].tolist())
         self._distinct.add(texts)
         self._counts.update(
             responses=len(texts),
             refusals=sum(REFUSAL.match(text) is not None for text in texts),
-            truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0,
+            truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py(),
         )
         for text in texts:
             share = repetition(text)
@@ -91,31 +91,29 @@ class SampleSummary:
                 self._repetition.append(share)
         self._log_pi += float(log_pi.sum())
 
-    def _add_scores(self, prompt_id: str, scores: list[float | None]) -> None:
-        given = [score for score in scores if score is not None]
-        if len(given) < len(scores):
+    def _add_scores(self, prompt_id: str, scores: list[Any]) -> None:
+        if None in scores:
             return
-        self._put("mean_reward", prompt_id, given)
+        self._put("mean_reward", prompt_id, scores)
         if self._correct_from is not None:
-            self._put("accuracy", prompt_id, [score >= self._correct_from for score in given])
+            self._put("accuracy", prompt_id, [score >= self._correct_from for score in scores])
 
     def _add_components(self, prompt_id: str, rows: Sequence[Any]) -> None:
-        values: dict[str, list[float]] = {}
+        values = defaultdict(list)
         for row in rows:
             for name, value in row or ():
                 if value is not None:
-                    values.setdefault(f"components.{name}", []).append(value)
+                    values[f"components.{name}"].append(value)
         for name, parts in values.items():
             self._put(name, prompt_id, parts)
 
-    def _put(self, figure: str, prompt_id: str, values: Iterable[float]) -> None:
-        numbers = list(values)
-        self._by_prompt.setdefault(figure, {})[prompt_id] = (math.fsum(numbers), len(numbers))
+    def _put(self, figure: str, prompt_id: str, values: Sequence[float]) -> None:
+        self._by_prompt[figure][prompt_id] = (math.fsum(values), len(values))
 
     def by_prompt(self) -> dict[str, PromptFigure]:
         """Figures prompt by prompt; rewards and solved problems without unscored prompts."""
         figures = dict(self._by_prompt)
-        solved = figures.get("accuracy", {})
+        solved = self._by_prompt["accuracy"]
         counts = np.array(list(solved.values()), dtype=np.int64).reshape(-1, 2)
         correct, samples = counts.T
         for k in self._tries:
@@ -126,7 +124,7 @@ class SampleSummary:
 
     def metrics(self) -> Metrics:
         """Metrics that need no other model's samples."""
-        rewards = self._by_prompt.get("mean_reward", {})
+        rewards = self._by_prompt["mean_reward"]
         counts = self._counts
         responses = counts["responses"]
         # A server that gives no log-probabilities has NaN.
@@ -139,9 +137,9 @@ class SampleSummary:
             "mean_reward": _mean_of(rewards),
             "mean_reward_se": clustered_standard_error(rewards),
             **distinct,
-            "mean_log_pi_ref": _mean_of(self._by_prompt.get("mean_log_pi_ref", {})),
+            "mean_log_pi_ref": _mean_of(self._by_prompt["mean_log_pi_ref"]),
             "mean_log_pi": None if math.isnan(log_pi) else log_pi,
-            "mean_response_tokens": _mean_of(self._by_prompt.get("mean_response_tokens", {})),
+            "mean_response_tokens": _mean_of(self._by_prompt["mean_response_tokens"]),
             "truncated_share": counts["truncated"] / responses,
             "repetition": math.fsum(repeated) / len(repeated) if repeated else None,
             "refusal_share": counts["refusals"] / responses,
@@ -153,7 +151,7 @@ def repetition(text: str) -> float | None:
 
     This is seq-rep-4 of Welleck et al. 2019, arXiv 1908.04319.
     """
-    grams = list(ngrams(text.split(), _REPEATED_N))
+    grams = list(ngrams(text.split(), 4))
     if not grams:
         return None
     return 1 - len(set(grams)) / len(grams)
@@ -184,7 +182,9 @@ def _mean_of(figure: PromptFigure) -> float | None:
     return math.fsum(totals) / sum(counts)
 
 
-def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptFigure]:
+def win_rate(
+    policy: PromptFigure, base: PromptFigure, same: Container[str]
+) -> tuple[Metrics, PromptFigure]:
     """Compares two models prompt by prompt.
 
     A prompt wins when the sum of its rewards is strictly above the base model's; ties lose.
@@ -192,6 +192,8 @@ def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptF
     Args:
         policy: Rewards of the policy's samples, of the prompts that have all scores.
         base: Rewards of the base model's samples.
+        same: Prompts with the same responses of both. They tie: a reward model's last bits depend
+            on the other rows of its batch.
 
     Returns:
         The rate, and how many prompts were compared and tied; and 1 for each prompt that wins, 0
@@ -212,8 +214,9 @@ def win_rate(policy: PromptFigure, base: PromptFigure) -> tuple[Metrics, PromptF
                 "base model: sums of rewards cannot be compared",
                 "sample both with the same number of responses a prompt",
             )
-        won[prompt_id] = (float(total > base_total), 1)
-        ties += total == base_total
+        is_tie = total == base_total or prompt_id in same
+        won[prompt_id] = (float(total > base_total and not is_tie), 1)
+        ties += is_tie
     if not won:
         raise UserError(
             "policy and base model have no scored prompt in common",
@@ -253,9 +256,10 @@ def figures(metrics: Metrics, by_prompt: Mapping[str, PromptFigure]) -> Iterator
 
 def _estimate(name: str, figure: PromptFigure) -> Estimate:
     values = [figure[prompt] for prompt in sorted(figure)]
-    totals, counts = np.array(values, dtype=np.float64).T
+    totals, counts = np.array(values).T
     if name == "win_rate":
-        return proportion(int(totals.sum()), len(totals))
+        wins = int(totals.sum())
+        return Estimate(wins / len(totals), *wilson_interval(wins, len(totals), CONFIDENCE))
     return ratio_of_sums(totals, counts)
 
 
@@ -280,6 +284,6 @@ class DistinctCounter:
         """Different n-grams by n-grams, n = 1…; None if the corpus has no n-gram."""
         ratios = []
         for hashes in self._hashes:
-            distinct = np.unique(np.asarray(hashes))
+            distinct = np.unique(hashes)
             ratios.append(len(distinct) / len(hashes) if hashes else None)
         return ratios

@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.steps import Steps
 from flows.report.differences import adjusted, compared, prompt_means
 from flows.report.summary import Summary, evaluated_row, iteration_row
 from stages.contract.errors import UserError
-from stages.evaluate.statistics import proportion, ratio_of_sums
+from stages.evaluate.statistics import CONFIDENCE, Estimate, ratio_of_sums
+from stages.tables.wilson import wilson_interval
 from tests.flows.evaluations import artifact_in, write_evaluation
 
 POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
@@ -36,7 +38,7 @@ def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path):
     evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE)
     figures = evaluated_row(evaluated, 1).figures
     assert figures["mean_reward"] == ratio_of_sums(np.array([2.0, 1.0, 0.0]), np.full(3, 2.0))
-    assert figures["win_rate"] == proportion(1, 3)
+    assert figures["win_rate"] == Estimate(1 / 3, *wilson_interval(1, 3, CONFIDENCE))
 
 
 def summary(folder: Path, policy: Any) -> Summary:
@@ -111,7 +113,7 @@ def test_pass_at_k_that_cannot_be_estimated_is_refused(evaluation, said):
 
 def test_what_counts_as_correct_does_not_reach_the_sampling():
     plain, solved = (
-        RunConfig.model_validate({"evaluation": evaluation}).evaluation_sampling().result_fields()
+        Steps(RunConfig(evaluation=evaluation), {}).for_evaluation().params
         for evaluation in ({}, {"correct_from": 1.0, "pass_at_k": (4,)})
     )
     assert plain == solved

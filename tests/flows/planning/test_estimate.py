@@ -13,6 +13,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
+from flows.pipeline.steps import Steps
 from flows.planning.estimate import (
     Rates,
     RunEstimate,
@@ -144,7 +145,7 @@ def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path):
     assert steps[GENERATE].tokens == pytest.approx(answered * (prompt + 512))
     assert steps[GENERATE].memory == 2 * PARAMS["8B"]
     assert steps["iteration-1/score/0"].tokens == steps[GENERATE].tokens
-    sampling = config.evaluation_sampling()
+    sampling = Steps(config, {}).for_evaluation().params
     # log π_ref of the policy's responses alone is asked for.
     held_out = 256 * sampling.num_samples
     evaluated = steps["iteration-1/evaluate"]

@@ -109,7 +109,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "dad1fdee702691e55584aff09f050a559ca1309b61fcbeaadc508865bdcd4c61",
+        "df6d5781e8e99cce603b082a928adac3f68090b0c8bcdfa77558b35bba4267e4",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),

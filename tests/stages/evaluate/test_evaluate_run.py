@@ -84,6 +84,19 @@ def test_metrics_by_hand(store, tables):
     assert figures["mean_log_pi_ref"] is None
 
 
+def test_the_same_responses_tie_whatever_their_rewards_last_bits(store, tmp_path):
+    policy = answers("a", ("red", 0.1 + 0.2), ("blue", 0.0))
+    base = answers("a", ("blue", 0.0), ("red", 0.3))
+    figures = metrics(
+        evaluate(
+            store,
+            [write_scored(tmp_path, policy, "policy-")],
+            [write_scored(tmp_path, base, "base-")],
+        )
+    )
+    assert (figures["win_rate"], figures["tied_prompts"]) == (0.0, 1)
+
+
 def test_repetition_and_refusals_of_both_models(store, tmp_path):
     loop = "go round and round and round and round"
     policy = answers("a", (loop, 1.0), ("I’m sorry, no.", 0.0), ("He said I cannot", 0.0))
@@ -234,6 +247,20 @@ def test_log_pi_ref_equals_the_response_alone(store, tables, reference, batch_to
     figures = metrics(artifact)
     assert figures["mean_log_pi_ref"] == pytest.approx(sum(expected[:6]) / 6, abs=1e-5)
     assert figures["base_mean_log_pi_ref"] == pytest.approx(sum(expected[6:]) / 6, abs=1e-5)
+
+
+def test_a_policy_of_another_tokenizer_has_no_log_pi_ref(store, tmp_path, tables, reference):
+    rows = [(row | {"prompt_token_ids": [2, 6]}, score) for row, score in POLICY]
+    foreign = write_scored(tmp_path, rows, "foreign-")
+    events = EventLog()
+    artifact = evaluate(store, [foreign], [tables[1]], reference=reference, events=events)
+    figures = metrics(artifact)
+    assert figures["mean_log_pi_ref"] is None
+    assert figures["base_mean_log_pi_ref"] < 0
+    assert figures["win_rate"] == pytest.approx(1 / 3)
+    rows = pq.read_table(artifact.file("figures.parquet")).to_pylist()
+    assert "kl_to_base" not in {row["figure"] for row in rows}
+    assert any("log π_ref of the policy is left out" in str(event) for event in events.events)
 
 
 def test_the_base_is_skipped_and_an_unfit_reference_refused(store, tmp_path, tables, reference):
