@@ -1,5 +1,6 @@
 """Observers of runs, and the session of a command or flow that has them."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Self
 from flows.execution.run_record import AT_WORK, RunRecord, State, StepRecord
 from flows.pipeline.step import Step
 from flows.runners.place import PlaceNotice
+from stages.contract.errors import GebError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request, key_fields
 
@@ -86,7 +88,9 @@ class StepReporter:
         """The stage reports something."""
         if isinstance(event, PlaceNotice):
             self._waits = event.waits
-            self._save("waiting" if event.waits else "running", event.message)
+            # The stage goes on if its record cannot be written now.
+            with contextlib.suppress(GebError):
+                self._save("waiting" if event.waits else "running", event.message)
         elif self._waits:
             self._waits = False
             self._save("running")

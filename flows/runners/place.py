@@ -21,7 +21,7 @@ from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.command_lines import program_of, supervised
 from flows.runners.ending import Ending
-from stages.contract.errors import StageFailedError
+from stages.contract.errors import PreemptedError
 from stages.contract.events import Log, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -35,7 +35,7 @@ ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
 
-class PlaceAwayError(StageFailedError):
+class PlaceAwayError(PreemptedError):
     """The place does not answer; the next attempt takes over what still runs there."""
 
 
@@ -99,8 +99,6 @@ class Work(Protocol):
 
 class Place(Protocol):
     """Somewhere that starts stages. Safe to use from several threads."""
-
-    name: str
 
     def find(self, job: StageJob) -> Work | None:
         """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""

@@ -104,12 +104,9 @@ class Store:
 
     @property
     def identity(self) -> str:
-        """Identity of this folder among others, also one at the same path of another host.
-
-        The path is enough for a store that is a folder: hosts that see it share it.
-        """
-        identity = read_marker(self.root, create=False).get("id", "")
-        return f"{self.root}#{identity}" if identity else str(self.root)
+        """Identity of this folder among others, also one at the same path of another host."""
+        marker = read_marker(self.root, create=False)
+        return f"{self.root}#{marker.get('id', '')}"
 
     @classmethod
     def open(cls, location: str, *, create: bool = False) -> Store:
@@ -312,7 +309,7 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
     if create and not marker.exists():
         _require_empty(root)
         with explain_disk_errors(root):
-            write_atomically(marker, json.dumps({"format": FORMAT}))
+            write_atomically(marker, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}))
     try:
         content = read_record(marker, dict[str, Any], _MARKER_REMEDY)
     except OSError as error:

@@ -141,29 +141,23 @@ class FileLease:
         *,
         waiting: Callable[[dict[str, Any]], None] | None = None,
         stopping: threading.Event | None = None,
-    ) -> bool:
+    ) -> None:
         """Takes the lease, waiting for its present holder.
 
         ``waiting`` is called once with the holder's record, before the first wait.
-
-        Returns:
-            True when the lease was free at once, False when a holder was waited for (the artifact
-            may be there now).
 
         Raises:
             StoppedError: ``stopping`` was set.
         """
         stopping = stopping or threading.Event()
-        at_once = True
         while (holder := self._try_acquire()) is not None:
-            if at_once and waiting is not None:
+            if waiting is not None:
                 waiting(holder)
-            at_once = False
+                waiting = None
             if stopping.wait(self.poll_seconds):
                 raise StoppedError(f"stopped while waiting for the lease {self._path.name}")
         self._thread = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
         self._thread.start()
-        return at_once
 
     def check(self) -> None:
         """Raises LeaseLostError if another process took the lease over."""

@@ -16,7 +16,8 @@ from docker.errors import ImageNotFound
 from flows.runners.docker.container import connect
 from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
 from flows.runners.images import image_tags
-from stages.contract.errors import StageFailedError, UserError
+from flows.runners.place import PlaceAwayError
+from stages.contract.errors import StageFailedError
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.at_work import AtWork
@@ -69,7 +70,7 @@ def docker_launcher() -> Iterator[Docker]:
     """Containers of the engine that answers here."""
     try:
         engine = connect()
-    except UserError as error:
+    except PlaceAwayError as error:
         lacking(str(error))
     with contextlib.closing(engine):
         _build_probe_image(engine)

@@ -2,12 +2,15 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from urllib3.exceptions import HTTPError
 
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.ending import Ending, raise_for
+from flows.runners.kubernetes.client import explain_api_errors
 from flows.runners.kubernetes.diagnosis import (
     QuotaError,
     ending_of,
@@ -67,6 +70,8 @@ def test_warnings_tell_why_a_pod_does_not_start():
     [
         (terminated(0, "Completed"), "exited", ""),
         (terminated(64), "exited", ""),
+        (terminated(143), "taken", "asked to end"),
+        (terminated(255, "Unknown"), "taken", "node"),
         (terminated(137, "OOMKilled"), "out_of_memory", ""),
         (
             pod(
@@ -111,6 +116,12 @@ def test_each_end_of_a_pod_has_its_meaning(state, kind, said):
     assert ending is not None
     assert ending.kind == kind
     assert said in ending.message
+
+
+def test_an_api_server_that_is_away_uses_up_no_retry():
+    cluster = SimpleNamespace(server="https://cluster")
+    with pytest.raises(PreemptedError, match="not answer"), explain_api_errors(cluster):
+        raise HTTPError("connection refused")
 
 
 def test_a_pod_at_work_has_not_ended():

@@ -7,10 +7,11 @@ from typing import ClassVar
 import pytest
 
 from flows.execution.observer import Observer
+from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.step import Step, StepFilter, no_step
 from flows.runners.place import orchestrator_lease
-from stages.contract.errors import UserError
+from stages.contract.errors import StoreError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 from tests.flows.probe_flow import ProbeConfig
@@ -48,6 +49,18 @@ def execute(
     executor = StepExecutor(config, observers, recompute)
     for behaviour in behaviours:
         executor.execute(Step("probe", ProbeParams(behaviour=behaviour), {}), {})
+
+
+def test_a_notice_that_cannot_be_recorded_does_not_end_the_stage(config, monkeypatch):
+    save_step = RunRecord.save_step
+
+    def save_what_has_no_message(record, step):
+        if step.message:
+            raise StoreError("the bucket does not answer")
+        save_step(record, step)
+
+    monkeypatch.setattr(RunRecord, "save_step", save_what_has_no_message)
+    execute(config, "tell_place")
 
 
 def test_observers_of_a_run_and_of_a_step_hear_of_it(config):

@@ -16,7 +16,7 @@ from flows.runners.ending import raise_for
 from flows.runners.place import work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
-from flows.runners.slurm.submission import check_job, may_pass, mistake
+from flows.runners.slurm.submission import check_job, is_hopeless, may_pass, mistake
 from flows.runners.slurm.work import Status, Tail, ending_of, folders_for, jobs_folder, status_of
 from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
@@ -219,10 +219,40 @@ def test_a_container_runs_its_own_python_unless_another_is_named(request_):
         ("slurm_receive_msg: Zero Bytes were transmitted or received", True),
         ("Slurm backup controller in standby mode", True),
         ("invalid partition specified: x", False),
+        ("QOSMaxWallDurationPerJobLimit: violates policy (job submit limit, time limits)", False),
     ],
 )
 def test_a_full_queue_and_a_busy_controller_may_pass(complaint, passes):
     assert may_pass(f"sbatch: error: {complaint}") is passes
+
+
+@pytest.mark.parametrize(
+    ("reason", "hopeless"),
+    [
+        ("Resources", False),
+        ("AssocGrpCPURunMinutesLimit", False),
+        ("PartitionNodeLimit", False),
+        ("InvalidQOS", True),
+        ("QOSMaxCpuPerJobLimit", True),
+    ],
+)
+def test_a_job_that_others_hold_back_waits(reason, hopeless):
+    assert is_hopeless(reason) is hopeless
+
+
+@pytest.mark.parametrize(("complaint", "forgotten"), [("Invalid job id", True), ("away", False)])
+def test_a_controller_that_is_away_has_not_forgotten_a_job(
+    tmp_path, monkeypatch, complaint, forgotten
+):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho {complaint} >&2\nexit 1\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if forgotten:
+        assert client.details("12") == {}
+    else:
+        with pytest.raises(client.SlurmUnavailableError, match="away"):
+            client.details("12")
 
 
 def test_a_refusal_has_slurm_s_words_and_the_options(request_):

@@ -21,27 +21,22 @@ from flows.runners.attempt_log import whole_lines
 from flows.runners.command_lines import SUPERVISOR_SECONDS, time_limit
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
-from flows.runners.place import StageJob, orchestrator_lease
-from stages.contract.errors import StageFailedError, UserError
+from flows.runners.place import PlaceAwayError, StageJob, orchestrator_lease
+from stages.contract.errors import PreemptedError, UserError
 
 
 def connect() -> docker.DockerClient:
-    """Connects to the engine; UserError if none answers."""
+    """Connects to the engine; PlaceAwayError if none answers."""
     try:
         return docker.from_env(timeout=120)
     except DockerException as error:
-        raise UserError(
-            f"no Docker engine answers: {error}",
-            "start it, allow this user to use its socket, or set DOCKER_HOST",
-        ) from error
+        raise PlaceAwayError(f"no Docker engine answers: {error}") from error
 
 
-# For a stage that a dead orchestrator left, between SIGTERM and SIGKILL.
-_REAP_SECONDS = 10.0
 # Errors of the engine's client when the engine goes away.
 _ENGINE_ERRORS = (
     APIError,
-    UserError,
+    PlaceAwayError,
     requests.exceptions.RequestException,
     urllib3.exceptions.HTTPError,
     struct.error,
@@ -94,12 +89,12 @@ class StageContainer:
                 yield from whole_lines(output)
 
     def _wait(self) -> Ending:
-        """Waits for the end; StageFailedError if the engine went away, or the container did."""
+        """Waits for the end; PreemptedError if the engine went away, or the container did."""
         try:
             self._container.wait()
             self._container.reload()
         except _ENGINE_ERRORS as error:
-            raise StageFailedError(
+            raise PreemptedError(
                 f"the Docker engine, or {self.title}, went away while the stage ran "
                 f"({type(error).__name__}); it goes on from its last checkpoint when it is tried "
                 "again"
@@ -129,11 +124,19 @@ def remove_container(container: Container) -> None:
         container.remove(force=True, v=True)
 
 
-def reap_containers() -> list[str]:
-    """Removes containers that dead orchestrators left; returns a line for each."""
-    with contextlib.closing(connect()) as client:
+def reap_containers(grace_seconds: float) -> list[str]:
+    """Removes containers that dead orchestrators left; returns a line for each.
+
+    UserError if no engine answers.
+    """
+    try:
+        client = connect()
+    except PlaceAwayError as error:
+        remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
+        raise UserError(str(error), remedy) from error
+    with contextlib.closing(client):
         containers = [left for left in containers_with(client, KEY_LABEL) if _is_left(left)]
-        return [remove_left(container) for container in containers]
+        return [remove_left(container, grace_seconds) for container in containers]
 
 
 def containers_with(client: docker.DockerClient, *labels: str) -> Any:
@@ -144,13 +147,17 @@ def containers_with(client: docker.DockerClient, *labels: str) -> Any:
 def _is_left(container: Container) -> bool:
     store = container.labels[STORE_LABEL]
     lease = orchestrator_lease(store, container.labels[STAGE_LABEL], container.labels[KEY_LABEL])
-    return Path(store).is_dir() and lease.holder() is None
+    try:
+        return Path(store).is_dir() and lease.holder() is None
+    except OSError:
+        # The store of a user who lets no other one look.
+        return False
 
 
-def remove_left(container: Container) -> str:
+def remove_left(container: Container, grace_seconds: float) -> str:
     """Removes the container of a dead orchestrator; returns a message about it."""
     # Another reaper may be as far as this one.
     with contextlib.suppress(APIError):
-        stop_container(container, _REAP_SECONDS)
+        stop_container(container, grace_seconds)
         container.remove(force=True, v=True)
     return f"removed container {container.name}: its orchestrator is gone"

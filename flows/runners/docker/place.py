@@ -49,12 +49,10 @@ class DockerPlace:
     UserError if no Docker engine answers.
     """
 
-    name = "docker"
-
     def __init__(self, execution: Execution) -> None:
         self._settings = execution.docker
         self._grace_seconds = execution.grace_seconds
-        for line in reap_containers():
+        for line in reap_containers(execution.grace_seconds):
             _log.warning(line)
 
     def find(self, job: StageJob) -> None:
@@ -63,7 +61,7 @@ class DockerPlace:
         labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={request.store}"]
         with contextlib.closing(connect()) as client:
             for container in containers_with(client, *labels):
-                remove_left(container)
+                remove_left(container, self._grace_seconds)
 
     def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""

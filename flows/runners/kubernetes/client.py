@@ -21,6 +21,7 @@ from kubernetes.config.config_exception import ConfigException
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.attempt_log import whole_lines
 from flows.runners.kubernetes.identity import Pod
+from flows.runners.place import PlaceAwayError
 from stages.contract.errors import StageFailedError, UserError
 
 UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
@@ -108,7 +109,7 @@ def explain_api_errors(cluster: Cluster) -> Iterator[None]:
             raise UserError(message, _RIGHTS_REMEDY) from error
         raise StageFailedError(message) from error
     except urllib3.exceptions.HTTPError as error:
-        raise StageFailedError(
+        raise PlaceAwayError(
             f"the cluster {cluster.server} does not answer: {error}; look at KUBECONFIG "
             "where it never did"
         ) from error

@@ -8,12 +8,14 @@ from typing import Any
 
 from flows.runners.ending import Ending
 from flows.runners.kubernetes.identity import Pod
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import EXIT_STOPPED, StageFailedError, UserError
 
 PodEvent = dict[str, Any]
 
 # Conditions of a pod that Kubernetes and Kueue take away.
 _DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
+# Reasons of a container whose end its node did not see.
+_LOST_CONTAINERS = ("Unknown", "ContainerStatusUnknown")
 _LAST_EVENTS = 3
 
 
@@ -71,6 +73,12 @@ def ending_of(pod: Pod) -> Ending | None:
     if reason or terminated is None:
         # The node shut down, or a kubelet refused what the scheduler gave it: OutOfcpu, ….
         return Ending("taken", code, f"its node ended or refused it: {message}")
+    if code == EXIT_STOPPED:
+        return Ending(
+            "taken", code, "it was asked to end, by its node or for lack of a sign of life"
+        )
+    if terminated.get("reason") in _LOST_CONTAINERS:
+        return Ending("taken", code, "its node started again")
     if terminated.get("reason") == "OOMKilled":
         return Ending("out_of_memory", code)
     if terminated.get("reason") in ("StartError", "ContainerCannotRun"):

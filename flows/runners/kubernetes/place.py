@@ -57,8 +57,6 @@ class KubernetesPlace:
         StageFailedError: The cluster does not answer.
     """
 
-    name = "kubernetes"
-
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._user = user_of(execution.kubernetes)

@@ -82,8 +82,6 @@ class StageProcess:
 class ProcessPlace:
     """This machine, the default place: needs nothing but the stage's Python environment."""
 
-    name = "process"
-
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
 

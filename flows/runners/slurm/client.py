@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.runners.command_lines import stage_environment
-from stages.contract.errors import StageFailedError, UserError
+from flows.runners.place import PlaceAwayError
+from stages.contract.errors import UserError
 
 # A controller that is busy or starts anew is waited for by the commands themselves.
 _SECONDS = 120.0
 # The queue is asked for again anyhow, and whoever asks hears nothing else meanwhile.
 _QUEUE_SECONDS = 20.0
+_FORGOTTEN = "Invalid job id"
 _FORMAT = "%i|%T|%r|%N|%j"
 # A new job must not inherit variables of the job that the orchestrator may be itself. A person's
 # defaults for squeue would hide jobs.
@@ -21,7 +23,7 @@ _LEFT_OUT = ("SLURM_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-class SlurmUnavailableError(StageFailedError):
+class SlurmUnavailableError(PlaceAwayError):
     """The controller cannot be reached just now."""
 
 
@@ -72,6 +74,8 @@ def own_jobs(*, ended: bool = False) -> list[QueuedJob]:
 def details(job: str) -> dict[str, str]:
     """Fields of one job (JobState, PreemptTime, RunTime, …); none when Slurm has forgotten it."""
     done = _call(["scontrol", "--oneliner", "show", "job", job])
+    if done.returncode and _FORGOTTEN not in done.stderr:
+        raise SlurmUnavailableError(f"scontrol: {done.stderr.strip()}")
     # Only the first word of a value with spaces.
     return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
@@ -102,8 +106,8 @@ def _call(
             f"no program {command[0]} on this machine, and execution.runner is 'slurm'",
             "start the run where Slurm's commands are (a login node), or choose another runner",
         ) from None
-    except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]}: no answer in {seconds:g} s") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmUnavailableError(f"{command[0]}: {error}") from None
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

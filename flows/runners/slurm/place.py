@@ -21,8 +21,6 @@ from stages.contract.events import Log
 class SlurmPlace:
     """A Slurm cluster."""
 
-    name = "slurm"
-
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._poller: Poller[QueuedJob] = Poller(

@@ -34,10 +34,33 @@ _PASSES = (
     "standby mode",
 )
 
+# Words of reasons for which a job is pending for ever.
+_HOPELESS = (
+    "PartitionTimeLimit",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+    "JobHeldAdmin",
+    "AccountNotAllowed",
+    "DependencyNever",
+    "JobHoldMaxRequeue",
+    "MaxWallDuration",
+    "PerJob",
+    "QOSMin",
+    "QOSNotAllowed",
+    "QOSUsageThreshold",
+    "launch failed",
+)
+
 
 def may_pass(complaint: str) -> bool:
     """True if sbatch refused a job that it may take later."""
-    return any(words in complaint for words in _PASSES)
+    return any(words in complaint for words in _PASSES) and not is_hopeless(complaint)
+
+
+def is_hopeless(reason: str) -> bool:
+    """True if Slurm will never start the job, in its words."""
+    return any(words in reason for words in _HOPELESS)
 
 
 def mistake(complaint: str, request: Request, options: Sequence[str]) -> UserError:

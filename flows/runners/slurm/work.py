@@ -32,25 +32,6 @@ from stages.store.base import Store
 
 _UNSET = ("", "None", "Unknown")
 _OUTPUTS = ("log", "others", "slurm.out")
-# Words of reasons for which a job is pending for ever.
-_HOPELESS = (
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-    "JobHeldAdmin",
-    "AccountNotAllowed",
-    "DependencyNever",
-    "JobHoldMaxRequeue",
-    "MaxWallDuration",
-    "MinutesLimit",
-    "PerJob",
-    "QOSMin",
-    "QOSNotAllowed",
-    "QOSUsageThreshold",
-    "launch failed",
-)
 # Between two looks at a job's files.
 _LOOK_SECONDS = 0.5
 # A batch program kills its steps so long after the grace period.
@@ -92,7 +73,8 @@ class Tail:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:
+            # Not there yet, or its file system does not answer for a moment.
             return
         whole = data if last else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -215,7 +197,7 @@ class SlurmJob:
             self._job.notice(f"job {self._number} runs on {queued.nodes}")
         elif queued.state == "PENDING" and queued.reason != "None":
             self._job.waits(f"job {self._number} is pending: {queued.reason}")
-            if any(words in queued.reason for words in _HOPELESS):
+            if submission.is_hopeless(queued.reason):
                 execution = self._execution
                 request = self._job.request
                 options = submit_options(request, execution.slurm, execution.grace_seconds)
@@ -237,7 +219,7 @@ def status_of(folder: Path) -> Status | None:
     """End of a job's batch program, or None while it has not ended."""
     try:
         return Status.model_validate_json((folder / "status").read_text())
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
 
 

@@ -46,7 +46,7 @@ def path(tmp_path) -> Path:
 
 def test_a_free_lease_is_taken_at_once_and_freed(path):
     lease = FileLease(path)
-    assert lease.acquire() is True
+    lease.acquire()
     assert FileLease(path).holder() is not None
     lease.release()
     assert FileLease(path).holder() is None
@@ -79,16 +79,15 @@ def test_a_second_process_waits_for_the_first(path):
         seen.append(holder["pid"])
         waits.set()
 
-    taken = []
     lease = FileLease(path)
-    thread = threading.Thread(target=lambda: taken.append(lease.acquire(waiting=waiting)))
+    thread = threading.Thread(target=lease.acquire, kwargs={"waiting": waiting})
     thread.start()
     assert waits.wait(30)
     assert seen == [process.pid]
-    assert taken == []
+    assert thread.is_alive()
     process.communicate()
     thread.join(30)
-    assert taken == [False]
+    assert not thread.is_alive()
     lease.release()
 
 
@@ -99,7 +98,7 @@ def test_a_lease_ends_with_its_killed_holder(path):
     process.wait()
     lease = FileLease(path)
     assert lease.holder() is None
-    assert lease.acquire() is True
+    lease.acquire(waiting=pytest.fail)
     lease.release()
     process.stdin.close()
     process.stdout.close()
@@ -123,7 +122,7 @@ def test_a_holder_elsewhere_counts_until_it_expires(path):
     path.write_text(json.dumps(record | {"expires": 0.0}))
     assert FileLease(path).holder() is None
     taken = FileLease(path)
-    assert taken.acquire() is True
+    taken.acquire(waiting=pytest.fail)
     taken.release()
 
 
@@ -149,7 +148,7 @@ def test_a_damaged_lease_is_free_unless_its_holder_lives(path, damaged):
         assert FileLease(path).holder() is not None
     assert FileLease(path).holder() is None
     with FileLease(path) as taken:
-        assert taken.acquire() is True
+        taken.acquire(waiting=pytest.fail)
 
 
 def test_lease_outlives_several_heartbeats_for_other_hosts(path, monkeypatch):
@@ -167,4 +166,4 @@ def test_a_lease_whose_record_cannot_be_written_is_free_again(path, monkeypatch)
     with monkeypatch.context() as full, pytest.raises(OSError, match="no space"):
         full.setattr(lease_module, "write_atomically", Mock(side_effect=OSError("no space")))
         FileLease(path).acquire()
-    assert FileLease(path).acquire() is True
+    FileLease(path).acquire(waiting=pytest.fail)
