@@ -13,10 +13,19 @@ from hypothesis import settings
 
 from stages.store.base import Store
 from stages.store.remote.store import RemoteStore
-from tests.azure_storage import CONTAINER, azure_environment, azurite, make_container
 from tests.flows.loop import geb_ok, write_config
 from tests.flows.prefect_server import Server
-from tests.object_storage import BUCKET, aws_environment, host, make_bucket, s3_server
+from tests.object_storage import (
+    BUCKET,
+    CONTAINER,
+    aws_environment,
+    azure_environment,
+    azurite,
+    host,
+    make_bucket,
+    make_container,
+    s3_server,
+)
 from tests.probe_stage import install
 from tests.scripted_server import Reply, ScriptedServer
 

@@ -1,5 +1,8 @@
-"""Damage of a file, as a disk does it."""
+"""Damage of a file as a disk does it, and a disk that has no room."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,3 +16,17 @@ def alter(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+_ROOM_BYTES = 20
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Within the block no file of this process gets longer than a few bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

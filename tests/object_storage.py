@@ -1,7 +1,8 @@
-"""A real S3 server on loopback, in another process, and hosts that share its bucket."""
+"""Real S3 and Azure Blob servers on loopback, in other processes, and hosts that share a bucket."""
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
+from tests.lacking import lacking
 
 BUCKET = "experiments"
 # Objects in one answer to a listing; S3 has 1000.
@@ -172,3 +174,50 @@ def _copy(source: socket.socket, sink: socket.socket, flows: threading.Event) ->
     for connection in (source, sink):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
+
+
+CONTAINER = "experiments"
+_ACCOUNT = "devstoreaccount1"
+# Azurite's own, the same everywhere.
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextmanager
+def azurite() -> Iterator[int]:
+    """A server that has nothing yet; yields its port."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        lacking("Azurite is not installed (npm install --global azurite)")
+    command = [program, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    process = subprocess.Popen(
+        [*command, "--blobHost", "127.0.0.1", "--blobPort", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        announcement = next(line for line in process.stdout if "successfully listens" in line)
+        yield int(announcement.rpartition(":")[2])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def make_container(port: int) -> None:
+    """Creates the container, by a client that is not the one under test."""
+    from azure.storage.blob import BlobServiceClient
+
+    endpoint = azure_environment(port)["AZURE_STORAGE_ENDPOINT"]
+    with BlobServiceClient(endpoint, credential=_KEY) as client:
+        client.create_container(CONTAINER)
+
+
+def azure_environment(port: int) -> dict[str, str]:
+    """Environment by which a person reaches the server."""
+    return {
+        "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
+        "AZURE_STORAGE_ACCOUNT_KEY": _KEY,
+        "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{_ACCOUNT}",
+        "GEB_STORE_PATIENCE_SECONDS": "1",
+    }

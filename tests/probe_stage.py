@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import pytest
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 import stages
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import StageParams, speed_only
+from stages.contract.request import Request, Resources, make_request
 from stages.harness.context import StageContext
 from stages.harness.program import Stage, deferred_stop
+from stages.store.base import Store
 
 ROOT = Path(stages.__file__).parent.parent
 
@@ -136,3 +138,22 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # `python -m` looks in the working directory first.
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
+
+
+def probe_request(store: Store, resources: Resources | None = None, **params: Any) -> Request:
+    """A request for one probe.
+
+    Args:
+        store: Store of its artifact.
+        resources: Its resources.
+        params: Parameters of the probe.
+    """
+    return make_request(
+        ProbeParams(**params),
+        inputs={},
+        seed=0,
+        store=str(store.root),
+        run="test",
+        step="probe/0",
+        resources=resources,
+    )

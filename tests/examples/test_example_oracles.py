@@ -1,21 +1,59 @@
 """The oracles in `examples/oracles`, in the environment of their libraries."""
 
 import json
+import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stages.contract.errors import EXIT_OK
+from stages.contract.events import parse_event
+from stages.contract.request import Request
 from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
-from tests.eval_environment import PYTHON, need_eval_environment, run_there, write_punkt
 from tests.flows.loop import ROOT
+from tests.lacking import lacking
+from tests.programs import run_program
 from tests.stage_calls import request_for, response, score_params
 
 pytestmark = pytest.mark.slow
 FOLDER = ROOT / "examples/oracles"
+PYTHON = Path(os.environ.get("GEB_EVAL_PYTHON", ROOT / ".venv-eval/bin/python"))
+
+
+def need_eval_environment() -> None:
+    """Skips a test where the environment is not made."""
+    if not PYTHON.exists():
+        lacking(f"no interpreter at {PYTHON}: run `make setup-eval`")
+
+
+def write_punkt(folder: Path) -> Path:
+    """Writes nltk's data `punkt_tab` as an untrained splitter of sentences has it."""
+    place = folder / "tokenizers/punkt_tab/english"
+    place.mkdir(parents=True)
+    for name in ("collocations.tab", "sent_starters.txt", "ortho_context.tab"):
+        (place / name).write_text("")
+    (place / "abbrev_types.txt").write_text("dr\nmr\n")
+    return folder
+
+
+def run_there(
+    request: Request, folder: Path, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Runs a stage as a program in the environment; gives its exit code and its last words."""
+    need_eval_environment()
+    path = folder / f"{request.key}.json"
+    request.write(path)
+    offline = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    whole = {**os.environ, **offline, **(environment or {})}
+    done = run_program(PYTHON, "-m", f"stages.{request.stage}", path, env=whole)
+    last = str(parse_event(done.stdout.splitlines()[-1]))
+    return done.returncode, last if done.returncode == EXIT_OK else f"{last}\n{done.stderr[-2000:]}"
+
+
 # Rows of the data set as `prepare` joins them have every argument, most of them null.
 NONE = {"num_words": None, "keywords": None, "relation": None, "num_sentences": None}
 

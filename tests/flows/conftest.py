@@ -11,7 +11,7 @@ from flows.commands import cli
 from stages.contract.request import Request
 from tests.flows.loop import write_config
 from tests.flows.standing import Up, geb_up
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 
 @pytest.fixture(scope="module")

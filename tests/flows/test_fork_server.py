@@ -16,7 +16,7 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from tests.at_work import AtWork, at_work
 from tests.flows.loop import write_program
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 pytestmark = pytest.mark.usefixtures("probe_stage")
 

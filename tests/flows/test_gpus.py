@@ -11,7 +11,7 @@ from stages.contract.errors import StoppedError, UserError
 from stages.contract.request import Resources
 from tests.flows.probes import gone
 from tests.orchestrators import orchestrator
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from flows.runners.kubernetes.client import Cluster
 from flows.runners.place import StageJob
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 
 @pytest.fixture(autouse=True)

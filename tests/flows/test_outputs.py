@@ -3,7 +3,7 @@
 import pytest
 
 from flows.report.files import write_file
-from tests.small_disk import no_room
+from tests.damage import no_room
 
 
 def test_a_disk_without_room_leaves_the_file_of_before(tmp_path):

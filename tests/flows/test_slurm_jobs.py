@@ -22,7 +22,7 @@ from stages.contract.errors import PreemptedError, RefusedError, StageFailedErro
 from stages.contract.events import Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 from tests.programs import run_program
 
 End = tuple[Status | None, dict[str, str]]

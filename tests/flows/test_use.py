@@ -13,8 +13,8 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
+from tests.damage import no_room
 from tests.flows.loop import geb_ok, geb_refused, steps
-from tests.small_disk import no_room
 
 
 def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):

@@ -13,7 +13,7 @@ from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, submit_options
 from stages.contract.request import Request, Resources
 from tests.flows.loop import write_program
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 PASSWORD = "correct horse"
 NAMES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY")

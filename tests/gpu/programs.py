@@ -8,8 +8,8 @@ from pathlib import Path
 from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.vllm_session import PYTHON as VLLM_PYTHON
-from tests.vllm_session import ROOT
+from tests.stages.generate.vllm_session import PYTHON as VLLM_PYTHON
+from tests.stages.generate.vllm_session import ROOT
 
 
 def run_stage(request: Request, path: Path, *, vllm: bool = False) -> Path:

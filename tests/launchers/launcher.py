@@ -19,7 +19,7 @@ from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.at_work import AtWork
 from tests.flows.probes import gone
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 
 class Mistake(NamedTuple):

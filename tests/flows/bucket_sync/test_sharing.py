@@ -10,7 +10,7 @@ from stages.store.registry import ModelRegistry
 from tests.at_work import said
 from tests.flows.bucket_sync.hosts import Host, local_files, write
 from tests.object_storage import SECRET, Gate, host, objects
-from tests.probe_requests import probe_request
+from tests.probe_stage import probe_request
 
 
 def test_a_hit_on_another_host_brings_files_on_demand(near, far):

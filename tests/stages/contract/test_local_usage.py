@@ -6,7 +6,7 @@ import pytest
 
 from stages.store.base import Store
 from stages.store.local_usage import Held, HeldKind
-from tests.writer_stage import compute
+from tests.stages.contract.writer_stage import compute
 
 KEY = "0123456789abcdef" * 4
 

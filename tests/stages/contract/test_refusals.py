@@ -20,7 +20,7 @@ from stages.harness.program import Stage, execute
 from stages.store.base import Store
 from stages.tables.schemas import PROMPTS, write_table
 from tests.stage_calls import file_input
-from tests.writer_stage import WRITER, WriterParams, compute, request
+from tests.stages.contract.writer_stage import WRITER, WriterParams, compute, request
 
 
 def test_a_folder_without_a_store_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from stages.harness.program import Stage
 from stages.store.base import Store
 from tests.damage import alter, truncate
 from tests.stage_calls import EventLog
-from tests.writer_stage import FILES, WriterParams, compute, request, write_files
+from tests.stages.contract.writer_stage import FILES, WriterParams, compute, request, write_files
 
 
 def counting() -> tuple[Stage, list[int]]:

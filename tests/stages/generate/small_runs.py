@@ -1,8 +1,14 @@
 """Prompts and settings of small runs of the generate stage."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from stages.harness.context import ModelSource
+from stages.modeling.load import load_causal_lm
+from stages.training.adapters import add_adapters, save_adapters
+from stages.training.params import LoraParams
 from tests.tiny_models import WORDS
 
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
@@ -22,3 +28,20 @@ def assert_logprobs(rows, model, rounding):
             logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
         assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=rounding)
+
+
+def save_tiny_adapters(folder: Path, base: Path) -> Path:
+    """Adapters of all linear layers that change what a checkpoint answers.
+
+    Args:
+        folder: Where to.
+        base: The checkpoint that they are for.
+    """
+    source = ModelSource(str(base))
+    policy = add_adapters(load_causal_lm(source, dtype="float32"), LoraParams(rank=4, alpha=8.0))
+    torch.manual_seed(1)
+    for name, weight in policy.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    save_adapters(policy, policy.state_dict(), source, folder)
+    return folder

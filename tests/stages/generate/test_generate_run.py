@@ -15,8 +15,7 @@ from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, request_for, user_turn
-from tests.stages.generate.small_runs import PARAMS, TEXTS, assert_logprobs
-from tests.tiny_adapters import save_tiny_adapters
+from tests.stages.generate.small_runs import PARAMS, TEXTS, assert_logprobs, save_tiny_adapters
 from tests.tiny_models import (
     BOS_ID,
     CHAT_TEMPLATE,

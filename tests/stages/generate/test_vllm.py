@@ -23,8 +23,8 @@ from stages.modeling.load import load_causal_lm, merge_adapter
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, file_input, request_for, user_turn, write_prompts
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
-from tests.stages.generate.small_runs import assert_logprobs
-from tests.tiny_adapters import save_tiny_adapters
+from tests.stages.generate.small_runs import assert_logprobs, save_tiny_adapters
+from tests.stages.generate.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 from tests.tiny_models import (
     EOS_ID,
     WORDS,
@@ -32,7 +32,6 @@ from tests.tiny_models import (
     make_tiny_llama,
     make_tiny_tokenizer,
 )
-from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.release]
 

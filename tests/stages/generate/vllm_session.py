@@ -1,8 +1,8 @@
 """Stages in vLLM's environment, several in one process: importing vLLM costs more than an engine.
 
-As a program, ``python -m tests.vllm_session`` reads paths of requests from stdin, executes one
-after the other and answers each with a JSON line: the exit code that the stage's own program would
-have, and its events.
+As a program, ``python -m tests.stages.generate.vllm_session`` reads paths of requests from stdin,
+executes one after the other and answers each with a JSON line: the exit code that the stage's own
+program would have, and its events.
 """
 
 import gc
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 # vLLM on a CPU takes this for keys and values, in GiB, where the engine's argument does not say.
 ENVIRONMENT = {
@@ -39,7 +39,7 @@ class VllmSession:
         self.log = log
         with log.open("w") as file:
             self._program = subprocess.Popen(
-                [str(PYTHON), "-m", "tests.vllm_session"],
+                [str(PYTHON), "-m", "tests.stages.generate.vllm_session"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
