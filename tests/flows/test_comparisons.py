@@ -67,6 +67,7 @@ def test_figures_of_policy_and_base_are_their_own(trained):
         assert done["figures"][model]["mean_response_tokens"]["value"] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_a_row_for_each_combination(trained):
     grid = ["--grid", "train.kappa=0.5,1", "--seeds", "0", "--name", "try"]
     runs = {run["run"]: run for run in geb_json("sweep", trained, *grid, "--dry-run")}

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.damage import alter, truncate
 from tests.flows.loop import geb, geb_json, geb_ok, result_digests, steps
+
+pytestmark = pytest.mark.slow
 
 
 def artifact_of(store: Path, step: str) -> Path:

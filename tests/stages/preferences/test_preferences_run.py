@@ -162,6 +162,7 @@ def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
     assert refused.value.remedy
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_is_read_through_the_real_client(store, tmp_path, policy):
     content = (json.dumps(LAYOUTS["ultrafeedback_binarized"]) + "\n").encode()
     prompts_file = write_prompts(tmp_path / "prompts.parquet", [ASKED])
