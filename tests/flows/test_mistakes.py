@@ -135,8 +135,7 @@ COMMANDS: dict[str, list[str]] = {
     "run mine --store @/store": ["`geb resume mine` goes on"],
     "resume nope --store @/store": ["no run 'nope'", "runs there: mine"],
     "report mine.yaml --store @/store": ["name the run, not its file"],
-    "report ../letters --store @/store": ["no run '../letters'"],
-    "report .. --store @/store": ["no run '..'"],
+    "report ../elsewhere --store @/store": ["no run '../elsewhere'"],
     "models --store /dev/null": ["correct --store"],
     "promote nope --alias x --store @/store": ["nope"],
     "export absent@production @/out --store @/store": ["absent"],
@@ -199,6 +198,7 @@ def place(tmp_path_factory) -> Path:
     run = Store.open(str(folder / "store"), create=True).run_path("mine")
     for path, text in {
         run / "config.json": "{}",
+        folder / "store/elsewhere/config.json": "{}",
         folder / "adapter/adapter_config.json": "{}",
         folder / "letters/letter.txt": "dear",
         folder / "shadow": "root:$6$salt: 1\n",
