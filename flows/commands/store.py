@@ -1,5 +1,7 @@
 """Commands ``geb verify`` and ``geb gc``: damage in a store, and what nothing in it refers to."""
 
+import functools
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, NamedTuple
 
@@ -8,6 +10,7 @@ import typer
 from flows.commands.common import AsJson, StorePath, answer
 from flows.execution.run_record import RunRecord, recorded
 from stages.contract.errors import EXIT_FAILED, DamagedArtifactError
+from stages.contract.manifest import Manifest
 from stages.store.base import Store
 from stages.store.local_usage import Held
 from stages.store.opening import open_store
@@ -79,7 +82,7 @@ def collect_garbage(store: Store) -> list[Garbage]:
     listed = list(store.held())
     present = {(held.stage, held.key) for held in listed if held.kind == "artifact"}
     store.refresh("models")
-    needed = _needed(store)
+    needed = _needed(store, store.manifest)
     garbage = [Garbage(held, why) for held in listed if (why := _why(store, held, needed, present))]
     return sorted(garbage, key=lambda item: item.held.bytes, reverse=True)
 
@@ -87,11 +90,13 @@ def collect_garbage(store: Store) -> list[Garbage]:
 def remove_garbage(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     """Deletes the garbage that no run has come to need, and returns it."""
     removed = []
+    # Manifests never change, and each is a request to a bucket.
+    manifest = functools.cache(store.manifest)
     for item in garbage:
         # Runs record the keys that they want before they compute or read them.
         store.refresh("runs")
         store.refresh("models")
-        if _why(store, item.held, _needed(store), set(store.artifacts())):
+        if _why(store, item.held, _needed(store, manifest), set(store.artifacts())):
             store.remove(item.held)
             removed.append(item)
     return removed
@@ -113,7 +118,7 @@ def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> s
     return why if why and store.lease(*name).holder() is None else ""
 
 
-def _needed(store: Store) -> set[_Name]:
+def _needed(store: Store, manifest_of: Callable[[str, str], Manifest | None]) -> set[_Name]:
     """Keys of all runs' last steps and registered models, and of all their inputs.
 
     Raises:
@@ -130,7 +135,7 @@ def _needed(store: Store) -> set[_Name]:
         if name not in needed:
             needed.add(name)
             with suppress(DamagedArtifactError):
-                manifest = store.manifest(*name)
+                manifest = manifest_of(*name)
                 for group in manifest.inputs.values() if manifest else ():
                     artifacts = (item for item in group if item["kind"] == "artifact")
                     waiting += [(artifact["stage"], artifact["key"]) for artifact in artifacts]
