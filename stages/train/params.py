@@ -36,6 +36,8 @@ class OwnObjective(OwnFunction):
     …}`: both [B], or one of them; what it leaves out is as the other settings say."""
 
 
+# Designs of log π − log π_ref: their bonus is 0 at the first step, where the two are the same.
+_ZERO_AT_FIRST = ("feb", "selm", "vpo", "se_popo")
 # Names of losses without a bonus, as their papers have them.
 _LOSS_NAMES = {"sigmoid": "f-DPO", "ipo": "IPO", "rpo": "RPO", "rebel": "REBEL"}
 
@@ -101,6 +103,16 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
+        if (
+            self.target_ratio is not None
+            and self.objective == "geb"
+            and self.design in _ZERO_AT_FIRST
+        ):
+            raise ValueError(
+                f"target_ratio = {self.target_ratio} with design = {self.design!r}: its bonus is 0 "
+                "where the policy is the reference, and no κ gives a ratio to 0; set train.kappa "
+                "in place of train.target_ratio"
+            )
         if self.bonus_weight != "none" and not self.has_bonus:
             raise ValueError(
                 f"bonus_weight = {self.bonus_weight!r} with design = 'none' weighs nothing; "

@@ -50,6 +50,10 @@ def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
     ("given", "said"),
     [
         ({"kappa": 1.0, "target_ratio": 0.1}, r"exclude each other.*`train\.kappa: null`"),
+        *(
+            ({"design": design, "target_ratio": 0.1}, "no κ gives a ratio to 0; set train.kappa")
+            for design in ("feb", "selm", "vpo", "se_popo")
+        ),
         (
             {"lora": {"save": "adapter"}},
             r"lora\.save = 'adapter' with lora\.rank = 0.*set lora\.rank",
