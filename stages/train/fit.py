@@ -59,12 +59,17 @@ class PairFit(Fit[TrainParams]):
 
     def prepare(self) -> None:
         """Computes log π_ref, or reads what an earlier attempt computed."""
+        params = self.ctx.params
+        stage = params.deepspeed.zero_stage
+        layers = "compiled" if self._pays_to_compile() else "eager"
+        # An attempt with other kernels or types rounds differently: its parts are not read.
+        folder = f"reference-{self.numerics.device.type}-{params.row_layout}-zero-{stage}-{layers}"
         self._ref_logprobs = reference.compute_reference(
             self._pairs,
             self._reference_model,
-            self.ctx.work / "reference",
+            self.ctx.work / folder,
             numerics=self.numerics,
-            params=self.ctx.params,
+            params=params,
             process=self.process,
         )
         self._gap = self._compare_with_sampler()
