@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stages.contract.errors import UserError
 from stages.objectives.designs import (
     DESIGNS,
     GEB_DESIGNS,
@@ -102,7 +103,7 @@ def exploratory_bonus(
         Bonuses [B], in float64 for float64 input and float32 otherwise.
 
     Raises:
-        ValueError: the design is not defined under the divergence.
+        UserError: the design is not defined under the divergence.
     """
     row, resolved = defined_bonus(design, divergence, numerics)
 
@@ -131,18 +132,22 @@ def defined_bonus(
     """The design and the divergence of a bonus.
 
     Raises:
-        ValueError: the theory does not define the design under the divergence, or the published
+        UserError: the theory does not define the design under the divergence, or the published
             code has no form of it.
     """
     row = DESIGNS[design]
     resolved = resolve_divergence(divergence)
     reason = row.refuses(resolved)
     if reason is not None:
-        raise ValueError(f"design {design!r} is not defined under {resolved.name}: {reason}")
+        raise UserError(
+            f"design {design!r} is not defined under {resolved.name}: {reason}",
+            "choose another combination",
+        )
     has_form = design not in GEB_DESIGNS or (design, resolved.name) in PUBLISHED_BONUSES
     if numerics == "paper" and not has_form:
-        raise ValueError(
+        raise UserError(
             f"numerics='paper' has no form of {design!r} under {resolved.name}: the published "
-            "code covers reverse_kl, hellinger and forward_kl. Use numerics='exact'"
+            "code covers reverse_kl, hellinger and forward_kl",
+            "set numerics='exact'",
         )
     return row, resolved

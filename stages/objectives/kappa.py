@@ -6,6 +6,7 @@ designs (section 5, "The choice of κ").
 
 import math
 
+from stages.contract.errors import UserError
 from stages.objectives.params import KappaParams
 
 CALIBRATION_BATCHES = 8
@@ -50,7 +51,7 @@ class KappaController:
         """Take in Σ|L| and Σ|bonus| of one batch; does nothing once calibrated.
 
         Raises:
-            ValueError: no finite κ meets the target, as the bonus is zero or a sum is not finite;
+            UserError: no finite κ meets the target, as the bonus is zero or a sum is not finite;
                 or, at the last of the batches, κ would be 0, as all their pairs are ties.
         """
         if not self.calibrating:
@@ -58,17 +59,13 @@ class KappaController:
         loss_sum = self._loss_sum + abs_loss_sum
         bonus_sum = self._bonus_sum + abs_bonus_sum
         is_zero = bonus_sum == 0.0 and not self._may_vanish
-        if not (math.isfinite(loss_sum) and math.isfinite(bonus_sum)) or is_zero:
-            raise ValueError(
+        is_last = self._num_observed + 1 == CALIBRATION_BATCHES
+        if not math.isfinite(loss_sum + bonus_sum) or is_zero or (is_last and loss_sum == 0.0):
+            raise UserError(
                 f"target_ratio {self.target_ratio} cannot be met: over the first batches |L| sums "
-                f"to {loss_sum} and |bonus| to {bonus_sum}. Set kappa itself, or choose "
-                "probability='token' if the bonus underflows"
-            )
-        if self._num_observed + 1 == CALIBRATION_BATCHES and loss_sum == 0.0:
-            raise ValueError(
-                f"target_ratio {self.target_ratio} cannot be met: over the first "
-                f"{CALIBRATION_BATCHES} batches |L| sums to 0, since all their pairs are "
-                "ties, and a bonus of any weight is more. Set kappa itself"
+                f"to {loss_sum} (0 if all pairs are ties) and |bonus| to {bonus_sum}",
+                "set train.kappa and unset train.target_ratio, or set train.probability='token' "
+                "if the bonus underflows",
             )
         self._loss_sum = loss_sum
         self._bonus_sum = bonus_sum

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
 from stages.objectives.objective import ResponseLogps
@@ -225,8 +226,5 @@ def make_pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any
 
 def padded_logprobs(pairs: Sequence[Pair], logprobs: RefLogprobs) -> Tensor:
     """Log-probabilities of the pairs' tokens, zero if there is none, [2B, S]."""
-    rows = [logprobs[pair.index][side] for side in (0, 1) for pair in pairs]
-    padded = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.float32)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    return torch.from_numpy(padded)
+    rows = [torch.from_numpy(logprobs[pair.index][side]) for side in (0, 1) for pair in pairs]
+    return pad_sequence(rows, batch_first=True)

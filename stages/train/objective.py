@@ -10,24 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.contract.errors import UserError
-from stages.objectives.bonuses import defined_bonus
 from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
-from stages.objectives.params import ObjectiveParams
 from stages.train.data import Pair, PairBatch, RefLogprobs, make_pair_batch
 from stages.train.params import TrainParams
 from stages.training.engine import Engine, Process
 from stages.training.loop import Objective
-
-
-def check_objective(params: ObjectiveParams) -> None:
-    """Raises UserError if the bonus is not defined under the divergence or in these numerics."""
-    try:
-        defined_bonus(params.design, params.divergence, params.numerics)
-    except ValueError as error:
-        raise UserError(f"the objective: {error}", "choose another combination") from error
 
 
 @dataclass
@@ -91,13 +80,7 @@ class PairObjective(Objective[PairBatch]):
                     terms = (output.preference_loss, output.bonus)
                     absolute += torch.stack([term.abs().double().sum() for term in terms])
         loss_sum, bonus_sum = self.process.sum(absolute).tolist()
-        try:
-            self.kappa_controller.observe(abs_loss_sum=loss_sum, abs_bonus_sum=bonus_sum)
-        except ValueError as error:
-            raise UserError(
-                f"train.target_ratio: {error}",
-                "set train.kappa and unset train.target_ratio",
-            ) from error
+        self.kappa_controller.observe(abs_loss_sum=loss_sum, abs_bonus_sum=bonus_sum)
         if self.kappa_controller.vanished:
             self.process.events.warning(
                 "the bonus of all pairs is exactly 0 in the batches that set κ: at such "

@@ -62,12 +62,9 @@ def compute_reference(
         process: this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing: list[int] = []
-    if process.is_first:
-        # The first process's view: on a shared file system others may see less.
-        starts = range(0, len(pairs), PART_PAIRS)
-        missing = [start for start in starts if not _part(folder, start).exists()]
-    missing = process.agreed(missing)
+    starts = range(0, len(pairs), PART_PAIRS)
+    # The first process's view: on a shared file system others may see less.
+    missing = process.agreed([start for start in starts if not _part(folder, start).exists()])
     if missing:
         with load_model() as model:
             for done, start in enumerate(missing):
