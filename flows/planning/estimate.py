@@ -144,24 +144,29 @@ def wall_seconds(
 
 
 def measured_rates(store: Store) -> Rates:
-    """Rates of the store's last runs: of each kind of steps the rate of the last one."""
-    rates = {}
+    """Rates of the store's last runs: of each kind of steps the rate of the largest one.
+
+    Start-up weighs least there. Of equal steps the slowest counts, as a resumed one has only the
+    seconds of its last attempt.
+    """
+    largest: dict[tuple[str, int, bool], tuple[float, float]] = {}
     for name in runs(store)[:_MOST_RUNS]:
         record = RunRecord(store, name, refresh=False)
         # A damaged record or artifact is for other commands to report.
         with suppress(GebError):
             config = record.config()
             works = work_of_steps(config, store, unread_steps(config))
-            for step in reversed(list(record.steps())):
+            for step in record.steps():
                 work = works.get(step.step, StepWork())
                 resources: Resources = getattr(config.resources, step.stage)
                 kind = (step.stage, work.params, resources.gpus > 0)
-                if kind in rates or not work.operations or step.state not in ("done", "reused"):
+                if not work.operations or step.state not in ("done", "reused"):
                     continue
                 manifest = store.manifest(step.stage, step.key)
                 if manifest is not None and manifest.seconds:
-                    rates[kind] = work.operations / manifest.seconds / _devices(resources)
-    return rates
+                    cost = work.operations, manifest.seconds * _devices(resources)
+                    largest[kind] = max(cost, largest.get(kind, cost))
+    return {kind: operations / seconds for kind, (operations, seconds) in largest.items()}
 
 
 def _estimate(
