@@ -294,7 +294,7 @@ def _engine(
         return _zero_engine(variation, shape, plan, numerics, process)
     policy: Any = random_model(shape)
     policy = policy.to(numerics.device, getattr(torch, numerics.weights))
-    model = logprob_model(policy, params, place="random weights")
+    model = logprob_model(policy, params, numerics)
     if variation.compiled_reference:
         compile_layers(model.policy)
     if variation.as_stage:
@@ -334,7 +334,8 @@ def _zero_engine(
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
         torch.distributed.init_process_group(backend)
     plain: Any = random_model(shape).to(numerics.device)
-    ref_logprobs = _reference(logprob_model(plain, plan.params, place="-"), plan.samples, numerics)
+    model = logprob_model(plain, plan.params, numerics)
+    ref_logprobs = _reference(model, plan.samples, numerics)
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         plain.save_pretrained(folder)
         del plain
@@ -342,7 +343,7 @@ def _zero_engine(
         with zero.sharded_loading(config):
             dtype = getattr(torch, numerics.weights)
             policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    model = logprob_model(policy, plan.params, place="random weights")
+    model = logprob_model(policy, plan.params, numerics)
     if variation.compiled:
         compile_layers(model.policy)
     return zero.ZeroEngine(model, plan, numerics, process, config), ref_logprobs

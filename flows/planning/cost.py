@@ -63,7 +63,7 @@ def training_bytes(number: int, params: TrainingParams, processes: int) -> float
     adapters = params.lora.rank > 0
     size = 2 if in_16_bits and (deepspeed or adapters) else 4
     weights = size * number / (processes if stage >= 3 else 1)
-    gradients = size * number / (processes if stage >= 2 else 1)
+    gradients = 4 * number / (processes if stage >= 2 else 1)
     states = _MOMENTS + (_MASTER_COPY if deepspeed else 0)
     optimizer = states * number / (processes if stage >= 1 else 1)
     total = 0.0 if params.deepspeed.offload_parameters else weights

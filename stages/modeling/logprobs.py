@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from stages.modeling.shared_prefix import Group, RowLayout
+from stages.modeling.shared_prefix import Group, RowLayout, product_dtype
 
 LOGIT_CHUNK_BYTES = 64 << 20
 """Size of one chunk of float32 logits: large enough to keep a matrix multiplication busy."""
@@ -141,9 +141,7 @@ def token_logprobs(
         Log-probabilities, [N].
     """
     rows = len(hidden)
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
+    dtype = product_dtype(hidden)
     is_trained = torch.is_grad_enabled() and weight.requires_grad
     if is_fused(weight, bias, mapped):
         # Triton comes with torch's builds for GPUs alone.

@@ -17,7 +17,13 @@ from transformers import PreTrainedModel
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import LogitMap
-from stages.modeling.shared_prefix import SHARED_PREFIX, Group, RowLayout, supports_shared_prefix
+from stages.modeling.shared_prefix import (
+    SHARED_PREFIX,
+    Group,
+    RowLayout,
+    product_dtype,
+    supports_shared_prefix,
+)
 
 _GROUPS: tuple[Group, ...] = ((3, 2, 4), (2, 3, 1))
 # The same tokens as a row for each response, and the places that predict a response's tokens.
@@ -37,11 +43,7 @@ class UnfitModelError(ValueError):
 
 
 def check_logprobs(model: Any) -> None:
-    """Checks that log-probabilities can be read off a linear head, whatever lies next to a row.
-
-    A model whose weights ZeRO-3 has sharded can be run, and is checked, once DeepSpeed's engine has
-    it.
-    """
+    """Checks that log-probabilities can be read off a linear head, whatever lies next to a row."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise UnfitModelError(
@@ -61,7 +63,7 @@ def check_logprobs(model: Any) -> None:
         # The shortest row has the most padding; alone it has none.
         row, length = min(enumerate(map(len, _ROWS)), key=lambda each: each[1])
         alone = _hidden(model, input_ids=ids[row : row + 1, :length])
-        if not _gap(padded[row, :length], alone[0]).median() <= _TOLERANCE[model.dtype]:
+        if not _gap(padded[row, :length], alone[0]).median() <= _TOLERANCE[product_dtype(padded)]:
             raise UnfitModelError("a token's output depends on the tokens after it")
 
 
@@ -75,7 +77,7 @@ def check_training_mode(model: Any) -> None:
         expected = _hidden(model, input_ids=ids)
         model.train()
         trained = _hidden(model, input_ids=ids)
-    if not _gap(trained, expected).max() <= _RANDOM_TOLERANCE[model.dtype]:
+    if not _gap(trained, expected).max() <= _RANDOM_TOLERANCE[product_dtype(expected)]:
         raise UnfitModelError(
             "it computes something else in training mode (random routing, say): policy and "
             "reference would differ at the first step"
@@ -83,10 +85,7 @@ def check_training_mode(model: Any) -> None:
 
 
 def share_prompts(model: Any) -> None:
-    """Sets the attention that packed rows need, and checks that they are computed as padded ones.
-
-    With sharded weights it is as in :func:`check_logprobs`.
-    """
+    """Sets the attention of packed rows, and checks that they are computed as padded ones."""
     if not supports_shared_prefix(model):
         raise UnfitModelError(f"{type(model).__name__} has its own attention")
     sharded = _is_sharded(model)
@@ -104,7 +103,7 @@ def share_prompts(model: Any) -> None:
         packed = _hidden(model, input_ids=ids, position_ids=positions, row_layout=layout)
     # Nothing comes before the first response but its prompt: it is right in any model.
     others = _gap(packed[0, _PACKED_PLACES], padded)[_GROUPS[0][1] :]
-    if not others.median() <= _TOLERANCE[model.dtype]:
+    if not others.median() <= _TOLERANCE[product_dtype(packed)]:
         raise UnfitModelError(
             "its layers lose the layout of the row or a sliding window on the way to the "
             "attention, and responses would see what is not theirs"

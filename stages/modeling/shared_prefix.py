@@ -117,6 +117,12 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
+def product_dtype(values: Tensor) -> torch.dtype:
+    """The dtype of products with a tensor: its own, or autocast's."""
+    device = values.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else values.dtype
+
+
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     """True if the last ``queries`` of ``keys`` tokens see a key, [L, S]."""
     query = torch.arange(keys - queries, keys, device=device)[:, None]
@@ -162,8 +168,7 @@ def shared_prefix_attention(
         )
     layout = row_layout or RowLayout(((0, query.shape[2]),))
     # Under autocast rotary positions leave queries and keys in float32, which attention would cast.
-    autocast = query.is_cuda and torch.is_autocast_enabled("cuda")
-    dtype = torch.get_autocast_dtype("cuda") if autocast else query.dtype
+    dtype = product_dtype(query)
     fused = query.is_cuda and dtype in (torch.float16, torch.bfloat16) and not dropout
     if row_layout is not None and fused:
         cast = query.to(dtype), key.to(dtype), value.to(dtype)

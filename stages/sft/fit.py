@@ -101,7 +101,7 @@ class ConversationFit(Fit[SftParams]):
             seed = derive_seed(self.ctx.request.seed, "weights")
             device = self.numerics.device
             model = new_model(params.architecture, self.tokenizer, seed, device)
-            loaded = logprob_model(model, params, place="the new model")
+            loaded = logprob_model(model, params, self.numerics)
         self._num_parameters = sum(
             # ZeRO-3 leaves an empty tensor where the weight was, with its number as an attribute.
             getattr(parameter, "ds_numel", parameter.numel())

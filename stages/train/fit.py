@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -13,10 +14,11 @@ from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
+from stages.objectives.bonuses import defined_bonus
 from stages.objectives.kappa import KappaController
 from stages.train import reference
 from stages.train.data import load_pairs
-from stages.train.objective import PairObjective, check_objective
+from stages.train.objective import PairObjective
 from stages.train.own_objective import UserObjective
 from stages.train.params import TrainParams
 from stages.training.adapters import wear_adapters
@@ -37,7 +39,7 @@ class PairFit(Fit[TrainParams]):
 
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
-        check_objective(ctx.params)
+        defined_bonus(ctx.params.design, ctx.params.divergence, ctx.params.numerics)
         self._own = None
         if ctx.params.objective == "python":
             custom = ctx.params.python
@@ -128,7 +130,8 @@ class PairFit(Fit[TrainParams]):
         if params.deepspeed.zero_stage == 3:
             from stages.training.zero import sharded_logprob_model
 
-            with sharded_logprob_model(models["reference"], params, self.numerics) as engine:
+            load = partial(self._load, "reference")
+            with sharded_logprob_model(load, params, self.numerics) as engine:
                 yield engine
             return
         whole = self._load("reference").eval()

@@ -91,15 +91,11 @@ class Checkpoints:
         self._folder = work / "checkpoints"
         self._writing = work / ".writing"
         self._process = process
-        self._layout: dict[str, Any] = {"engine": "torch"}
+        self._layout = "torch"
         zero_stage = params.deepspeed.zero_stage
         if zero_stage != "off":
             # DeepSpeed writes one set of files per process.
-            self._layout = {
-                "engine": "deepspeed",
-                "zero_stage": zero_stage,
-                "world_size": process.world_size,
-            }
+            self._layout = f"ZeRO-{zero_stage} in {process.world_size} processes"
 
     def find_resume_point(self) -> Checkpoint | None:
         """The newest checkpoint that this layout can load; None if there is none."""

@@ -21,7 +21,7 @@ from transformers import get_scheduler
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
-from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.training.adapters import has_adapters
 from stages.training.batches import Plan, Rows
 from stages.training.policy import Numerics
@@ -211,6 +211,11 @@ class Engine:
         self.model.to(self.device)
         if self._process.world_size == 1:
             return self.model
+        # DDP would wait for gradients of weights that text does not reach, as a vision tower's.
+        policy = causal_lm(self.model.policy)
+        reached = {*policy.get_decoder().parameters(), *self.model.head.parameters()}
+        for weight in self.model.parameters():
+            weight.requires_grad_(weight.requires_grad and weight in reached)
         devices = [self._process.local_rank] if self.device.type == "cuda" else None
         return DistributedDataParallel(self.model, device_ids=devices)
 

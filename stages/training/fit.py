@@ -34,6 +34,7 @@ from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import StepLog
 from stages.training.policy import (
     Numerics,
+    check_model,
     compile_layers,
     enable_gradient_checkpointing,
     leave_layers_eager,
@@ -155,6 +156,7 @@ class Fit(ABC, Generic[P]):
             self._choose_by_memory(model)
         masters = None if resumed else self._masters(model.policy)
         engine = zero.ZeroEngine(model, self.plan, self.numerics, self.process, config)
+        check_model(causal_lm(model.policy), self.ctx.params, self.numerics)
         if masters is not None:
             engine.set_masters(masters)
         return engine
@@ -273,19 +275,15 @@ class Fit(ABC, Generic[P]):
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             if process.world_size > 1:
                 reason = f"process {process.rank} of {process.world_size}: {reason}"
-            raise _out_of_memory(self.plan, reason) from None
-
-
-def _out_of_memory(plan: Plan[Any], reason: str) -> UserError:
-    """The error for a training that does not fit into memory, with the settings to lower."""
-    budget = plan.params.token_budget
-    stage = plan.params.stage
-    longest = max(sample.num_tokens_shared for sample in plan.samples)
-    return UserError(
-        f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "
-        f"{longest} tokens (its prompt once, and its responses): {reason}",
-        f"lower {stage}.micro_batch_tokens (to {longest} at least) or {stage}.max_length_tokens "
-        f"(below {longest}), set {stage}.gradient_checkpointing=true, spread the weights with "
-        f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "
-        f"({stage}.lora.rank)",
-    )
+            stage = self.ctx.params.stage
+            longest = max(sample.num_tokens_shared for sample in self.plan.samples)
+            raise UserError(
+                f"out of memory with {stage}.micro_batch_tokens = {self.plan.params.token_budget}; "
+                f"the longest sample has {longest} tokens (its prompt once, and its responses): "
+                f"{reason}",
+                f"lower {stage}.micro_batch_tokens (to {longest} at least) or "
+                f"{stage}.max_length_tokens (below {longest}), set "
+                f"{stage}.gradient_checkpointing=true, spread the weights with "
+                f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "
+                f"({stage}.lora.rank)",
+            ) from None

@@ -81,6 +81,7 @@ class TrainingLoop(Generic[B]):
         engine.train()
         if self.log is not None:
             self.log.start(done)
+        every_steps = self.plan.params.checkpoint_every_steps
         saved_at = time.monotonic()
         for step in range(done, self.plan.num_steps):
             batches: list[B] = self.plan.batches(step, rank, objective.make_batch)
@@ -96,7 +97,11 @@ class TrainingLoop(Generic[B]):
             values = self._record(step, batches, total, sums, grad_norm, learning_rate)
             if self.log is not None:
                 self.log.report(step + 1, values)
-            stop, is_due = self._agree(step + 1, time.monotonic() - saved_at)
+            is_due = time.monotonic() - saved_at >= CHECKPOINT_SECONDS
+            if every_steps is not None:
+                is_due = (step + 1) % every_steps == 0
+            flags = [self.process.stop_requested(), is_due]
+            stop, is_due = self.process.any(flags, engine.device)
             # The final weights are about to be written: no checkpoint is due, unless we stop here.
             if stop or (is_due and step + 1 < self.plan.num_steps):
                 self.checkpoints.save(step + 1, engine, self.log, objective.state())
@@ -145,13 +150,3 @@ class TrainingLoop(Generic[B]):
         values |= zip(_COUNTS, counts, strict=True)
         values["peak_memory_mib"] = peak_memory_mib(self.engine.device)
         return values
-
-    def _agree(self, done: int, seconds: float) -> tuple[bool, bool]:
-        """Agreement of all processes: whether to stop, and whether to write a checkpoint.
-
-        ``seconds`` have passed since the last one.
-        """
-        every_steps = self.plan.params.checkpoint_every_steps
-        is_due = seconds >= CHECKPOINT_SECONDS if every_steps is None else done % every_steps == 0
-        stop, is_due = self.process.any([self.process.stop_requested(), is_due], self.engine.device)
-        return stop, is_due

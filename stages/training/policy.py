@@ -103,30 +103,33 @@ def load_logprob_model(
 ) -> ResponseLogprobs:
     """Loads a causal language model whose forward pass gives the log-probabilities of its rows."""
     model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
-    return logprob_model(model, params, place=source.name_or_path)
+    return logprob_model(model, params, numerics)
 
 
-def logprob_model(model: Any, params: TrainingParams, *, place: str) -> ResponseLogprobs:
+def logprob_model(model: Any, params: TrainingParams, numerics: Numerics) -> ResponseLogprobs:
     """Makes a causal language model give log-probabilities, without dropout."""
     remove_dropout(model)
-    check_model(model, params, place=place)
+    check_model(model, params, numerics)
     return ResponseLogprobs(model)
 
 
-def check_model(model: Any, params: TrainingParams, *, place: str) -> None:
+def check_model(model: Any, params: TrainingParams, numerics: Numerics) -> None:
     """Checks that a model without dropout gives the log-probabilities of its rows.
 
-    Packed rows get the attention that they need.
+    Packed rows get the attention that they need. Weights in shards can be run, and so checked, once
+    DeepSpeed's engine has them.
     """
+    place = model.name_or_path or "the new model"
     fault = f"log-probabilities of {place} cannot be computed"
     remedy = "use a model of the Llama, Mistral or Qwen families"
     try:
-        check_logprobs(model)
-        check_training_mode(model)
-        if params.row_layout == "packed":
-            fault = f"samples cannot be packed into one row for {place}"
-            remedy = f"set {params.stage}.row_layout=padded"
-            share_prompts(model)
+        with numerics.forward_context():
+            check_logprobs(model)
+            check_training_mode(model)
+            if params.row_layout == "packed":
+                fault = f"samples cannot be packed into one row for {place}"
+                remedy = f"set {params.stage}.row_layout=padded"
+                share_prompts(model)
     except UnfitModelError as error:
         raise UserError(f"{fault}: {error}", remedy) from error
 

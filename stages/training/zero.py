@@ -5,9 +5,8 @@ its own. DeepSpeed writes one file of optimizer state per process.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from stages.harness.context import ModelSource
-from stages.modeling.load import load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
-from stages.training.adapters import wear_adapters
 from stages.training.batches import Plan
 from stages.training.engine import Engine
 from stages.training.params import TrainingParams
-from stages.training.policy import Numerics, check_model, remove_dropout
+from stages.training.policy import Numerics, check_model
 
 
 class ZeroEngine(Engine):
@@ -111,6 +107,8 @@ def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     return config | {
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": params.max_grad_norm,
+        # In bfloat16 the sum over micro-batches would lose their last digits.
+        "data_types": {"grad_accum_dtype": "fp32"},
         # DeepSpeed wants its compiled AdamW for an offloaded optimizer; torch's is the one
         # that gives the same result everywhere.
         "zero_force_ds_cpu_optimizer": False,
@@ -161,7 +159,7 @@ def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def sharded_logprob_model(
-    source: ModelSource, params: TrainingParams, numerics: Numerics
+    load: Callable[[], ResponseLogprobs], params: TrainingParams, numerics: Numerics
 ) -> Iterator[nn.Module]:
     """A model for forward passes without gradients; its shards are released after the block.
 
@@ -173,16 +171,10 @@ def sharded_logprob_model(
     devices = [numerics.device] if numerics.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         with sharded_loading(config):
-            base = replace(source, adapter=None)
-            model = load_causal_lm(base, dtype=numerics.weights, device=numerics.device)
-            remove_dropout(model)
-            if source.adapter is not None:
-                model = wear_adapters(model, params.lora, Path(source.adapter))
-            module = ResponseLogprobs(model)
+            module = load()
         engine, *_ = deepspeed.initialize(model=module, config=config)
         try:
-            model = causal_lm(module.policy)
-            check_model(model, params, place=source.name_or_path)
+            check_model(causal_lm(module.policy), params, numerics)
             engine.eval()
             yield engine
         finally:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, NemotronConfig
 
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Resources
 from stages.harness.program import execute
@@ -16,6 +18,7 @@ from stages.sft.run import STAGE
 from stages.store.base import Artifact
 from tests.stage_calls import request_for, write_jsonl
 from tests.stages.sft.test_sft_run import ARCHITECTURE, ROWS, losses
+from tests.tiny_models import SIZES, make_tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +78,15 @@ def test_a_step_in_bfloat16_is_saved_whole(tmp_path, plain, stage):
     after = load_file(artifact.path / "checkpoint" / "model.safetensors")
     moved = torch.cat([(after[name].double() - before[name]).flatten() for name in after])
     assert moved.abs().median() == pytest.approx(1e-5, rel=0.05)
+
+
+def test_shards_of_a_family_that_drops_the_row_layout_are_refused(tmp_path):
+    policy = tmp_path / "policy"
+    tokenizer = make_tiny_tokenizer()
+    config = NemotronConfig(**SIZES | {"vocab_size": len(tokenizer)})
+    AutoModelForCausalLM.from_config(config).save_pretrained(policy)
+    tokenizer.save_pretrained(policy)
+    with pytest.raises(UserError, match=r"packed into .*/policy.*lose the layout") as error:
+        train(tmp_path, policy=policy, deepspeed={"zero_stage": 3})
+    assert error.value.remedy == "set sft.row_layout=padded"
+    train(tmp_path, policy=policy, deepspeed={"zero_stage": 3}, row_layout="padded", epochs=1)

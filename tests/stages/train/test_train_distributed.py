@@ -5,6 +5,7 @@ import sys
 
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 from stages.contract.errors import StageFailedError, UserError
 from tests.stages.train.checkpoints import assert_same_logprobs, assert_same_training
@@ -17,7 +18,12 @@ from tests.stages.train.train_helpers import (
     train,
     workers_of,
 )
-from tests.tiny_models import make_head_beside_a_tied_config, make_tiny_llama
+from tests.tiny_models import (
+    SIZES,
+    make_head_beside_a_tied_config,
+    make_tiny_llama,
+    make_tiny_tokenizer,
+)
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -115,6 +121,20 @@ def test_zero_3_saves_adapters(tmp_path, pairs):
         for save in ("merged", "adapter")
     )
     assert_same_logprobs(adapter, policy, merged)
+
+
+def test_several_processes_leave_a_vision_tower_as_it_is(tmp_path, pairs):
+    policy = tmp_path / "policy"
+    tokenizer = make_tiny_tokenizer()
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "head_dim": 8}
+    vision = {"num_hidden_layers": 1, "hidden_size": 16, "image_size": 28, "patch_size": 14}
+    vision |= {"intermediate_size": 16, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=sizes, vision_config=vision, mm_tokens_per_image=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(policy)
+    tokenizer.save_pretrained(policy)
+    settings = {"epochs": 1, "micro_batch_tokens": 16}
+    plain = train(tmp_path / "plain", policy, [pairs], **settings)
+    assert_same_training(train(tmp_path / "store", policy, [pairs], processes=2, **settings), plain)
 
 
 def test_workers_end_with_the_stage(tmp_path, policy, pairs):

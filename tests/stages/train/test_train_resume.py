@@ -72,9 +72,7 @@ def test_sigterm_saves_before_the_stage_ends(tmp_path, policy, pairs, uninterrup
     ],
     ids=str,
 )
-def test_a_retry_computes_reference_logprobs_again_if_they_round_differently(
-    tmp_path, policy, pairs, changes, units
-):
+def test_a_retry_computes_what_rounds_differently_again(tmp_path, policy, pairs, changes, units):
     request = request_for(tmp_path / "store", policy, [pairs], **LONG)
     end_when(request, tmp_path, signal.SIGKILL, at_step(1))
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **changes)

@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+from stages.harness.context import ModelSource
 from stages.train.params import TrainParams
-from stages.training.policy import pays_to_compile, with_memory_choices
+from stages.training.policy import (
+    Numerics,
+    load_logprob_model,
+    pays_to_compile,
+    with_memory_choices,
+)
+from tests.tiny_models import make_tiny_llama
 
 
 def params(**settings: Any) -> TrainParams:
@@ -66,3 +73,18 @@ def test_activations_are_kept_where_memory_should_do(
 )
 def test_layers_are_compiled_on_a_gpu_in_long_trainings(settings, tokens, on_gpu, pays):
     assert pays_to_compile(params(**settings), tokens, on_gpu=on_gpu) == pays
+
+
+def test_a_model_is_checked_in_the_numbers_of_its_training(tmp_path):
+    settings = params(precision="bfloat16")
+    dtypes = set()
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(module, nn.Linear):
+            dtypes.add(output.dtype)
+
+    numerics = Numerics.of(settings, on_gpu=False, local_rank=0)
+    hook = nn.modules.module.register_module_forward_hook(note)
+    with hook:
+        load_logprob_model(ModelSource(str(make_tiny_llama(tmp_path))), settings, numerics)
+    assert dtypes == {torch.bfloat16}
