@@ -177,8 +177,11 @@ def shared_prefix_attention(
     attended = []
     prompt_key = key
     prompt_value = value
+    queries = query.split(pieces, dim=2)
+    keys = key.split(pieces, dim=2)
+    values = value.split(pieces, dim=2)
     for (_, prefix), own_query, own_key, own_value in zip(
-        layout.pieces, *(whole.split(pieces, dim=2) for whole in (query, key, value)), strict=True
+        layout.pieces, queries, keys, values, strict=True
     ):
         if prefix:
             own_key = torch.cat([prompt_key[:, :, :prefix], own_key], dim=2)
@@ -186,15 +189,18 @@ def shared_prefix_attention(
         else:
             prompt_key = own_key
             prompt_value = own_value
-        queries = own_query.shape[2]
-        keys = own_key.shape[2]
-        window = sliding_window if sliding_window is not None and sliding_window < keys else None
-        is_causal = queries == keys and window is None
+        num_queries = own_query.shape[2]
+        num_keys = own_key.shape[2]
+        # A window as wide as the row hides nothing, and a causal mask needs no tensor.
+        window = sliding_window if (sliding_window or num_keys) < num_keys else None
+        is_causal = num_queries == num_keys and window is None
         part = functional.scaled_dot_product_attention(
             own_query,
             own_key,
             own_value,
-            attn_mask=None if is_causal else causal_mask(queries, keys, window, query.device),
+            attn_mask=None
+            if is_causal
+            else causal_mask(num_queries, num_keys, window, query.device),
             is_causal=is_causal,
             dropout_p=dropout,
             scale=scaling,
