@@ -90,24 +90,16 @@ class ConversationFit(Fit[SftParams]):
             )
         sources = filter(None, [self._source])
         self.set_plan(self._examples, ctx.params.global_batch_rows, sources)
-        self._num_parameters = 0
 
     def load_model(self) -> ResponseLogprobs:
         """The checkpoint, or a model from scratch."""
         params = self.ctx.params
         if self._source is not None:
-            loaded = load_logprob_model(self._source, params, self.numerics)
-        else:
-            seed = derive_seed(self.ctx.request.seed, "weights")
-            device = self.numerics.device
-            model = new_model(params.architecture, self.tokenizer, seed, device)
-            loaded = logprob_model(model, params, self.numerics)
-        self._num_parameters = sum(
-            # ZeRO-3 leaves an empty tensor where the weight was, with its number as an attribute.
-            getattr(parameter, "ds_numel", parameter.numel())
-            for parameter in loaded.policy.parameters()
-        )
-        return loaded
+            return load_logprob_model(self._source, params, self.numerics)
+        seed = derive_seed(self.ctx.request.seed, "weights")
+        device = self.numerics.device
+        model = new_model(params.architecture, self.tokenizer, seed, device)
+        return logprob_model(model, params, self.numerics)
 
     def make_objective(self, engine: Engine) -> AnswerLikelihood:
         """The likelihood of answers."""
@@ -120,7 +112,6 @@ class ConversationFit(Fit[SftParams]):
             "rows_dropped_too_long": self._num_dropped,
             "response_tokens": sum(example.loss_terms for example in self._examples),
             "vocabulary": len(self.tokenizer),
-            "parameters": self._num_parameters,
             "steps": self.plan.num_steps,
             "final_loss": log.records[-1]["loss"],
         }

@@ -95,13 +95,9 @@ class PairFit(Fit[TrainParams]):
         params = self.ctx.params
         out = self.ctx.out
         reference.write_reference(out / reference.FILE, self._pairs, self._ref_logprobs)
-        counts = self._counts
         summary = {
             "steps": self.plan.num_steps,
-            "epochs": params.epochs,
-            "pairs": len(self._pairs),
-            "pairs_dropped": counts.read - counts.used,
-            "pair_counts": asdict(counts),
+            "pair_counts": asdict(self._counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": self._gap,
             "cautions": self.cautions,

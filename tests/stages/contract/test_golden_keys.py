@@ -80,17 +80,17 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "1a4457cd1156e26978bcbdcd0bed78b68f56962446c6921061d83b7d5d1d6c44",
+        "3e92b2d0aec27016f02144ee30fec17dedb9e9aebc7f3b953dc65293a9107dce",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "c1ca13fe8bfd23f2363d0620ba8c4d85b97b2b781e5f2cf9d2c8c539802a197f",
+        "a5cf61a1435e9cbbb553eb0edc76157aa60b463a06cba647d6e5a94f06020399",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "b9d59213ee459c846d194b143d6d0f21fac0bcb73a84e3bb22e8422e6d03c001",
+        "5174e82f156c408d5a45617aee6c919156f6f3fb4284f3171b687e180ae93863",
     ),
     (
         PreferencesParams(),
