@@ -15,6 +15,8 @@ from stages.store.opening import cache_home, open_store, store_of_record
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import compute, signs_passed_on
 
+OWNER_VARIABLE = "GEB_ORCHESTRATOR"
+"""Environment variable: whose signs of life the stage listens to."""
 SYNC_SECONDS_VARIABLE = "GEB_SYNC_SECONDS"
 """Environment variable: how often the state of the stage goes to the bucket."""
 
@@ -31,7 +33,7 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
     request = store.bucket.read(name, Request)
     if request is None:
         raise UserError(f"no request at {place}", "start the stage by a run")
-    with signs_passed_on(store, request, cache_home()):
+    with signs_passed_on(store, request, os.environ[OWNER_VARIABLE], cache_home()):
         if store.find(request.stage, request.key, warn=events.warning) is None:
             compute(
                 store,

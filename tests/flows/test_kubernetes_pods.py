@@ -232,6 +232,7 @@ def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store):
     cache = variables["GEB_CACHE"]
     assert {"name": "cache", "mountPath": cache} in container["volumeMounts"]
     assert variables["GEB_SYNC_SECONDS"] == "7.0"
+    assert variables["GEB_ORCHESTRATOR"] == "here"
     command = container["command"]
     assert command[-3:] == ["-m", "stages.pair", url]
     assert command[command.index("--sign") + 1] == f"{cache}/orchestrators/pair/{request.key}"

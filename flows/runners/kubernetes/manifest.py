@@ -31,8 +31,9 @@ from flows.runners.place import node_commands, writable_folders
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
-from stages.harness.from_bucket import SYNC_SECONDS_VARIABLE
+from stages.harness.from_bucket import OWNER_VARIABLE, SYNC_SECONDS_VARIABLE
 from stages.store.opening import CACHE_VARIABLE
+from stages.store.remote.sync import owner_of
 
 # The store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
@@ -273,6 +274,7 @@ def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
     plain[IMAGE_VARIABLE] = attempt.image
     if attempt.fetches:
         plain[CACHE_VARIABLE] = _CACHE
+        plain[OWNER_VARIABLE] = owner_of(attempt.store)
         plain[SYNC_SECONDS_VARIABLE] = str(attempt.execution.sync_seconds)
     # A pod's name leads nowhere on other nodes.
     sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {

@@ -4,8 +4,10 @@ Runners of a host that holds the store's local folder do this around a stage. A 
 shares no folder with its orchestrator does it by itself, see `stages/harness/from_bucket.py`; two
 more folders of the bucket serve it::
 
-    inputs/<digest>/<name>          files from outside the store, by their content
-    orchestrators/<stage>/<key>     changes as long as the orchestrator lives
+    inputs/<digest>/<name>                  files from outside the store, by their content
+    orchestrators/<stage>/<key>/<owner>     changes as long as the orchestrator lives
+
+The owner is the id of the orchestrator's local folder: one that starts elsewhere is another.
 """
 
 import contextlib
@@ -133,7 +135,7 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
 @contextlib.contextmanager
 def signs_of_life(store: RemoteStore, request: Request) -> Iterator[None]:
     """Within the block the bucket shows that this orchestrator lives."""
-    name = _sign_name(request)
+    name = f"{_sign_name(request)}/{owner_of(store.identity)}"
 
     def show() -> None:
         store.bucket.put(name, uuid.uuid4().hex.encode())
@@ -148,8 +150,8 @@ def signs_of_life(store: RemoteStore, request: Request) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signs_passed_on(store: RemoteStore, request: Request, home: Path) -> Iterator[None]:
-    """Within the block a file below ``home`` changes as long as the orchestrator lives.
+def signs_passed_on(store: RemoteStore, request: Request, owner: str, home: Path) -> Iterator[None]:
+    """Within the block a file below ``home`` changes as long as the orchestrator ``owner`` lives.
 
     A bucket that does not answer says nothing about the orchestrator, which counts as alive.
     """
@@ -160,7 +162,7 @@ def signs_passed_on(store: RemoteStore, request: Request, home: Path) -> Iterato
     def look() -> None:
         nonlocal seen
         try:
-            entry = store.bucket.get(_sign_name(request))
+            entry = store.bucket.get(f"{_sign_name(request)}/{owner}")
             etag = entry.etag if entry else seen
         except StoreError:
             etag = uuid.uuid4().hex
@@ -174,3 +176,8 @@ def signs_passed_on(store: RemoteStore, request: Request, home: Path) -> Iterato
 
 def _sign_name(request: Request) -> str:
     return f"orchestrators/{request.stage}/{request.key}"
+
+
+def owner_of(identity: str) -> str:
+    """The owner that a store's identity names."""
+    return identity.rpartition("#")[2]

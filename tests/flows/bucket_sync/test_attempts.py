@@ -8,6 +8,7 @@ import pytest
 
 from stages.store.registry import ModelRegistry
 from stages.store.remote.store import RemoteStore
+from stages.store.remote.sync import owner_of, signs_of_life, signs_passed_on
 from tests.flows.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
 
@@ -28,6 +29,20 @@ def test_two_hosts_at_one_key_share_the_first_artifact(near, far):
     assert artifact.manifest == inner[0].manifest == far.make().manifest
     near.store.verify(artifact)
     assert artifact.file("large.txt").read_text() == "made" * 1000
+
+
+def test_only_signs_of_its_own_orchestrator_keep_a_stage_alive(near, far, tmp_path):
+    near.make()
+    [request] = near.requests
+    owners = {name: owner_of(host.store.identity) for name, host in (("near", near), ("far", far))}
+    with signs_of_life(near.store, request):
+        for name, owner in owners.items():
+            # What passes signs on looks once more at the end of its block.
+            with signs_passed_on(far.store, request, owner, tmp_path / name):
+                pass
+    sign = f"orchestrators/{request.stage}/{request.key}"
+    assert (tmp_path / "near" / sign).exists()
+    assert not (tmp_path / "far" / sign).exists()
 
 
 def test_another_host_goes_on_from_where_an_attempt_ended(near, far):
