@@ -6,7 +6,6 @@ terminal has no worker that could. So every run polls its own state, every two s
 
 import functools
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as present
 from prefect.states import Cancelled, State
 
@@ -30,7 +30,6 @@ R = TypeVar("R")
 # Between two requests to the server, of about 10 ms each.
 _POLL_SECONDS = 2.0
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
-_LOGGER = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -52,20 +51,27 @@ def stops_when_cancelled(
 
     def poll() -> None:
         with get_client(sync_client=True) as client:
-            while not ended.wait(_POLL_SECONDS):
-                if interrupt.is_set():
-                    causes.append(RunInterruptedError(f"{what} was interrupted"))
-                    stop("stopped")
-                    return
+            is_last = False
+            while not is_last:
+                is_last = ended.wait(_POLL_SECONDS)
                 if _is_cancelled(client, ids):
                     causes.append(RunCancelledError(f"{what} was cancelled in Prefect"))
                     stop("cancelled")
                     return
+                if interrupt.is_set():
+                    causes.append(RunInterruptedError(f"{what} was interrupted"))
+                    stop("stopped")
+                    return
 
-    threading.Thread(target=poll, name="cancellation", daemon=True).start()
+    poller = threading.Thread(target=poll, name="cancellation", daemon=True)
+    poller.start()
     try:
         yield
     except BaseException as error:
+        if isinstance(error, TerminationSignal):
+            # The worker that cancels a run sends SIGTERM, maybe before the next request.
+            ended.set()
+            poller.join(timeout=10)
         if causes and not isinstance(error, KeyboardInterrupt):
             raise causes[0] from error
         raise
@@ -113,8 +119,7 @@ def _own_flow_runs() -> list[UUID]:
 def _is_cancelled(client: SyncPrefectClient, ids: list[UUID]) -> bool:
     try:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids)))
-    except Exception as error:
+    except Exception:
         # A server that is away for a while does not end a run.
-        _LOGGER.debug("cannot see whether the run is cancelled: %s", error)
         return False
-    return any(run.state is not None and run.state.type in _CANCEL for run in runs)
+    return any(run.state_type in _CANCEL for run in runs)

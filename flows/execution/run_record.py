@@ -101,7 +101,6 @@ class RunRecord:
 
     def save_config(self, config: RunConfig) -> None:
         """Writes the resolved configuration."""
-        self.path.mkdir(parents=True, exist_ok=True)
         self.write("config.json", config.to_json())
 
     def start(self, config: RunConfig, keys: Callable[[], Mapping[str, str | None]]) -> None:
@@ -145,11 +144,7 @@ class RunRecord:
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
         path = self.path / "config.json"
-        values = read_record(
-            path,
-            dict[str, Any],
-            "start the run again: `geb run CONFIG`",
-        )
+        values = read_record(path, dict[str, Any], "start the run again: `geb run CONFIG`")
         return check_config(values, str(path))
 
     def save_step(self, record: StepRecord) -> None:
@@ -283,8 +278,9 @@ def _state_of(error: BaseException) -> AttemptState:
         return "stopped"
     if isinstance(error, RunCancelledError):
         return "cancelled"
-    is_failure = isinstance(error, Exception) and not isinstance(error, StoppedError)
-    return "failed" if is_failure else "stopped"
+    if isinstance(error, StoppedError) or not isinstance(error, Exception):
+        return "stopped"
+    return "failed"
 
 
 def _save(record: RunRecord, attempt: Attempt) -> None:

@@ -150,8 +150,8 @@ def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
             "let the pair stage keep ties, sample more responses per prompt or raise the "
             "temperature, so that the two responses of a prompt get different scores",
         )
-    has_other_terms = params.has_bonus or params.nll_weight > 0
-    if counts.ties == counts.used and (params.target_ratio is not None or not has_other_terms):
+    has_other_terms = (params.has_bonus and params.kappa != 0) or params.nll_weight
+    if counts.ties == counts.used and (params.target_ratio or not has_other_terms):
         raise UserError(
             f"all {counts.used} pairs are ties: the preference loss is 0, which sets no κ, and "
             "without a bonus nothing would be learnt",
@@ -167,7 +167,7 @@ def _pair(index: int, row: dict[str, Any]) -> Pair:
         prompt=np.array(row["prompt_token_ids"], np.int32),
         chosen=_response(row, "chosen"),
         rejected=_response(row, "rejected"),
-        tie=bool(row["tie"]),
+        tie=row["tie"],
     )
 
 

@@ -53,7 +53,8 @@ def test_cancelling_a_terminal_s_run_stops_its_stages(client, tmp_path):
     assert "iteration-1/train" not in records
 
 
-def test_stages_that_were_still_to_come_are_not_started(client, tmp_path, probe_stage):
+@pytest.mark.parametrize("ends_by", ["itself", "the worker's SIGTERM"])
+def test_stages_that_were_still_to_come_are_not_started(client, ends_by, tmp_path, probe_stage):
     config = ProbeConfig(
         name="many-probes",
         store=str(tmp_path / "store"),
@@ -65,6 +66,8 @@ def test_stages_that_were_still_to_come_are_not_started(client, tmp_path, probe_
         pids = hanging_pids(tmp_path / "store")
         run = running(client, "many-probes")
         client.set_flow_run_state(run.id, Cancelling())
+        if ends_by != "itself":
+            process.terminate()
         process.communicate()
     assert ended(client, run.id).state_name == "Cancelled"
     assert all(gone(pid) for pid in pids)

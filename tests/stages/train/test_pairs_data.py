@@ -87,6 +87,8 @@ def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="none"))
     assert load_pairs([path], params(design="one_minus_pi"))[1].ties == 4
+    with pytest.raises(UserError, match="all 4 pairs are ties"):
+        load_pairs([path], params(design="one_minus_pi", kappa=0.0))
     # κ would be a share of nothing, and the bonus off.
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="one_minus_pi", target_ratio=0.1))
