@@ -14,7 +14,7 @@ from typing import Any
 
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
-from tests.lacking import lacking
+from tests.programs import lacking
 
 BUCKET = "experiments"
 # Objects in one answer to a listing; S3 has 1000.

@@ -1,10 +1,20 @@
-"""Programs that a test runs to their end."""
+"""Programs that a test runs to their end, and needs of tests that a machine may lack."""
 
+import os
 import subprocess
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 
 def run_program(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end, well or not; what it prints is kept."""
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)
+
+
+def lacking(what: str) -> NoReturn:
+    """Skips the test on a developer's machine; fails it in CI, which installs everything."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI must have it: {what}")
+    pytest.skip(what)

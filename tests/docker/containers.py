@@ -22,10 +22,9 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from tests.at_work import AtWork
 from tests.flows.loop import ROOT
-from tests.lacking import lacking
 from tests.launchers.launcher import Launcher, Mistake
 from tests.probe_stage import MAIN
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 
 PROBE_IMAGE = "geb-probe:test"
 LOCAL_BASE = "geb-base:bookworm"

@@ -11,8 +11,7 @@ import yaml
 from flows.runners.images import CODE_LABEL, image_tags
 from stages.contract.manifest import stages_digest
 from tests.flows.loop import ROOT
-from tests.lacking import lacking
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 

@@ -18,9 +18,9 @@ from stages.store.locks import FileLease
 from tests.docker.containers import PROBE_IMAGE, Docker
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import hanging_pids, write_probes
-from tests.lacking import lacking
 from tests.orchestrators import orchestrator
 from tests.probe_stage import ProbeParams
+from tests.programs import lacking
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 

@@ -15,8 +15,7 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.flows.loop import ROOT
-from tests.lacking import lacking
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 from tests.stage_calls import request_for, response, score_params
 
 pytestmark = pytest.mark.slow

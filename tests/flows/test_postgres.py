@@ -12,8 +12,7 @@ import pytest
 from flows.standing.server import free_port
 from tests.flows.loop import geb
 from tests.flows.standing import geb_up
-from tests.lacking import lacking
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 
 
 class Postgres:

@@ -1,9 +1,11 @@
-"""Figures of a report show the values of its rows."""
+"""Figures of a report show the values of its rows; files that reports write."""
 
 import numpy as np
 import pytest
 
+from flows.report.files import write_file
 from flows.report.plots import draw, svg
+from tests.damage import no_room
 from tests.flows.evaluations import figure_row
 
 ROWS = [
@@ -38,3 +40,21 @@ def test_several_runs_have_a_line_each_and_a_legend():
     figure = draw({"first": ROWS, "second $run$": ROWS})["KL to the base, held-out prompts"]
     assert len(figure.axes[0].containers) == 2
     assert "second $run$" in svg(figure)
+
+
+def test_a_disk_without_room_leaves_the_file_of_before(tmp_path):
+    path = tmp_path / "new/file"
+    write_file(path, "before")
+    longer = "after" * 100
+    with pytest.raises(OSError), no_room():
+        write_file(path, longer)
+    assert path.read_text() == "before"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    write_file(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "elsewhere").read_text() == "text"

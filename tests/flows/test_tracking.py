@@ -24,8 +24,7 @@ from stages.contract.errors import UserError
 from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in, figure_row
 from tests.flows.loop import ROOT, write_config
-from tests.lacking import lacking
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 
 # As `make setup-trackers` makes it.
 PACKAGES = ROOT / ".venv-trackers"

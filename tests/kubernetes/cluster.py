@@ -22,8 +22,7 @@ import psutil
 from flows.pipeline.placement import KubernetesSettings
 from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
-from tests.lacking import lacking
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 
 TOOLS = ROOT.parent / "shared/cluster/k8s"
 IMAGE = "localhost/geb-root:1"

@@ -18,10 +18,10 @@ from tests.flows.loop import ROOT, geb_ok, plan, result_digests, write_config
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, THIS_MACHINE, kubectl
 from tests.kubernetes.pods import RESOURCES
-from tests.lacking import lacking
 from tests.object_storage import BUCKET, aws_environment, make_bucket, objects, s3_server
 from tests.orchestrators import orchestrator
 from tests.probe_stage import probe_request
+from tests.programs import lacking
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 

@@ -21,9 +21,8 @@ from stages.store.locks import exclusive_lock
 from tests.at_work import AtWork, said
 from tests.flows.loop import ROOT
 from tests.flows.probes import gone, wait_until
-from tests.lacking import lacking
 from tests.launchers.launcher import Launcher, Mistake, shared_folder
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 
 SCRIPTS = ROOT.parent / "shared/cluster/slurm"
 CARRIED = ("PYTHONPATH", "OMP_NUM_THREADS", "PYTHONMALLOC", "GLIBC_TUNABLES", "HF_HUB_OFFLINE")

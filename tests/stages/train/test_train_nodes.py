@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stages.store.base import Store
-from tests.lacking import lacking
-from tests.programs import run_program
+from tests.programs import lacking, run_program
 from tests.stages.train.train_helpers import Trained, make_pairs, request_for, train
 
 pytestmark = pytest.mark.slow
