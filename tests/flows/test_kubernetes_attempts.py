@@ -1,6 +1,7 @@
 """Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
 
 import io
+import itertools
 import threading
 import time
 from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND
@@ -173,6 +174,11 @@ SAME_TIME = [
 def test_a_line_of_a_log_ends_at_a_newline_alone():
     chunks = ["a\u2028b\rc\nd".encode(), b"e\n", b"f"]
     assert list(whole_lines(chunks)) == ["a\u2028b\rc\n", "de\n", "f\n"]
+
+
+def test_a_line_that_never_ends_is_handed_on():
+    bar = b"\r 50%" * 1000
+    assert next(whole_lines(itertools.repeat(bar))).startswith("\r 50%")
 
 
 class Busy(Pods):
