@@ -1,7 +1,7 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
@@ -11,7 +11,7 @@ from prefect.states import State
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
 from flows.execution.prefect_progress import artifact_key, survives_outage
-from flows.execution.prefect_tasks import StepTasks, step_tasks
+from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Preset
@@ -42,8 +42,10 @@ from flows.report.table import (
     column_of,
     ordered,
 )
-from stages.contract.errors import GebError
+from stages.contract.errors import GebError, UserError
+from stages.contract.request import ArtifactInput
 from stages.store.opening import open_store
+from stages.store.registry import ModelRegistry
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,12 @@ class ModelComparison:
             test = tests.get(name)
             difference = [test.shown(), p_text(test.adjusted_p_value)] if test else ["-", "-"]
             rows.append([column.title, *cells, *difference])
-        header = ("", POLICY, BASE, "difference", "p by Holm")
-        return FittedTable("", header, rows, kept=3, left=3)
+        return FittedTable("", ("", POLICY, BASE, "difference", "p by Holm"), rows, kept=3, left=3)
 
 
 def _flow_run_name() -> str:
-    base = flow_run.parameters["base"] or "base"
-    return f"{flow_run.parameters['policy']} against {base}"
+    given = flow_run.parameters
+    return f"{given['policy']} against {given['base'] or 'base'}"
 
 
 @stage_flow("evaluate", _flow_run_name)
@@ -124,14 +125,11 @@ def evaluate(
             default if the preset has none.
     """
     models = ComparedModels(policy, base or None, suite or None)
-    name = preset
     try:
-        chosen = configured(preset, config)
-        name = chosen.name
-        compared, external = resolve_compared(chosen, models)
+        compared, external = resolve_compared(configured(preset, config), models)
         return _evaluate(compared, models, external, Session())
     except GebError as error:
-        return failed(error, f"{name}-evaluation")
+        return failed(error, f"evaluation of {policy}")
 
 
 def compare_models(
@@ -142,18 +140,33 @@ def compare_models(
     ``config`` and ``external`` are from :func:`resolve_compared`.
     """
     run_name = f"{models.policy} against {models.base or 'base'}"
-    compute = partial(_evaluate, config, models, external, session)
-    return as_flow("evaluate", run_name, config.name, compute)
+    return as_flow(
+        "evaluate", run_name, config.name, lambda: _evaluate(config, models, external, session)
+    )
 
 
 def _evaluate(
     config: RunConfig, models: ComparedModels, external: Externals, session: Session
 ) -> ModelComparison:
     store = open_store(config.store)
+    if models.suite is None and isinstance(external["policy"][-1], ArtifactInput):
+        # Another seed would hold out prompts that the model's run trained it on.
+        run = ModelRegistry(store).find(models.policy).run
+        # Without its record, or with one of another version, the configuration's seed stays.
+        with suppress(UserError):
+            record = RunRecord.existing(store, run)
+            config = config.model_copy(update={"seed": record.config().seed})
+    steps = Steps(config, external)
+    policy = Model(*external["policy"])
+    base = Model(*external["base"])
+    sampling = steps.for_evaluation()
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
-        _compare(config, external, tasks)
-        artifacts = tasks.wait()
-    evaluation = artifacts["evaluate"]
+        do = tasks.submit
+        prompts = do(steps.prepare()).at("test.parquet")
+        base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
+        samples = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
+        do(steps.evaluate("evaluate", samples, base_samples, base))
+        evaluation = tasks.wait()["evaluate"]
     figures = [evaluated_row(evaluation, 0), evaluated_row(evaluation, 1)]
     differences = adjusted([*against_base(evaluation, "evaluate")])
     comparison = ModelComparison(models, evaluation.address(), figures, differences)
@@ -163,18 +176,6 @@ def _evaluate(
     survives_outage(create_table_artifact)(
         comparison.table().records(),
         key=artifact_key(config.name),
-        description=f"{models.policy} against {models.base or 'the base'}: {comparison.artifact}",
+        description=comparison.artifact,
     )
     return comparison
-
-
-def _compare(config: RunConfig, external: Externals, tasks: StepTasks) -> None:
-    steps = Steps(config, external)
-    prompts = tasks.submit(steps.prepare()).at("test.parquet")
-    policy = Model(*external["policy"])
-    base = Model(*external["base"])
-    sampling = steps.for_evaluation()
-    do = tasks.submit
-    base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
-    samples = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
-    do(steps.evaluate("evaluate", samples, base_samples, base))

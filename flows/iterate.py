@@ -123,7 +123,7 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
             message = f"{verdict(result.summary).sentence} Report: {result.report}"
             return Completed(message=message, data=result)
     except GebError as error:
-        if executor is not None and not isinstance(error, RunCancelledError):
+        if executor and not isinstance(error, RunCancelledError):
             _report_failure(executor.record, config)
         return failed(error, config.name, resume)
 
@@ -138,7 +138,7 @@ def _report_failure(record: RunRecord, config: RunConfig) -> None:
 def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
     chosen = configured(preset, config)
     start = flow_run.scheduled_start_time
-    return fresh_run(chosen, start) if fresh and start is not None else chosen
+    return fresh_run(chosen, start) if fresh and start else chosen
 
 
 def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:

@@ -77,11 +77,11 @@ def _sweep(
     labels = {}
     lost = []
     for finding in findings:
-        if finding.summary is None:
-            lost.append(finding)
-        else:
+        if finding.summary:
             summaries.append(finding.summary)
             labels[finding.summary.run] = finding.cell.label() if finding.cell.fields else name
+        else:
+            lost.append(finding)
     comparison = None
     if summaries:
         comparison = write_comparison(store, compare_summaries(summaries, labels), name)
