@@ -130,7 +130,7 @@ def difference_text(name: str, difference: Difference | None) -> str:
     A difference is shown if its p-value, by Holm, is below 0.05.
     """
     if difference is None:
-        return f"{name}: no difference is shown, shared prompts have equal rewards"
+        return f"{name}: no difference is shown, no shared prompt has other rewards"
     p_value = difference.adjusted_p_value
     figures = f"{difference.shown()}, {p_text(p_value)}"
     if p_value is None or p_value >= _SIGNIFICANT:

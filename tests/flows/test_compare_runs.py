@@ -122,8 +122,14 @@ def test_a_comparison_begins_with_its_verdict(two, tmp_path):
     assert worse.endswith("against bonus: plain is worse, -0.700 [-0.700, -0.700], p = 0.001.")
     same = compare_summaries([*two, run(tmp_path, "same", 0.2, design="arctanh")])
     assert same.verdict().endswith(
-        "; same: no difference is shown, shared prompts have equal rewards."
+        "; same: no difference is shown, no shared prompt has other rewards."
     )
+    # So does a run of another seed, which holds out other prompts.
+    others = {f"other {prompt}": [0.9, 0.9] for prompt in PROMPTS}
+    apart = run(tmp_path, "apart", 0.9, seed=1, design="feb")
+    apart.artifacts["iteration-1/evaluate"] = write_evaluation(tmp_path / "o", others, others, {})
+    verdict = compare_summaries([two[0], apart]).verdict()
+    assert verdict.endswith("apart: no difference is shown, no shared prompt has other rewards.")
     nearly = run(tmp_path, "nearly", 0.2, design="inverse_pi")
     # One prompt's rewards are enough for a difference, and not for a test to find it.
     other = {prompt: [0.2 + 0.4 * (prompt == "p0")] * 2 for prompt in PROMPTS}
@@ -187,7 +193,7 @@ def test_the_command_writes_into_the_store(store):
     document = json.loads(command.stdout)
     assert document["differences"] == [], "the same samples"
     assert document["verdict"].endswith(
-        "no difference is shown, shared prompts have equal rewards."
+        "no difference is shown, no shared prompt has other rewards."
     )
     assert (store / "runs/mine/comparison.html").exists()
     assert document["settings"] == {}
