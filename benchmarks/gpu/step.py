@@ -46,10 +46,10 @@ from stages.training.loop import TrainingLoop
 from stages.training.policy import (
     Numerics,
     compile_layers,
+    compute_repeatably,
     enable_gradient_checkpointing,
     leave_layers_eager,
     logprob_model,
-    repeatable,
 )
 
 TINY = replace(SHAPES["head-heavy"], vocabulary=512, width=64, inner=96, layers=2)
@@ -192,7 +192,7 @@ def _train(
         numerics = replace(numerics, weights="bfloat16")
     plan = Plan(pairs, params, task.batch_pairs, 1, seed=0)
     with ExitStack() as stack:
-        stack.enter_context(repeatable(on_gpu=device.type == "cuda"))
+        compute_repeatably(on_gpu=device.type == "cuda")
         if not variation.kernels:
             off = mock.patch.object(logprobs, "is_fused", lambda *_: False)
             stack.enter_context(off)

@@ -214,8 +214,11 @@ class Engine:
         # DDP would wait for gradients of weights that text does not reach, as a vision tower's.
         policy = causal_lm(self.model.policy)
         reached = {*policy.get_decoder().parameters(), *self.model.head.parameters()}
-        for weight in self.model.parameters():
-            weight.requires_grad_(weight.requires_grad and weight in reached)
+        apart = [weight for weight in self.model.parameters() if weight not in reached]
+        for weight in apart:
+            weight.requires_grad_(False)
+        if apart:
+            self._process.events.info(f"{len(apart)} weights that no text reaches stay as they are")
         devices = [self._process.local_rank] if self.device.type == "cuda" else None
         return DistributedDataParallel(self.model, device_ids=devices)
 

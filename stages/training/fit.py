@@ -36,10 +36,10 @@ from stages.training.policy import (
     Numerics,
     check_model,
     compile_layers,
+    compute_repeatably,
     enable_gradient_checkpointing,
     leave_layers_eager,
     pays_to_compile,
-    repeatable,
     with_memory_choices,
 )
 
@@ -93,8 +93,8 @@ class Fit(ABC, Generic[P]):
         Raises:
             UserError: Parameters, models or data are wrong, or memory does not suffice.
         """
-        on_gpu = self.numerics.device.type == "cuda"
-        with repeatable(on_gpu=on_gpu), self._out_of_memory_explained():
+        compute_repeatably(on_gpu=self.numerics.device.type == "cuda")
+        with self._out_of_memory_explained():
             self.prepare()
             resumed = self._checkpoints.find_resume_point()
             engine = self._engine(resumed)

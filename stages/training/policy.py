@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,22 +72,14 @@ class Numerics:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
 
 
-@contextmanager
-def repeatable(*, on_gpu: bool) -> Iterator[None]:
-    """Makes the same seed give the same bytes: on a GPU if its kernels can."""
-    before = torch.are_deterministic_algorithms_enabled()
-    # mypy does not see through the module's class, which makes this an attribute.
-    fill_options: Any = torch.utils.deterministic
-    fill = fill_options.fill_uninitialized_memory
+def compute_repeatably(*, on_gpu: bool) -> None:
+    """Makes the same seed give the same bytes in this process: on a GPU if its kernels can."""
     # Read by cuBLAS when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=on_gpu)
-    fill_options.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        fill_options.fill_uninitialized_memory = fill
+    # mypy does not see through the module's class, which makes this an attribute.
+    options: Any = torch.utils.deterministic
+    options.fill_uninitialized_memory = False
 
 
 # Draws experts in training mode, and has no setting that forbids it.

@@ -134,7 +134,14 @@ def test_several_processes_leave_a_vision_tower_as_it_is(tmp_path, pairs):
     tokenizer.save_pretrained(policy)
     settings = {"epochs": 1, "micro_batch_tokens": 16}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
-    assert_same_training(train(tmp_path / "store", policy, [pairs], processes=2, **settings), plain)
+    training = train(tmp_path / "store", policy, [pairs], processes=2, **settings)
+    assert_same_training(training, plain)
+    [kept] = [
+        event["message"]
+        for event in training.events
+        if "no text reaches" in event.get("message", "")
+    ]
+    assert kept.startswith("34 weights")
 
 
 def test_workers_end_with_the_stage(tmp_path, policy, pairs):
