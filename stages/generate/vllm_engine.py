@@ -63,7 +63,8 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
         usual = _platform_arguments(policy)
         if not policy.is_tied:
             # The engine drops the policy's head if config.json calls it tied.
-            usual["hf_overrides"] = {"tie_word_embeddings": False}
+            overrides = {"tie_word_embeddings": False, **extra.get("hf_overrides", {})}
+            extra = {**extra, "hf_overrides": overrides}
         engine_args = EngineArgs(**{**usual, **required, **extra})
         return LLMEngine.from_engine_args(engine_args)
     except Exception as error:

@@ -1,7 +1,9 @@
 """Messages to token ids by the checkpoint's own chat template, with exactly one BOS."""
 
 import datetime
+import functools
 import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,8 @@ Conversation = Sequence[Mapping[str, str]]
 # Templates that ask for the date get this one, so that a key's prompts are the same on every day.
 # Llama 3.2's template falls back on it by itself.
 _DAY = datetime.datetime(2024, 7, 26)
+# An answer that no template writes by itself.
+_ANSWER = "Q7Z"
 
 
 def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] = ()) -> None:
@@ -70,7 +74,10 @@ def spelled_control_tokens(
     """
     text = "\n".join(turn["content"] for turn in messages)
     added = tokenizer.added_tokens_decoder.items()
-    spelled = {number: token for number, token in added if token.content in text}
+    # Some tokenizers have their whitespace among the added tokens.
+    spelled = {
+        number: token for number, token in added if token.content.strip() and token.content in text
+    }
     if not spelled:
         return None
     neutral = [{**turn, "content": "a"} for turn in messages]
@@ -101,7 +108,7 @@ def render_answered(
     answered = [*messages, {"role": "assistant", "content": answer}]
     whole = _render_checked(tokenizer, answered, settings, add_generation_prompt=False)
     if prompt and whole[: len(prompt)] == prompt and len(whole) > len(prompt):
-        return prompt, _until_end(tokenizer, whole[len(prompt) :])
+        return prompt, _until_end(tokenizer, whole[len(prompt) :], arguments)
     # A tokenizer may merge the prompt's last newline with newlines that the answer opens with.
     before = _text(tokenizer, messages, add_generation_prompt=True, **arguments)
     after = _text(tokenizer, answered, add_generation_prompt=False, **arguments)
@@ -113,16 +120,27 @@ def render_answered(
             "for one that opens <think>, set generate.chat_template_args: {enable_thinking: false}",
         )
     answer_ids = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
-    return prompt, _until_end(tokenizer, answer_ids)
+    return prompt, _until_end(tokenizer, answer_ids, arguments)
 
 
-def _until_end(tokenizer: Any, token_ids: list[int]) -> list[int]:
+def _until_end(tokenizer: Any, token_ids: list[int], template_args: Mapping[str, Any]) -> list[int]:
     """Cuts what a template writes after the answer's end: sampling stops there."""
+    end = _end_of_turn(tokenizer, json.dumps(dict(template_args)))
+    if end not in token_ids:
+        return token_ids
+    return token_ids[: len(token_ids) - token_ids[::-1].index(end)]
+
+
+@functools.lru_cache
+def _end_of_turn(tokenizer: Any, template_args: str) -> int | None:
+    """The first special token that the template writes after an answer; None if it writes none."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
+    text = _text(tokenizer, turns, **json.loads(template_args))
+    after = tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     added = tokenizer.added_tokens_decoder.items()
     special = {number for number, token in added if token.special} - {tokenizer.unk_token_id}
     ends = {*special, tokenizer.eos_token_id}
-    places = [place for place, number in enumerate(token_ids) if number in ends]
-    return token_ids[: places[-1] + 1] if places else token_ids
+    return next((number for number in after if number in ends), None)
 
 
 def _render_checked(

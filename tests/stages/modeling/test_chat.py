@@ -43,6 +43,12 @@ class TestControlTokens:
             render_prompt(plain, turns, PLAIN)
 
 
+    def test_whitespace_is_none_though_a_tokenizer_adds_it(self):
+        spaced = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("<assistant>", "\n"))
+        spaced.add_tokens(["\n"])
+        assert render_prompt(spaced, [{"role": "user", "content": "red\nblue"}], PLAIN)
+
+
 def test_a_bos_is_added_only_if_the_tokenizer_uses_one(tokenizer):
     assert with_one_bos(tokenizer, [5, 7]) == [5, 7]
 
@@ -76,6 +82,13 @@ def test_an_answer_ends_with_its_turn_under_another_eos():
     """As a base checkpoint's tokenizer, whose end token is not the template's."""
     tokenizer = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("eos_token", "'</s> one'"))
     tokenizer.eos_token = "<pad>"
+    _, answer = render_answered(tokenizer, [{"role": "user", "content": "red"}], "cat", PLAIN)
+    assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
+
+
+def test_what_a_template_writes_after_its_turns_is_no_part_of_an_answer():
+    template = CHAT_TEMPLATE + "{% if not add_generation_prompt %}<pad>{% endif %}"
+    tokenizer = make_tiny_tokenizer(chat_template=template)
     _, answer = render_answered(tokenizer, [{"role": "user", "content": "red"}], "cat", PLAIN)
     assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
 
