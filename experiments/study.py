@@ -107,7 +107,7 @@ def read_rows(table: Path, prefix: str = "study") -> list[Row]:
     Raises:
         UserError: A row cannot be read.
     """
-    with table.open(encoding="utf-8", newline="") as file:
+    with table.open(encoding="utf-8-sig", newline="") as file:
         lines = list(csv.DictReader(file))
     rows = []
     for number, values in enumerate(lines, 2):

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,7 +75,9 @@ class _Mlflow:
 
     def log(self, axis: str, points: Points) -> None:
         for step, values in points:
-            self._mlflow.log_metrics(values, step=step)
+            # MLflow refuses all of a step for one name with another character, as in pass@16.
+            named = {re.sub(r"[^/\w.\- :]", "_", name): value for name, value in values.items()}
+            self._mlflow.log_metrics(named, step=step)
 
     def close(self, ok: bool) -> None:
         self._mlflow.end_run("FINISHED" if ok else "FAILED")

@@ -62,5 +62,6 @@ def schedule(
             if error.response.status_code != HTTPStatus.CONFLICT:
                 raise
             fault = f"there is a schedule {slug!r} already"
-            raise UserError(fault, "give this one another --name") from error
+            remedy = "give these runs another name, --set name=NAME"
+            raise UserError(fault, remedy) from error
     console.print(f"schedule {slug}: {cron} ({timezone})", markup=False)

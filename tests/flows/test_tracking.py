@@ -33,7 +33,7 @@ PACKAGES = ROOT / ".venv-trackers"
 def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
     """A run after some iterations: the reward is 0.5 and grows by 0.1 in each."""
     artifacts: dict[str, Artifact] = {}
-    rows = [figure_row(0, mean_reward=0.5)]
+    rows = [figure_row(0, mean_reward=0.5, **{"pass@16": 0.9})]
     for t in range(1, config.iterations + 1):
         reward = 0.5 + t / 10
         rows.append(figure_row(t, mean_reward=reward, accuracy=0.5))
@@ -133,6 +133,8 @@ def test_a_resumed_run_continues_its_session_without_repeats(tmp_path, tracker):
     for name, step, value in points:
         curves.setdefault(name, []).append((step, value))
     assert curves["evaluation/mean_reward"] == [(0, 0.5), (1, 0.6), (2, 0.7)]
+    [name] = [name for name in curves if name.startswith("evaluation/pass")]
+    assert curves[name] == [(0, 0.9)]
     assert curves["train/loss"] == [(1, 1.0), (2, 0.5), (3, 1.0), (4, 0.5)]
 
 

@@ -42,7 +42,6 @@ class TestControlTokens:
         with pytest.raises(UserError, match=r"spells control tokens: '\[reply\]'"):
             render_prompt(plain, turns, PLAIN)
 
-
     def test_whitespace_is_none_though_a_tokenizer_adds_it(self):
         spaced = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("<assistant>", "\n"))
         spaced.add_tokens(["\n"])
@@ -86,7 +85,7 @@ def test_an_answer_ends_with_its_turn_under_another_eos():
     assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
 
 
-def test_what_a_template_writes_after_its_turns_is_no_part_of_an_answer():
+def test_what_a_template_writes_after_a_turn_is_no_answer():
     template = CHAT_TEMPLATE + "{% if not add_generation_prompt %}<pad>{% endif %}"
     tokenizer = make_tiny_tokenizer(chat_template=template)
     _, answer = render_answered(tokenizer, [{"role": "user", "content": "red"}], "cat", PLAIN)
