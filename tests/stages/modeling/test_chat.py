@@ -85,7 +85,7 @@ def test_an_answer_ends_with_its_turn_under_another_eos():
     assert tokenizer.convert_ids_to_tokens(answer) == ["cat", "</s>"]
 
 
-def test_what_a_template_writes_after_a_turn_is_no_answer():
+def test_an_answer_ends_before_the_template_s_closing_text():
     template = CHAT_TEMPLATE + "{% if not add_generation_prompt %}<pad>{% endif %}"
     tokenizer = make_tiny_tokenizer(chat_template=template)
     _, answer = render_answered(tokenizer, [{"role": "user", "content": "red"}], "cat", PLAIN)
