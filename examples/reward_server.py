@@ -32,8 +32,10 @@ class Handler(BaseHTTPRequestHandler):
             columns = ("messages", "response", "reference_answer")
             scores = SCORE(*([row[name] for row in rows] for name in columns))
             answer = {"oracle": OPTIONS.identity, "scores": [item(score) for score in scores]}
-        except Exception as error:  # The client shows it to whoever runs the training.
-            self.reply(422, {"error": f"{type(error).__name__}: {error}"})
+        except Exception as error:
+            # The client shows it, and asks again after a 500.
+            is_mistake = isinstance(error, (KeyError, TypeError, ValueError))
+            self.reply(422 if is_mistake else 500, {"error": f"{type(error).__name__}: {error}"})
         else:
             self.reply(200, answer)
 

@@ -149,7 +149,8 @@ def _evaluate(
     config: RunConfig, models: ComparedModels, external: Externals, session: Session
 ) -> ModelComparison:
     store = open_store(config.store)
-    if models.suite is None and isinstance(external["policy"][-1], ArtifactInput):
+    is_split = models.suite is None and not external["test_prompts"]
+    if is_split and isinstance(external["policy"][-1], ArtifactInput):
         # Another seed would hold out prompts that the model's run trained it on.
         run = ModelRegistry(store).find(models.policy).run
         # Without its record, or with one of another version, the configuration's seed stays.

@@ -62,6 +62,6 @@ def schedule(
             if error.response.status_code != HTTPStatus.CONFLICT:
                 raise
             fault = f"there is a schedule {slug!r} already"
-            remedy = "give these runs another name, --set name=NAME"
+            remedy = "give this one another --name, and its runs another name, --set name=NAME"
             raise UserError(fault, remedy) from error
     console.print(f"schedule {slug}: {cron} ({timezone})", markup=False)

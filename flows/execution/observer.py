@@ -89,7 +89,7 @@ class StepReporter:
         if isinstance(event, PlaceNotice):
             self._waits = event.waits
             # The stage goes on if its record cannot be written now.
-            with contextlib.suppress(GebError):
+            with contextlib.suppress(GebError, OSError):
                 self._save("waiting" if event.waits else "running", event.message)
         elif self._waits:
             self._waits = False

@@ -249,8 +249,10 @@ class Steps:
             config.prepare.model_dump(exclude=set(UNUSED_BY_SUITES)),
         ]
         if config.score.compares:
-            start = {"data": self._external["warm_start"], "policy": self._external["policy"]}
-            parts.append(key_fields(config.sft, self._seed("sft"), start))
+            warm_start = self._external["warm_start"]
+            start = {"data": warm_start, "policy": self._external["policy"]}
+            seed = self._seed("sft") if warm_start else 0
+            parts.append(key_fields(config.sft if warm_start else config.score, seed, start))
         return sha256_of(parts)
 
 

@@ -63,7 +63,7 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
         usual = _platform_arguments(policy)
         if not policy.is_tied:
             # The engine drops the policy's head if config.json calls it tied.
-            overrides = {"tie_word_embeddings": False, **extra.get("hf_overrides", {})}
+            overrides = {"tie_word_embeddings": False, **(extra.get("hf_overrides") or {})}
             extra = {**extra, "hf_overrides": overrides}
         engine_args = EngineArgs(**{**usual, **required, **extra})
         return LLMEngine.from_engine_args(engine_args)

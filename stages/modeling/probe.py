@@ -88,15 +88,13 @@ def share_prompts(model: Any) -> None:
     """Sets the attention of packed rows, and checks that they are computed as padded ones."""
     if not supports_shared_prefix(model):
         raise UnfitModelError(f"{type(model).__name__} has its own attention")
-    sharded = _is_sharded(model)
+    if _is_sharded(model):
+        return
     with _evaluating(model), _short_windows(model), _errors_named():
-        if not sharded:
-            padded = _hidden(model, input_ids=_padded_rows(model)).flatten(0, 1)[_PADDED_PLACES]
+        padded = _hidden(model, input_ids=_padded_rows(model)).flatten(0, 1)[_PADDED_PLACES]
         model.set_attn_implementation(SHARED_PREFIX)
         if model.config.get_text_config()._attn_implementation != SHARED_PREFIX:
             raise UnfitModelError(f"{type(model).__name__} keeps its own attention")
-        if sharded:
-            return
         layout = RowLayout(_GROUPS)
         ids = _tokens(model)[None]
         positions = layout.position_ids(model.device)

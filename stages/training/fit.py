@@ -156,7 +156,8 @@ class Fit(ABC, Generic[P]):
             self._choose_by_memory(model)
         masters = None if resumed else self._masters(model.policy)
         engine = zero.ZeroEngine(model, self.plan, self.numerics, self.process, config)
-        check_model(causal_lm(model.policy), self.ctx.params, self.numerics)
+        if zero_stage == 3:
+            check_model(causal_lm(model.policy), self.ctx.params, self.numerics)
         if masters is not None:
             engine.set_masters(masters)
         return engine

@@ -104,6 +104,10 @@ def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     config = _config(params, numerics, params.deepspeed.zero_stage)
     if params.deepspeed.offload_optimizer:
         config["zero_optimization"]["offload_optimizer"] = _on_host(numerics)
+    elif params.deepspeed.zero_stage == 1:
+        # Its gradients are one tensor, which would be copied, and rounded to bfloat16, on the way.
+        config["bf16"]["immediate_grad_update"] = True
+        config["communication_data_type"] = "fp32"
     return config | {
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": params.max_grad_norm,

@@ -88,6 +88,15 @@ def test_figures_are_alike_by_oracle_sampling_and_source_of_prompts(override, is
     assert (measured_by() == measured_by(override)) is is_alike
 
 
+@pytest.mark.parametrize(
+    ("override", "is_alike"),
+    [("seed=1", True), ("sft.epochs=9", True), ("inputs.policy=/another/model", False)],
+)
+def test_the_starting_policy_is_a_comparing_judge_s_base(override, is_alike):
+    start = ("inputs.warm_start=null", "inputs.policy=/model")
+    assert (measured_by(JUDGE, *start) == measured_by(JUDGE, *start, override)) is is_alike
+
+
 @pytest.mark.parametrize("override", ["seed=1", "inputs.policy=/another/model", "sft.epochs=9"])
 def test_figures_of_a_comparing_judge_are_alike_for_one_base(override):
     assert measured_by(JUDGE) == measured_by(JUDGE, "train.beta=0.3")

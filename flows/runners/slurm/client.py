@@ -101,7 +101,7 @@ def _call(
             timeout=seconds,
             check=False,
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise UserError(
             f"no program {command[0]} on this machine, and execution.runner is 'slurm'",
             "start the run where Slurm's commands are (a login node), or choose another runner",

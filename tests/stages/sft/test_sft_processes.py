@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, NemotronConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, NemotronConfig
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
@@ -80,13 +80,16 @@ def test_a_step_in_bfloat16_is_saved_whole(tmp_path, plain, stage):
     assert moved.abs().median() == pytest.approx(1e-5, rel=0.05)
 
 
-def test_shards_of_a_family_that_drops_the_row_layout_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "reason"), [(NemotronConfig, "lose the layout"), (Gemma2Config, "softcap")]
+)
+def test_shards_of_a_family_that_cannot_be_packed_are_refused(tmp_path, family, reason):
     policy = tmp_path / "policy"
     tokenizer = make_tiny_tokenizer()
-    config = NemotronConfig(**SIZES | {"vocab_size": len(tokenizer)})
+    config = family(**SIZES | {"vocab_size": len(tokenizer)})
     AutoModelForCausalLM.from_config(config).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
-    with pytest.raises(UserError, match=r"packed into .*/policy.*lose the layout") as error:
+    with pytest.raises(UserError, match=rf"packed into .*/policy.*{reason}") as error:
         train(tmp_path, policy=policy, deepspeed={"zero_stage": 3})
     assert error.value.remedy == "set sft.row_layout=padded"
     train(tmp_path, policy=policy, deepspeed={"zero_stage": 3}, row_layout="padded", epochs=1)
