@@ -101,7 +101,8 @@ class Prefect:
         assert flow_run_filter.id is not None
         ids = flow_run_filter.id.any_ or []
         return [
-            SimpleNamespace(state=Cancelling() if run == UUID(int=1) else Running()) for run in ids
+            SimpleNamespace(state_type=(Cancelling() if run == UUID(int=1) else Running()).type)
+            for run in ids
         ]
 
 
