@@ -105,7 +105,7 @@ def test_a_stage_sees_its_gpus_and_no_other(launcher, store, tmp_path, monkeypat
 def test_a_stage_that_takes_too_long_is_ended(launcher, store):
     request = launcher.request(store, Resources(timeout_seconds=1.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
-        launcher.run(request, grace_seconds=1)
+        launcher.run(request, grace_seconds=30)
     assert store.lease("probe", request.key).holder() is None
 
 
