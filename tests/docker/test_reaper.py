@@ -96,7 +96,7 @@ def other_engine(store, monkeypatch) -> Iterator[Engine]:
         shutil.rmtree(folder)
 
 
-def test_a_restarted_engine_fails_the_stage_and_the_run_resumes(
+def test_a_run_outlives_a_restart_of_the_engine(
     launcher, store, other_engine, prefect_server, tmp_path
 ):
     execution = launcher.execution(launcher.request(store))
@@ -110,12 +110,10 @@ def test_a_restarted_engine_fails_the_stage_and_the_run_resumes(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         hanging_pids(store.root)
         other_engine.stop()
+        other_engine.start()
         _, output = process.communicate()
-    assert process.returncode != 0
+    assert process.returncode == 0, output
     assert "the Docker engine, or container" in output, output
-    other_engine.start()
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
     assert len(list(store.artifacts())) == 1
     with contextlib.closing(docker.from_env()) as client:
         assert Docker(client).left(store) == []
