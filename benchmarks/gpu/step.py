@@ -32,7 +32,7 @@ from benchmarks.gpu.tasks import Task, Variation
 from benchmarks.training.shapes import SHAPES, Shape, make_pairs, random_model
 from stages.contract.events import Emitter
 from stages.modeling import logprobs
-from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.objectives.kappa import KappaController
 from stages.train.data import Pair, load_pairs
 from stages.train.objective import PairObjective
@@ -45,6 +45,7 @@ from stages.training.fit import Fit
 from stages.training.loop import TrainingLoop
 from stages.training.policy import (
     Numerics,
+    check_model,
     compile_layers,
     compute_repeatably,
     enable_gradient_checkpointing,
@@ -346,7 +347,10 @@ def _zero_engine(
     model = logprob_model(policy, plan.params, numerics)
     if variation.compiled:
         compile_layers(model.policy)
-    return zero.ZeroEngine(model, plan, numerics, process, config), ref_logprobs
+    engine = zero.ZeroEngine(model, plan, numerics, process, config)
+    # Weights in shards get the attention of packed rows once they can be run.
+    check_model(causal_lm(model.policy), plan.params, numerics)
+    return engine, ref_logprobs
 
 
 def accept_older_torch() -> None:
