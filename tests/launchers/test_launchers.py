@@ -12,7 +12,7 @@ from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.at_work import at_work, hangs, said
 from tests.flows.loop import geb_ok, plan, result_digests, write_config
-from tests.flows.probes import alive
+from tests.flows.probes import alive, wait_until
 from tests.launchers.launcher import Launcher, logs_of
 from tests.orchestrators import orchestrator
 
@@ -106,7 +106,8 @@ def test_a_stage_that_takes_too_long_is_ended(launcher, store):
     request = launcher.request(store, Resources(timeout_seconds=1.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         launcher.run(request, grace_seconds=30)
-    assert store.lease("probe", request.key).holder() is None
+    # A cluster tells of the limit before the stage has ended.
+    wait_until(lambda: store.lease("probe", request.key).holder() is None)
 
 
 @pytest.mark.parametrize(
