@@ -60,8 +60,8 @@ run: $(RUN_STAMP) ## Run the quickstart: three GEB iterations on a small model, 
 run-fdpo: $(RUN_STAMP) ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
-run-chat: $(RUN_STAMP) ## A real chat model, SmolLM2-135M from PyPI, learns to keep rules (configs/chat/rules.yaml)
-	$(BIN)/geb run configs/chat/rules.yaml --set inputs.policy="$$($(BIN)/python data/chat/smollm2.py)"
+run-chat: $(RUN_STAMP) ## A real chat model, SmolLM2-135M from PyPI, learns to keep rules (configs/chat/rules-short.yaml)
+	$(BIN)/geb run configs/chat/rules-short.yaml --set inputs.policy="$$($(BIN)/python data/chat/smollm2.py)"
 
 # The theme's makers advertise their next project in each build.
 MKDOCS = NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs
