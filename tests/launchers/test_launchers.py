@@ -106,7 +106,7 @@ def test_a_stage_that_takes_too_long_is_ended(launcher, store):
     request = launcher.request(store, Resources(timeout_seconds=1.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         launcher.run(request, grace_seconds=30)
-    # A cluster tells of the limit before the stage has ended.
+    # A cluster reports the limit before the stage has ended.
     wait_until(lambda: store.lease("probe", request.key).holder() is None)
 
 
