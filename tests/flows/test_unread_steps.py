@@ -19,7 +19,7 @@ def without_content(source: Source) -> Source | str:
 
 def shown(step: Step) -> tuple[Any, ...]:
     inputs = {name: [*map(without_content, group)] for name, group in step.inputs.items()}
-    # Of promotions, what measured their figures is a digest of the oracle's and prompts' content.
+    # A promotion holds a digest of the oracle and of the prompts, which depends on their content.
     params = step.params.model_copy(update={"measured_by": ""})
     return step.name, params, inputs, step.seed, step.iteration
 
