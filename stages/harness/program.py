@@ -112,11 +112,12 @@ def main(stage: Stage[Any]) -> NoReturn:
 
     The request is a file, or an object of the store in a bucket.
     """
-    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
+    wants_help = sys.argv[1:] in (["-h"], ["--help"])
+    if len(sys.argv) != 2 or wants_help:
         sys.stderr.write(
             f"usage: python -m stages.{stage.name} REQUEST.json\n\n{stage.params.__doc__}\n"
         )
-        sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
+        sys.exit(EXIT_OK if wants_help else EXIT_USER)
 
     def work(events: Emitter) -> None:
         if "://" in (place := sys.argv[1]):
@@ -174,14 +175,15 @@ def _stop(signum: int, frame: object) -> None:
 def deferred_stop() -> Iterator[threading.Event]:
     """Makes SIGTERM set an event within the block instead of ending the program at once.
 
-    For work that must save before it ends with a :class:`StoppedError`; in the main thread.
+    For work that must save before it ends with a :class:`StoppedError`; in the main thread. After
+    the block a second SIGTERM, which several senders may send, does not disturb the program's end.
     """
     stop = threading.Event()
     previous = signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if stop.is_set() else previous)
 
 
 def _exit(code: int) -> NoReturn:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from stages.contract.errors import EXIT_STOPPED
 from stages.contract.params import Settings, StageParams
 from stages.harness.program import Stage
 from tests.programs import run_program
@@ -97,3 +98,28 @@ def test_a_stage_tells_how_it_is_called():
     done = run_program(sys.executable, "-m", "stages.pair", "--help")
     assert done.returncode == 0
     assert "usage: python -m stages.pair REQUEST.json" in done.stderr
+
+
+def test_a_second_sigterm_leaves_the_end_of_a_stopped_program_alone():
+    code = """
+import os, signal, sys
+from stages.contract.errors import StoppedError
+from stages.contract.events import Emitter
+from stages.harness.program import deferred_stop, run_program
+
+class Interrupted(Emitter):
+    def emit(self, event):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().emit(event)
+
+def work(events):
+    with deferred_stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+    raise StoppedError("saved")
+
+run_program(work, Interrupted(sys.stdout))
+"""
+    done = run_program(sys.executable, "-c", code)
+    assert done.returncode == EXIT_STOPPED, done.stderr
+    assert '"saved"' in done.stdout
