@@ -58,7 +58,7 @@ class AtWork:
 
     def wait(self) -> None:
         """Returns when the event has come."""
-        assert self._there.wait(300)
+        assert self._there.wait(900)
         assert self.error is None, self.error
 
     def join(self) -> BaseException | None:

@@ -87,9 +87,10 @@ def run(ctx: StageContext[ProbeParams]) -> None:
             _hang(ctx)
         case "save_when_stopped" if not (ctx.work / "saved").exists():
             _tell_pids(ctx)
-            with deferred_stop() as stop:
-                while not stop.wait(0.01):
+            with deferred_stop() as stop_requested:
+                while not stop_requested():
                     ctx.events.metric(1, loss=1.0)
+                    time.sleep(0.01)
                 # More than a pipe holds, by both ways.
                 for number in range(5000):
                     print(f"line {number} before the end")

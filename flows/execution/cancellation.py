@@ -71,7 +71,7 @@ def stops_when_cancelled(
         if isinstance(error, TerminationSignal):
             # The worker that cancels a run sends SIGTERM, maybe before the next request.
             ended.set()
-            poller.join(timeout=10)
+            poller.join(timeout=60)
         if causes and not isinstance(error, KeyboardInterrupt):
             raise causes[0] from error
         raise

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -172,18 +171,19 @@ def _stop(signum: int, frame: object) -> None:
 
 
 @contextlib.contextmanager
-def deferred_stop() -> Iterator[threading.Event]:
-    """Makes SIGTERM set an event within the block instead of ending the program at once.
+def deferred_stop() -> Iterator[Callable[[], bool]]:
+    """Makes SIGTERM a wish within the block, which it hands a function to ask whether it came.
 
     For work that must save before it ends with a :class:`StoppedError`; in the main thread. After
     the block a second SIGTERM, which several senders may send, does not disturb the program's end.
     """
-    stop = threading.Event()
-    previous = signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
+    # No event of threading: a signal amid its set() would wait for the lock of the same thread.
+    signals: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda signum, frame: signals.append(signum))
     try:
-        yield stop
+        yield lambda: bool(signals)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if stop.is_set() else previous)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if signals else previous)
 
 
 def _exit(code: int) -> NoReturn:

@@ -110,8 +110,6 @@ class Fit(ABC, Generic[P]):
                 engine.schedule.load_state_dict(resumed.state["schedule"])
             loop = TrainingLoop(engine, objective, self.plan, self.process, log, self._checkpoints)
             loop.run(resumed.step if resumed else 0)
-            # The last checkpoint is there: nothing is lost if the weights are not written.
-            self.process.check_stop()
             weights = engine.whole_weights()
             if log is not None:
                 self._write(engine.model.policy, weights)

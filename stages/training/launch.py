@@ -33,8 +33,8 @@ def train(ctx: StageContext[P]) -> None:
     if resources.world_size == 1 and ctx.params.deepspeed.zero_stage == "off":
         from stages.training.engine import Process
 
-        with deferred_stop() as stop:
-            fit_of(ctx)(ctx, Process(0, 0, 1, ctx.events, stop.is_set)).run()
+        with deferred_stop() as stop_requested:
+            fit_of(ctx)(ctx, Process(0, 0, 1, ctx.events, stop_requested)).run()
         return
     from stages.training.node import host
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -85,11 +85,11 @@ class Node:
             events.info("training started without need of this node")
             return
         self.start()
-        with deferred_stop() as stop:
+        with deferred_stop() as stop_requested:
             workers = [_Worker(self, number) for number in range(self.resources.devices)]
             reason = None
             try:
-                self._watch(workers, stop, events)
+                self._watch(workers, stop_requested, events)
             except Exception as error:
                 reason = str(error)
                 raise
@@ -145,7 +145,9 @@ class Node:
             if self._reason is not None:
                 self.store.set("failed", self._reason)
 
-    def _watch(self, workers: Sequence[_Worker], stop: threading.Event, events: Emitter) -> None:
+    def _watch(
+        self, workers: Sequence[_Worker], stop_requested: Callable[[], bool], events: Emitter
+    ) -> None:
         """Waits for the end of the workers; raises why training failed."""
         is_forwarded = False
         while True:
@@ -161,7 +163,7 @@ class Node:
             is_over = None not in codes
             elsewhere = self.failure()
             if is_over or failures or elsewhere:
-                if stop.is_set() or EXIT_STOPPED in codes:
+                if stop_requested() or EXIT_STOPPED in codes:
                     raise StoppedError("asked to stop (SIGTERM)")
                 if failures:
                     # Other failures follow from the first one, and from a user's mistake.
@@ -171,7 +173,7 @@ class Node:
                 if elsewhere and not is_over:
                     raise StageFailedError(elsewhere)
                 return
-            if stop.is_set() and not is_forwarded:
+            if stop_requested() and not is_forwarded:
                 is_forwarded = True
                 for worker in workers:
                     worker.process.terminate()

@@ -44,7 +44,7 @@ def _train(events: Emitter) -> None:
     rank, local_rank, world_size, port = (
         int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
     )
-    with deferred_stop() as stop:
+    with deferred_stop() as stop_requested:
         store = TCPStore(os.environ["MASTER_ADDR"], port)
         ctx = load_call(store.get("call"), events)
         on_gpu = ctx.request.resources.gpus > 0
@@ -58,7 +58,7 @@ def _train(events: Emitter) -> None:
             world_size=world_size,
             timeout=_TIMEOUT,
         )
-        process = Process(rank, local_rank, world_size, events, stop.is_set)
+        process = Process(rank, local_rank, world_size, events, stop_requested)
         fit_of(ctx)(ctx, process).run()
         process.check_stop()
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 
 # A training of many steps, one pair at a time, with checkpoints as often as they are by default.
 MANY_STEPS: dict[str, Any] = {
-    "epochs": 2,
+    "epochs": 4,
     "checkpoint_every_steps": None,
     "micro_batch_tokens": 1,
     "global_batch_pairs": 4,
@@ -144,9 +144,11 @@ def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The stages' own processes below an orchestrator, without supervisors and fork servers."""
     children = []
     for child in psutil.Process(process.pid).children(recursive=True):
-        command = " ".join(child.cmdline())
-        if "-m stages." in command and "-m stages.harness." not in command:
-            children.append(child)
+        # What it lists may have ended.
+        with suppress(psutil.NoSuchProcess):
+            command = " ".join(child.cmdline())
+            if "-m stages." in command and "-m stages.harness." not in command:
+                children.append(child)
     return children
 
 

@@ -116,7 +116,7 @@ def test_devices_that_the_environment_hides_are_not_given_out(monkeypatch):
 
 def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(store, probe_stage):
     request = probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm")
-    with orchestrator(request, Execution(grace_seconds=3)) as (_, pids):
+    with orchestrator(request, Execution(grace_seconds=8)) as (_, pids):
         pass
     # The stage ignores SIGTERM: it holds its GPUs until it is killed.
     waiter = Holder(1)

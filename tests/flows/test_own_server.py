@@ -1,5 +1,6 @@
 """`geb run` where no Prefect server is configured: it brings one for its own time."""
 
+import contextlib
 import os
 import signal
 import urllib.request
@@ -52,11 +53,14 @@ def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured, tmp_path):
 
 def server_of(process: psutil.Process) -> psutil.Process:
     """The server below a `geb run`, not its supervisor."""
-    [server] = [
-        child
-        for child in process.children(recursive=True)
-        if "uvicorn" in " ".join(child.cmdline()) and "--grace" not in child.cmdline()
-    ]
+    servers = []
+    for child in process.children(recursive=True):
+        # What a waiting stage started may have ended.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = child.cmdline()
+            if "uvicorn" in " ".join(words) and "--grace" not in words:
+                servers.append(child)
+    [server] = servers
     return server
 
 

@@ -44,6 +44,8 @@ STRIKES = [
 
 def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) -> None:
     """SIGKILL; the stage must end by itself, and the status says that it crashed."""
+    # It starts no other stage while its stages are looked for.
+    os.kill(process.pid, signal.SIGSTOP)
     pids = [stage.pid for stage in stage_processes(process)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

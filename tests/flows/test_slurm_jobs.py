@@ -126,6 +126,13 @@ def test_a_killed_node_explains_the_first_one_s_lost_connection(tmp_path, first,
     assert not isinstance(caught.value, PreemptedError)
 
 
+def test_a_first_node_that_saves_after_the_others_is_waited_for(tmp_path):
+    request = request_for(tmp_path / "store", nodes=2)
+    end = ended_gang(tmp_path, request, "sleep 7; exit 143", "exit 143", grace_seconds=30)
+    with pytest.raises(PreemptedError, match="was sent SIGTERM"):
+        raise_end(end, request)
+
+
 @pytest.mark.parametrize(
     ("first", "kind"), [("exit 1", PreemptedError), ("exit 137", StageFailedError)]
 )

@@ -82,6 +82,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated, tmp_path):
     resume = ("resume", "small", "--store", store)
     with started(*resume) as process:
         wait_for_line(process, "iteration-2/train:", "steps")
+        os.kill(process.pid, signal.SIGSTOP)
         struck = stage_processes(process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

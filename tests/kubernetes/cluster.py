@@ -53,7 +53,7 @@ def reachable_cluster(folder: Path) -> Iterator[None]:
     # Calls of the cluster go past any proxy.
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
     folder.mkdir(exist_ok=True)
-    if _answers():
+    if os.environ.get("KUBECONFIG") != str(folder / "kubeconfig") and _answers():
         with exclusive_lock(folder / "guard"):
             _load_image()
         yield
@@ -82,7 +82,7 @@ def _answers() -> bool:
     if "KUBECONFIG" not in os.environ:
         return False
     with contextlib.suppress(OSError):
-        command = ["kubectl", "get", "--raw", "/readyz", "--request-timeout=5s"]
+        command = ["kubectl", "get", "--raw", "/readyz", "--request-timeout=30s"]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     return False
 

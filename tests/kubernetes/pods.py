@@ -28,7 +28,7 @@ class Kubernetes(Launcher):
     name = "kubernetes"
     loss = PreemptedError, "its pod was deleted"
     mistake = Mistake(
-        {"image": "localhost/nothing:1", "pending_seconds": 15},
+        {"image": "localhost/nothing:1", "pending_seconds": 60},
         "localhost/nothing:1",
         "execution.kubernetes",
     )

@@ -12,6 +12,7 @@ from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.at_work import at_work
 from tests.flows.loop import geb_refused, write_config
+from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import kubectl
 from tests.kubernetes.pods import RESOURCES, Kubernetes
 from tests.orchestrators import orchestrator
@@ -49,6 +50,9 @@ def test_a_quota_is_waited_for(launcher, store):
         "spec": {"hard": hard},
     }
     launcher.cluster.apply(quota)
+    query = ("get", "resourcequota", "team", "--output=jsonpath={.status.hard}")
+    # Before its controller has seen it, a quota holds nothing back.
+    wait_until(lambda: kubectl("-n", launcher.cluster.name, *query))
     try:
         with pytest.raises(UserError, match=r"must specify limits\.memory"):
             launcher.run(launcher.request(store))

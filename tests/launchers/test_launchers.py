@@ -121,7 +121,7 @@ def test_a_stopped_stage_saves_and_leaves_no_process(launcher, store, behaviour,
         assert isinstance(work.join(), StoppedError)
         launcher.await_end(request, work.pids)
     assert list(store.artifacts()) == []
-    assert store.lease("probe", request.key).holder() is None
+    wait_until(lambda: store.lease("probe", request.key).holder() is None)
     saved = store.work_path("probe", request.key) / "saved"
     assert saved.exists() is (behaviour == "save_when_stopped")
 
@@ -173,7 +173,8 @@ def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(launcher, store)
 
 def test_a_stage_saves_after_its_orchestrator_and_the_next_goes_on(launcher, store):
     request = launcher.request(store, behaviour="save_when_stopped")
-    with orchestrator(request, launcher.execution(request), until='"metric"') as (_, pids):
+    execution = launcher.execution(request, grace_seconds=60)
+    with orchestrator(request, execution, until='"metric"') as (_, pids):
         assert pids
     launcher.await_end(request, pids)
     assert (store.work_path("probe", request.key) / "saved").read_text() == "saved"

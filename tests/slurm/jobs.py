@@ -93,8 +93,9 @@ def _own_cluster() -> Iterator[None]:
 
 
 def _notice_late(config: Path) -> None:
-    """Gives Slurm its usual time until it gives a silent node up; the scripts ask for 20 s."""
-    config.write_text(config.read_text().replace("SlurmdTimeout=20", "SlurmdTimeout=300"))
+    """Gives Slurm its usual time until it gives a silent node up, and a preempted job more."""
+    text = config.read_text().replace("SlurmdTimeout=20", "SlurmdTimeout=300")
+    config.write_text(text.replace("GraceTime=10", "GraceTime=60"))
     environment = os.environ | {"SLURM_CONF": str(config)}
     subprocess.run(["scontrol", "reconfigure"], env=environment, check=True)
 

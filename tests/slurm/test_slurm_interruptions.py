@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 def test_a_stage_hears_of_its_time_limit_ahead_of_it(launcher, store):
     request = launcher.request(store, behaviour="hang")
     with pytest.raises(PreemptedError, match=r"was sent SIGTERM: by Slurm, near its time limit"):
-        launcher.run(request, time_limit="1")
+        launcher.run(request, time_limit="2")
     assert "asked to stop" in logs_of(request) or "CANCELLED" in logs_of(request)
 
 
@@ -41,7 +41,7 @@ def test_a_training_saves_its_step_when_its_orchestrator_is_killed(launcher, sto
         return request_for(root, tmp_path / "policy", pairs, checkpoint_every_steps=None)
 
     request = training(store.root)
-    execution = launcher.execution(request)
+    execution = launcher.execution(request, grace_seconds=60)
     with orchestrator(request, execution, until='"loss"') as (process, _):
         [trainer] = (child for child in psutil.process_iter() if is_training(child, store))
         with paused({trainer}):

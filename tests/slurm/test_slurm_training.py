@@ -67,7 +67,7 @@ def out_of_time(work: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
 
 def test_faults_of_a_node_change_no_byte_of_a_two_node_training(launcher, tmp_path, store):
     inputs = make_inputs(tmp_path)
-    calm, request = (training(inputs, root) for root in (tmp_path / "calm", store.root))
+    calm, request = (training(inputs, root, epochs=64) for root in (tmp_path / "calm", store.root))
     runner = partial(launcher.runner, request)
     # Slurm announces a job's time limit 30 seconds and the grace period ahead.
     patient = partial(launcher.runner, request, grace_seconds=120)

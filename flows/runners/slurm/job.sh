@@ -53,15 +53,18 @@ rest=
 }
 
 rest_failed=
+patience=5
 while kill -0 "$main" 2>/dev/null; do
     sleep 0.5
     [ ! -e "$folder/stop" ] || end_steps asked
     if [ -n "$rest" ] && ! kill -0 "$rest" 2>/dev/null; then
         wait "$rest" || rest_code=$? rest_failed=$SECONDS
+        # Others that were asked to end have ended: the first node is still saving.
+        [ "$rest_code" != 143 ] || patience=$grace
         rest=
     fi
     # The first node's program has noticed by then, unless it is stuck.
-    [ -z "$rest_failed" ] || [ $((SECONDS - rest_failed)) -lt 5 ] || end_steps node
+    [ -z "$rest_failed" ] || [ $((SECONDS - rest_failed)) -lt "$patience" ] || end_steps node
     # Supervisors have killed their stages by then, unless they are stuck.
     if [ -n "$ended_since" ] && [ $((SECONDS - ended_since)) -ge $((grace + 10)) ]; then
         scancel --signal=KILL "$job"

@@ -96,11 +96,11 @@ def step_of(checkpoint: Path) -> int:
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     tmp_path, policy, pairs, layout, damage
 ):
-    # 28 steps: no third checkpoint is due, so that a kill meets none being written or removed.
-    settings = {"epochs": 7, "checkpoint_every_steps": 10, **layout}
+    # 112 steps: no third checkpoint is due, so that a kill meets none being written or removed.
+    settings = {"epochs": 28, "checkpoint_every_steps": 40, **layout}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
-    end_when(request, tmp_path, signal.SIGKILL, at_step(21))
+    end_when(request, tmp_path, signal.SIGKILL, at_step(81))
     before, newest = sorted((work_of(request) / "checkpoints").glob("checkpoint-*"), key=step_of)
     files = [file for file in newest.rglob("*") if file.is_file()]
     largest = max(files, key=lambda each: each.stat().st_size)
