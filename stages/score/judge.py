@@ -4,7 +4,6 @@ Judges prefer the answer that they read first (or last) whatever it says: so eac
 made twice with the answers swapped, and what does not survive the swap counts as a tie.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ _TEMPLATES = {
     "scored": "judge.jinja",
     "pairwise": "judge_pairwise.jinja",
     "coherence": "judge_coherence.jinja",
-    "alpaca_eval": "judge_alpaca_eval.jinja",
 }
 _MARKS = (1.0, 10.0)
 _COHERENCE_MARKS = (0.0, 3.0)
@@ -34,9 +32,6 @@ _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
 # Share of the point that the answer shown as A gets.
 _POINTS = {"Verdict: A": 1.0, "Verdict: B": 0.0, "Verdict: tie": 0.5}
 _TIE = 0.5
-# AlpacaEval's names of the answer shown first and of the other.
-_FIRST = "m"
-_SECOND = "M"
 # Following samples that each sample is compared with, the first following the last.
 _OPPONENTS = 2
 _SHOWN_CHARACTERS = 80
@@ -52,22 +47,8 @@ class _Message(BaseModel):
     content: str | None
 
 
-class _Token(BaseModel):
-    token: str
-    logprob: float
-
-
-class _Position(BaseModel):
-    top_logprobs: list[_Token]
-
-
-class _Logprobs(BaseModel):
-    content: list[_Position] | None = None
-
-
 class _Choice(BaseModel):
     message: _Message
-    logprobs: _Logprobs | None = None
 
 
 class Reply(BaseModel):
@@ -81,33 +62,14 @@ class Reply(BaseModel):
         text = self.choices[0].message.content or ""
         return text.rstrip().rpartition("\n")[2].strip()
 
-    @property
-    def preferred(self) -> float | None:
-        """AlpacaEval's preference for the answer shown first: p(m) / (p(m) + p(M)).
-
-        Its parser ``logprob_parser`` reads the same tokens. If the server returns no
-        log-probabilities, its text answer is used. None if neither token is there.
-        """
-        logprobs = self.choices[0].logprobs
-        if not logprobs or not logprobs.content:
-            return {_FIRST: 1.0, _SECOND: 0.0}.get(self.last_line)
-        shares = {
-            top_logprob.token: math.exp(top_logprob.logprob)
-            for top_logprob in logprobs.content[0].top_logprobs
-        }
-        first = shares.get(_FIRST, 0.0)
-        second = shares.get(_SECOND, 0.0)
-        return first / (first + second) if first + second else None
-
 
 @dataclass(frozen=True)
 class Judge:
     """Sends one kind of question to a model of a server, at temperature 0.
 
     Attributes:
-        template: Renders the message; if it sets ``system``, that is a system message before it.
+        template: Renders the message.
         marks: The worst and the best mark.
-        by_token: The first token's probabilities are the answer, as in AlpacaEval.
     """
 
     remote: Remote
@@ -115,7 +77,6 @@ class Judge:
     settings: JudgeSettings
     identity: str
     marks: tuple[float, float]
-    by_token: bool
 
     def score(self, rows: RequestRows) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
@@ -200,9 +161,9 @@ class Judge:
                 "reference_answer": None if is_hidden else row["reference_answer"],
             }
         )
-        share = reply.preferred if self.by_token else _POINTS.get(reply.last_line)
+        share = _POINTS.get(reply.last_line)
         if share is None:
-            forms = "'m' or 'M'" if self.by_token else ", ".join(map(repr, _POINTS))
+            forms = ", ".join(map(repr, _POINTS))
             line = reply.last_line[:_SHOWN_CHARACTERS]
             raise UnscoredError(f"the judge's last line is {line!r}, not {forms}")
         return share
@@ -210,23 +171,18 @@ class Judge:
     def _ask(self, variables: Mapping[str, Any]) -> Reply:
         """The reply to the template's message with these variables."""
         try:
-            rendered = self.template.make_module(dict(variables))
+            question = self.template.render(variables)
         except TemplateError as error:
             raise UserError(
                 f"the judge's template does not render: {error}",
                 f"it may use {', '.join(variables)}",
             ) from error
-        messages = [{"role": "user", "content": str(rendered)}]
-        if hasattr(rendered, "system"):
-            messages.insert(0, {"role": "system", "content": rendered.system})
         payload = {
             "model": self.settings.model,
-            "messages": messages,
+            "messages": [{"role": "user", "content": question}],
             "temperature": 0,
             "max_tokens": self.settings.max_tokens,
         }
-        if self.by_token:
-            payload |= {"logprobs": True, "top_logprobs": 5}
         return self.remote.post(payload, Reply)
 
 
@@ -243,7 +199,6 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
         settings=settings,
         identity=f"{name}:{settings.model}@{sha256_file(path)[:16]}",
         marks=_COHERENCE_MARKS if shipped == "coherence" else _MARKS,
-        by_token=shipped == "alpaca_eval" and is_shipped,
     )
 
 

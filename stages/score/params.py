@@ -89,18 +89,16 @@ class JudgeSettings(ServerSettings):
     against: Literal["samples", "reference"] = "samples"
     """Pairwise: compare each response with the prompt's next two samples, in an evaluation with the
     base's, or with the prompt's reference answer: a baseline's, such as AlpacaEval's."""
-    template: Literal["default", "coherence", "alpaca_eval"] = "default"
-    """Shipped prompt template, if the input ``code`` brings none: the template of `mode`, the
-    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense), or AlpacaEval's default
-    annotator, which compares by the probabilities of one token."""
+    template: Literal["default", "coherence"] = "default"
+    """Shipped prompt template, if the input ``code`` brings none: the template of `mode`, or the
+    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense)."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
 
     @model_validator(mode="after")
     def _check_template(self) -> JudgeSettings:
-        mode = {"coherence": "scored", "alpaca_eval": "pairwise"}.get(self.template, self.mode)
-        if self.mode != mode:
-            raise ValueError(f"the template {self.template} does not fit: set mode to {mode}")
+        if self.template == "coherence" and self.mode != "scored":
+            raise ValueError("the template coherence does not fit: set mode to scored")
         if self.against == "reference" and self.mode != "pairwise":
             raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
         return self

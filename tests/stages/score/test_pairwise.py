@@ -1,6 +1,5 @@
 """The judge that compares, against a scripted server."""
 
-import math
 import re
 
 import pytest
@@ -121,38 +120,3 @@ def test_a_baseline_s_answers_replace_the_samples(serve, score):
         ("short", "middling"),
     ]
     assert not any("<reference>" in str(request["messages"]) for request in server.requests)
-
-
-def test_alpaca_eval_s_annotator_compares_by_token_probabilities(serve, score):
-    shares = {("aye", "no"): (0.6, 0.2), ("no", "aye"): (0.1, 0.3)}
-
-    def behave(number, request):
-        system, question = request["messages"]
-        assert system["role"] == "system"
-        assert system["content"].startswith("You are a highly efficient assistant")
-        assert '"instruction": """q""",' in question["content"]
-        assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 5)
-        order = tuple(re.findall(r'"output": """(.*)"""', question["content"]))
-        texts = [
-            {"token": token, "logprob": math.log(share)}
-            for token, share in zip(("m", "M"), shares[order], strict=True)
-        ]
-        status, answer = verdict("m")
-        answer["choices"][0]["logprobs"] = {"content": [{"top_logprobs": texts}]}
-        return status, answer
-
-    annotator = {"template": "alpaca_eval", "max_tokens": 1}
-    scores = score(serve(behave).url, samples("q", "aye", "no"), judge=annotator)
-    # "aye" is shown first and has 0.6 of 0.8; shown second, 1 - 0.1 / 0.4.
-    assert points(scores) == pytest.approx([(0.75 + 0.75) / 2, 0.25])
-
-
-@pytest.mark.parametrize(("token", "expected"), [("m", 0.5), ("B", None)])
-def test_a_server_without_probabilities_is_taken_at_its_word(serve, score, token, expected):
-    server = serve(lambda number, request: completion(token))
-    annotator = {"template": "alpaca_eval", "max_tokens": 1}
-    rows = samples("q", "aye", "no")
-    scores = score(server.url, rows, judge=annotator, max_null_share=1)
-    # Always the first: so it does not survive the swap.
-    assert points(scores) == [expected, expected]
-    assert expected is not None or "'B', not 'm' or 'M'" in scores[0]["error"]
