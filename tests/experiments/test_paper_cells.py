@@ -1,6 +1,7 @@
 """Tables of the paper's rows: complete, readable, and planned with what they share."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,12 @@ def test_every_cell_configures_the_objective_that_it_names(scale):
     losses = {"IPO": "ipo", "RPO": "rpo", "REBEL": "rebel"}
     designs |= dict.fromkeys(losses, "none")
     divergences = {"KL": "reverse_kl", "Hellinger": "hellinger", "forward KL": "forward_kl"}
-    rows = paper_rows(scale)
+    # Seeds and coefficients change no objective.
+    rows = []
+    for row in paper_rows(scale):
+        grid = {name: values[:1] for name, values in row.grid.items()}
+        one = {"grid": grid, "seeds": row.seeds[:1], "tuning_seeds": row.tuning_seeds[:1]}
+        rows.append(replace(row, **one))
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     runs = [*tuning_runs(rows, {}), *reported_runs(rows, {}, first)]
     assert {run.row for run in runs} == set(rows)

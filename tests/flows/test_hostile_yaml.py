@@ -97,14 +97,6 @@ def test_words_are_words_and_truth_values_take_them(tmp_path, word):
     assert config.train.gradient_checkpointing is (word in ("on", "yes"))
 
 
-def test_off_is_the_setting_of_that_name(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("train: {deepspeed: {zero_stage: off}}\nevaluate: {log_pi_ref: off}\n")
-    config = load_config(path)
-    assert config.train.deepspeed.zero_stage == "off"
-    assert config.evaluate.log_pi_ref == "off"
-
-
 def test_plain_values_are_read_as_yaml_1_2():
     values = [0.001, 10, 16, "1:30", "2026-11-26", "off"]
     assert parse_yaml("[1e-3, 010, 0x10, 1:30, 2026-11-26, off]", "here") == values

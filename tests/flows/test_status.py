@@ -1,5 +1,6 @@
 """`geb status` and `geb logs` over runs in every state."""
 
+import json
 import re
 import socket
 import time
@@ -25,7 +26,7 @@ from flows.planning.show import duration
 from flows.report.summary import summarise
 from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError, UserError
 from stages.store.base import Store
-from tests.flows.loop import geb_json, geb_ok, geb_refused, steps, write_config
+from tests.flows.loop import geb_ok, geb_refused, steps, write_config
 from tests.flows.records import recorded
 from tests.stage_calls import checkpoint_artifact
 
@@ -41,13 +42,15 @@ def record(tmp_path) -> RunRecord:
 
 
 def shown(record: RunRecord, *arguments: str) -> str:
-    done = geb_ok(*arguments, "--store", record.store.location)
-    return done.stdout
+    words = [*arguments, "--store", record.store.location]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
 
 
 def told(record: RunRecord) -> dict[str, Any]:
     """The run's state as `geb status --json` has it."""
-    return geb_json("status", record.name, "--store", record.store.location)[record.name]
+    return json.loads(shown(record, "status", record.name, "--json"))[record.name]
 
 
 def note(record: RunRecord, step: str, state: State, message: str = "") -> StepRecord:
@@ -243,12 +246,8 @@ def test_an_overview_of_runs_asks_a_bucket_once_for_all(record, monkeypatch):
     monkeypatch.setattr(Store, "refresh", refresh)
     monkeypatch.setattr(Store, "manifest", manifest)
 
-    def status(*arguments):
-        words = ["status", *arguments, "--store", record.store.location]
-        return CliRunner().invoke(app, words, catch_exceptions=False).output
-
-    shown = status()
-    assert all(re.search(rf"{name} +completed +1/12", shown) for name in ("small", "second"))
+    text = shown(record, "status")
+    assert all(re.search(rf"{name} +completed +1/12", text) for name in ("small", "second"))
     assert (refreshed, read) == (["runs"], [])
-    status("small")
+    shown(record, "status", "small")
     assert (refreshed[1:], read) == (["runs/small"], ["prepare"])
