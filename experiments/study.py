@@ -164,11 +164,6 @@ def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     return row
 
 
-def listed(fields: Mapping[str, Any]) -> str:
-    """Fields as a person reads them: ``train.kappa=0.5, train.beta=1``."""
-    return ", ".join(f"{name}={value}" for name, value in fields.items())
-
-
 def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[StudyRun]:
     """Runs by which coefficients are chosen: every value of a grid under every tuning seed.
 
@@ -254,7 +249,8 @@ def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
 
 def _is_preset(row: Row, coefficient: Mapping[str, Any]) -> bool:
     preset = with_fields(configured(row.configuration, {}), row.fields, row.configuration)
-    return with_fields(preset, coefficient, row.configuration) == preset
+    changed = with_fields(preset, coefficient, row.configuration)
+    return changed.to_values() == preset.to_values()
 
 
 def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:

@@ -14,7 +14,7 @@ from flows.execution.observer import Session
 from flows.iterate import NOTHING, Preset, execute
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.form import SharedOverrides
-from flows.pipeline.grid import SweepCell, cells, parse_axes
+from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
@@ -79,7 +79,7 @@ def _sweep(
     for finding in findings:
         if finding.summary:
             summaries.append(finding.summary)
-            labels[finding.summary.run] = finding.cell.label() if finding.cell.fields else name
+            labels[finding.summary.run] = listed(finding.cell.fields) or name
         else:
             lost.append(finding)
     comparison = None

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study import NAMES, Row, StudyRun, listed, read_rows
+from experiments.study import NAMES, Row, StudyRun, read_rows
+from flows.pipeline.grid import listed
 from flows.pipeline.presets import configs_folder
 from flows.report.differences import p_text
 from flows.report.statistics import holm, over_seeds, welch

@@ -21,7 +21,7 @@ from flows.commands.common import (
 )
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.grid import SweepCell, cells, parse_axes
+from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
 from flows.pipeline.inputs import ComparedModels, resolve_compared
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
@@ -126,6 +126,6 @@ def _show_runs(planned: list[SweepCell], as_json: bool) -> None:
             "compute": actions["run"],
         }
         document.append(row | {"fields": dict(cell.fields)})
-        rows.append([*map(str, row.values()), cell.label()])
+        rows.append([*map(str, row.values()), listed(cell.fields) or "-"])
     header = ("run", "seed", "in the store", "to compute", "grid")
-    answer(as_json, document, FittedTable("", header, rows, kept=len(header), left=len(header)))
+    answer(as_json, document, FittedTable("", header, rows, kept=5, left=5))

@@ -230,6 +230,8 @@ class RunConfig(StageSettings):
     """Assumptions of the run's estimate: hardware, number of prompts."""
     tracking: Tracking = Tracking()
     """Trackers of the whole run (docs/operations.md)."""
+    # What the loading read it from: neither defaults are in there, nor types for `auto`.
+    _given: Mapping[str, Any] = {}
 
     @model_validator(mode="after")
     def _check_screening(self) -> RunConfig:

@@ -15,7 +15,7 @@ from stages.contract.errors import UserError
 
 _MAX_NAME = 100
 # Runs of a grid are compared, not put into production: each registers a model under its name.
-_OF_EVERY_RUN: Mapping[str, Any] = {"model": None, "promote.aliases": []}
+_OF_EVERY_RUN = {"model": None, "promote.aliases": ()}
 _SET_BY_THE_SWEEP = ("name", "seed", "store", "model")
 
 
@@ -26,9 +26,10 @@ class SweepCell:
     fields: Mapping[str, Any]
     config: RunConfig
 
-    def label(self) -> str:
-        """The grid's fields for a person; equal for all seeds."""
-        return ", ".join(f"{name}={value}" for name, value in self.fields.items()) or "-"
+
+def listed(fields: Mapping[str, Any]) -> str:
+    """Fields as a person reads them: ``train.kappa=0.5, train.beta=1``."""
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
@@ -75,9 +76,8 @@ def cells(
     for values in itertools.product(*axes.values()):
         fields = dict(zip(axes, values, strict=True))
         for seed in seeds:
-            run = {"name": _run_name(name, fields, seed), "seed": seed}
-            changed = with_fields(config, {**_OF_EVERY_RUN, **fields, **run}, f"sweep {name}")
-            planned.append(SweepCell(fields, changed))
+            run = {**_OF_EVERY_RUN, **fields, "name": _run_name(name, fields, seed), "seed": seed}
+            planned.append(SweepCell(fields, with_fields(config, run, f"sweep {name}")))
     return planned
 
 

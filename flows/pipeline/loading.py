@@ -53,15 +53,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
-    values = read_sections(path)
-    for override in overrides:
-        _apply(values, override)
+    values = with_overrides(read_sections(path), overrides)
     return check_config(values, f"{path.absolute()}{' with --set' if overrides else ''}")
 
 
-def overrides_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Values of ``--set NAME=VALUE`` as nested sections; paths start in the present folder."""
-    values: dict[str, Any] = {}
+def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Nested sections in which ``NAME=VALUE`` are set; paths start in the present folder."""
     for override in overrides:
         _apply(values, override)
     return values
@@ -89,14 +86,14 @@ def merged(values: Sections, others: Sections) -> dict[str, Any]:
 
 
 def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> RunConfig:
-    """A configuration with some fields changed.
+    """A configuration read anew with some fields changed, as by ``--set``.
 
     Fields have their full names, ``train.kappa``; messages say by ``origin`` where they come from.
 
     Raises:
         UserError: A field is unknown, or a value is wrong; the message names all of them.
     """
-    values = config.to_values()
+    values = copy.deepcopy(dict(config._given))
     for name, value in fields.items():
         _set(values, name.split("."), value)
     anchor_paths(values, Path.cwd())
@@ -107,6 +104,7 @@ def check_config(values: Sections, origin: str) -> RunConfig:
     """Validates a run's configuration; ``origin`` says in messages where the values come from."""
     try:
         config = RunConfig.model_validate(values)
+        config._given = values
         # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
         problems = list(unusable(config.model_dump()))
         if not problems:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import LONG_NAMES, SETTINGS
-from flows.pipeline.loading import Sections, check_config, load_overridden, merged, overrides_of
+from flows.pipeline.loading import Sections, check_config, load_overridden, merged, with_overrides
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -63,7 +63,7 @@ def laid_over(overrides: Sections) -> dict[str, Any]:
         section, _, field = LONG_NAMES[name].partition(".")
         value = sections.pop(name)
         sections = merged(sections, {section: {field: value}})
-    return merged(sections, overrides_of(lines))
+    return merged(sections, with_overrides({}, lines))
 
 
 def store_of_overrides(overrides: Sections) -> str:

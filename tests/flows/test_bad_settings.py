@@ -73,7 +73,8 @@ def test_an_absurd_value_is_refused_by_name_or_is_one_of_the_field_s(name, tmp_p
             assert absurd != NUL
             assert list(unusable(config.model_dump())) == []
             # An accepted value reads back as it was written.
-            assert RunConfig.model_validate_json(config.to_json()) == config
+            again = RunConfig.model_validate_json(config.to_json())
+            assert again.model_dump() == config.model_dump()
             value = value_of(config, name)
             assert not isinstance(value, float) or math.isfinite(value)
     assert accepted < len(ABSURD)

@@ -7,10 +7,12 @@ import pytest
 from flows.execution.observer import Session
 from flows.iterate import telling_name
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import cells, parse_axes
+from flows.pipeline.grid import cells, listed, parse_axes
+from flows.pipeline.loading import load_config
 from flows.pipeline.presets import NO_PRESET, configured
 from flows.report.summary import kappa_label
 from flows.sweep import run_cells
+from stages.contract import number_types
 from stages.contract.errors import UserError
 
 
@@ -30,7 +32,7 @@ def test_a_grid_times_seeds_with_names_of_their_own():
         (1, 0),
         (1, 7),
     ]
-    assert {cell.label() for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
+    assert {listed(cell.fields) for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 
 
 def test_a_long_name_is_cut_and_stays_a_name_of_its_own():
@@ -48,6 +50,29 @@ def test_values_that_only_signs_tell_apart_have_names_of_their_own():
     names = [cell.config.name for cell in planned]
     assert len(set(names)) == 6
     assert names == [cell.config.name for cell in cells("try", config, axes, [0, 1])]
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        "train.lora.rank=0,16",
+        "inputs.preferences=a.jsonl,b.jsonl",
+        "train.deepspeed.zero_stage=off,1",
+        "train.divergence=hellinger,0.5",
+    ],
+)
+def test_a_cell_is_what_a_run_with_its_settings_is(axis, tmp_path, monkeypatch):
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags\t\t: fpu avx512f avx512_bf16\n")
+    monkeypatch.setattr(number_types, "CPU_INFO", info)
+    path = tmp_path / "run.yaml"
+    path.write_text("inputs: {policy: owner/model, preferences: first.jsonl}\n")
+    name, _, values = axis.partition("=")
+    planned = cells("try", load_config(path), parse_axes([axis]), [3])
+    for value, cell in zip(values.split(","), planned, strict=True):
+        fixed = [f"name={cell.config.name}", "seed=3", "promote.aliases=[]"]
+        run = load_config(path, [f"{name}={value}", *fixed])
+        assert cell.config.to_values() == run.to_values()
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
