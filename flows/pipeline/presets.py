@@ -56,7 +56,7 @@ def laid_over(overrides: Sections) -> dict[str, Any]:
         UserError: A line is not NAME=VALUE.
     """
     sections = dict(overrides)
-    lines = sections.pop(SETTINGS, ())
+    lines = sections.pop(SETTINGS, None) or ()
     if isinstance(lines, str):
         raise UserError(f"{SETTINGS}: {lines!r} is not a list", "give a list of lines NAME=VALUE")
     for name in LONG_NAMES.keys() & sections.keys():

@@ -81,6 +81,12 @@ def test_the_form_overrides_the_preset_which_overrides_defaults():
     )
 
 
+def test_settings_that_are_null_are_none():
+    assert configured("quickstart", {"settings": None}) == configured(
+        "quickstart", {"settings": []}
+    )
+
+
 def test_lines_of_settings_override_the_form_s_fields():
     lines = ["train.beta=0.3", "promote.min_win_rate=null", "train.kappa=2"]
     filled_in = {"kappa": 0.5, "design": "arctanh", "divergence": "0.5", "settings": lines}
