@@ -127,10 +127,5 @@ def _show_runs(planned: list[SweepCell], as_json: bool) -> None:
         }
         document.append(row | {"fields": dict(cell.fields)})
         rows.append([*map(str, row.values()), listed(cell.fields) or "-"])
-    answer(
-        as_json,
-        document,
-        FittedTable(
-            "", ("run", "seed", "in the store", "to compute", "grid"), rows, kept=5, left=5
-        ),
-    )
+    header = ("run", "seed", "in the store", "to compute", "grid")
+    answer(as_json, document, FittedTable("", header, rows, kept=5, left=5))

@@ -172,7 +172,7 @@ def _stop(signum: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def deferred_stop() -> Iterator[Callable[[], bool]]:
-    """Makes SIGTERM a wish within the block, which it hands a function to ask whether it came.
+    """Lets SIGTERM wait within the block; gives it a function that tells whether one came.
 
     For work that must save before it ends with a :class:`StoppedError`; in the main thread. After
     the block a second SIGTERM, which several senders may send, does not disturb the program's end.
