@@ -11,9 +11,9 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
-from flows.runners.command_lines import stage_environment, supervised, time_limit
+from flows.runners.command_lines import stage_environment, supervised
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
-from stages.contract.errors import EXIT_OK, UserError
+from stages.contract.errors import EXIT_OK, EXIT_OVERDUE, UserError
 from stages.contract.events import Failure, parse_event
 from stages.contract.request import FileInput
 from stages.prepare.prompts import read_prompt
@@ -76,10 +76,11 @@ def _call(
         UserError: The function cannot work, or ended its process.
     """
     program = ["stages.harness.user_code", *arguments]
+    limit = ["--limit", str(_LIMIT_SECONDS)]
     try:
         # Its supervisor ends it, and what it has started, when this process dies or hangs up.
         trial = subprocess.Popen(
-            supervised(interpreter, _GRACE_SECONDS, program=program),
+            supervised(interpreter, _GRACE_SECONDS, *limit, program=program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -90,12 +91,11 @@ def _call(
     except OSError:
         # The check of interpreters names one that is missing.
         return ()
-    assert trial.stdin is not None
     assert trial.stdout is not None
-    with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close) as overdue:
+    with trial:
         event = parse_event(trial.stdout.read())
         code = trial.wait()
-    if overdue.is_set():
+    if code == EXIT_OVERDUE:
         return (f"the {noun} was tried before the run, and took more than {_LIMIT_SECONDS:g} s",)
     # The number of a signal is added to 128.
     if event is None and (code == EXIT_OK or code > 128):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 from stages.contract.request import Request, Resources
@@ -43,34 +41,25 @@ _BUCKET = (
     "GOOGLE_BEARER_TOKEN",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 )
-# Between two looks at the time and at the wish to stop.
+# Between two looks at the wish to stop.
 _LOOK_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def time_limit(
-    seconds: float | None, end: Callable[[], None], stopping: threading.Event | None = None
-) -> Iterator[threading.Event]:
-    """Calls ``end`` in a thread when the block has taken ``seconds``, or once ``stopping`` is set.
-
-    The event that the block gets is set if the time was up.
-    """
-    overdue = threading.Event()
+def ends_when(stopping: threading.Event, end: Callable[[], None]) -> Iterator[None]:
+    """Calls ``end`` in a thread if ``stopping`` is set before the block is over."""
     over = threading.Event()
-    deadline = time.monotonic() + (math.inf if seconds is None else seconds)
 
     def watch() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            if time.monotonic() > deadline:
-                overdue.set()
-            if overdue.is_set() or (stopping is not None and stopping.is_set()):
+        while not over.is_set():
+            if stopping.wait(_LOOK_SECONDS):
                 end()
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield overdue
+        yield
     finally:
         over.set()
         watcher.join()
@@ -115,11 +104,6 @@ def preflight_request(stage: str, resources: Resources, store: str = "") -> Requ
     )
 
 
-def program_of(request: Request, path: str) -> list[str]:
-    """Module and arguments of a request's program, which sees the request at ``path``."""
-    return [f"stages.{request.stage}", path]
-
-
 def module_command(python: str, *program: str) -> list[str]:
     """Command line of a module and its arguments.
 
@@ -136,3 +120,13 @@ def supervised(python: str, grace_seconds: float, *options: str, program: list[s
     grace = ["--grace", str(grace_seconds)]
     supervisor = module_command(python, "stages.harness.supervisor", *grace, *options)
     return [*supervisor, "--", *module_command(python, *program)]
+
+
+def stage_command(
+    request: Request, path: str, python: str, grace_seconds: float, *options: str
+) -> list[str]:
+    """Command line of a stage, which sees its request at ``path``, under its supervisor."""
+    seconds = request.resources.timeout_seconds
+    limit = [] if seconds is None else ["--limit", str(seconds)]
+    program = [f"stages.{request.stage}", path]
+    return supervised(python, grace_seconds, *limit, *options, program=program)

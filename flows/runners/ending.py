@@ -9,6 +9,7 @@ from typing import Literal
 from flows.runners.attempt_log import AttemptLog
 from stages.contract.errors import (
     EXIT_OK,
+    EXIT_OVERDUE,
     EXIT_STOPPED,
     EXIT_USER,
     PreemptedError,
@@ -19,7 +20,7 @@ from stages.contract.errors import (
 )
 from stages.contract.request import Request
 
-EndingKind = Literal["refused", "taken", "out_of_memory", "overdue", "failed", "exited"]
+EndingKind = Literal["refused", "taken", "out_of_memory", "failed", "exited"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Ending:
     """End of a stage: of its process, its container, its pods or its job.
 
     Attributes:
-        kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``overdue``: its time
-            limit; ``taken``: the place took its machine; ``refused``: a person has to change
+        kind: ``exited``: by itself, or at its time limit; ``out_of_memory``: killed at its limit;
+            ``taken``: the place took its machine; ``refused``: a person has to change
             something; ``failed``: something else, which the message tells.
         code: Exit code, if its program had one.
     """
@@ -76,11 +77,10 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
                 f"CONFIG --set resources.{request.stage}.memory_gib={more}`, "
                 "or less to do at a time"
             )
-        case "overdue":
-            limit = request.resources.timeout_seconds
-            message = f"took longer than timeout_seconds={limit:g}"
         case "failed":
             message = ending.message
+        case "exited" if ending.code == EXIT_OVERDUE:
+            message = f"took longer than timeout_seconds={request.resources.timeout_seconds:g}"
         case "exited":
             message = _exited(ending, log)
     raise StageFailedError(f"{where}: {message}; log: {log.path}", last)

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.command_lines import program_of, supervised
+from flows.runners.command_lines import stage_command, supervised
 from flows.runners.ending import Ending
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Log, OnEvent
@@ -134,9 +134,11 @@ def node_commands(
         sign = Path(store) / "orchestrators" / request.stage / request.key
         options = ["--sign", str(sign), "--sign-seconds", str(ORCHESTRATOR_SECONDS)]
     work = str(Path(request.store) / "work" / request.stage / request.key)
-    programs = [program_of(request, address)]
-    programs += [["stages.training.node", work]] * (request.resources.nodes - 1)
-    return [supervised(python, execution.grace_seconds, *options, program=p) for p in programs]
+    grace_seconds = execution.grace_seconds
+    first = stage_command(request, address, python, grace_seconds, *options)
+    # The others end with the first one.
+    other = supervised(python, grace_seconds, *options, program=["stages.training.node", work])
+    return [first, *[other] * (request.resources.nodes - 1)]
 
 
 class Poller(Generic[T]):

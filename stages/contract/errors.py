@@ -9,6 +9,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER = 64
+EXIT_OVERDUE = 124
 EXIT_STOPPED = 143
 # Longest message: it may quote a file, and a run shows it up to three times.
 _MAX_CHARACTERS = 1000

@@ -8,10 +8,13 @@ that it started and left behind is killed. The exit code is the stage's, or 128 
 With ``--sign FILE`` the same happens when the file has not changed for ``--sign-seconds``: the
 orchestrator is on another host and renews it while it lives.
 
+With ``--limit SECONDS`` the same happens after that time. The exit code is then 124, unless the
+stage ends well all the same.
+
 With ``--secrets`` the first line of stdin is a JSON object of environment variables for the stage:
 so they are neither on a command line nor in a container's configuration.
 
-Standard library only, Linux: a subreaper, so that daemonised grandchildren are found as well.
+Linux only: a subreaper, so that daemonised grandchildren are found as well.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import contextlib
 import ctypes
 import io
 import json
+import math
 import os
 import select
 import signal
@@ -28,7 +32,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-_SIGN_POLL_SECONDS = 2.0
+from stages.contract.errors import EXIT_OK, EXIT_OVERDUE
+
+_POLL_SECONDS = 2.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -50,35 +56,42 @@ def _kill_leftovers() -> None:
             os.waitpid(int(pid), 0)
 
 
-def _wait_for_end_or_wish(ended: int, wake: int, sign: Path | None, sign_seconds: float) -> None:
-    """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue.
+def _wait_for_end_or_wish(ended: int, wake: int, options: argparse.Namespace) -> bool:
+    """Returns when the child has ended, a signal came, stdin was closed, or a time is up.
 
     The sign is a file that changes as long as the orchestrator lives. Its times are not compared
-    with this host's: clocks of hosts differ.
+    with this host's: clocks of hosts differ. Returns True if the time limit was reached.
     """
     watched = select.poll()
     watched.register(ended, select.POLLIN)
     watched.register(wake, select.POLLIN)
     # No read event: only the end of a pipe or socket counts, never a terminal or /dev/null.
     watched.register(0, select.POLLRDHUP)
+    sign: Path | None = options.sign
     seen = None
     seen_at = time.monotonic()
-    while not watched.poll(None if sign is None else _SIGN_POLL_SECONDS * 1000):
-        assert sign is not None
+    deadline = seen_at + options.limit
+    while (now := time.monotonic()) < deadline:
+        if watched.poll(min(_POLL_SECONDS, deadline - now) * 1000):
+            return False
+        if sign is None:
+            continue
         with contextlib.suppress(OSError):
             status = sign.stat()
             if seen != (status.st_ino, status.st_mtime_ns):
                 seen = (status.st_ino, status.st_mtime_ns)
                 seen_at = time.monotonic()
-        if time.monotonic() - seen_at > sign_seconds:
+        if time.monotonic() - seen_at > options.sign_seconds:
             sys.stderr.write("no sign of the orchestrator: the stage ends\n")
-            return
+            return False
+    return True
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the supervisor's command line, by default this process's."""
     parser = argparse.ArgumentParser(prog="python -m stages.harness.supervisor")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--secrets", action="store_true", help="read them from stdin")
     parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
     parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
@@ -127,13 +140,15 @@ def supervise(
         signal.signal(signum, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     ended = os.pidfd_open(pid)
-    _wait_for_end_or_wish(ended, wake_read, options.sign, options.sign_seconds)
+    is_overdue = _wait_for_end_or_wish(ended, wake_read, options)
     # A group is there until its first process was waited for.
     os.killpg(pid, signal.SIGTERM)
     select.select([ended], [], [], options.grace)
     os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     _kill_leftovers()
+    if is_overdue and code != EXIT_OK:
+        return EXIT_OVERDUE
     return code if code >= 0 else 128 - code
 
 

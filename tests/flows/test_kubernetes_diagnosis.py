@@ -94,7 +94,6 @@ def test_warnings_tell_why_a_pod_does_not_start():
             "failed",
             "exceeds the limit",
         ),
-        (pod("Failed", reason="DeadlineExceeded"), "overdue", ""),
         (pod("Failed", reason="NodeLost"), "taken", "NodeLost"),
         (pod("Failed", reason="NodeShutdown"), "taken", "NodeShutdown"),
         (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "taken", "OutOfcpu"),

@@ -140,7 +140,8 @@ def test_resources_are_limits_and_requests(store):
     request = request_of(store, resources=resources)
     expected = {"cpu": "1500m", "memory": "3072Mi", "nvidia.com/gpu": "2"}
     assert container(request)["resources"] == {"limits": expected, "requests": expected}
-    assert pod(request)["spec"]["activeDeadlineSeconds"] == 91
+    command = container(request)["command"]
+    assert command[command.index("--limit") + 1] == "90.5"
     assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
 
 

@@ -2,25 +2,22 @@
 
 import contextlib
 import io
-import itertools
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.choose import make_runner
-from flows.runners.ending import Ending
 from flows.runners.place import StageJob, orchestrator_lease, work_name
 from flows.runners.runner import Runner
-from flows.runners.slurm import client, submission, work
+from flows.runners.slurm import client, submission
 from flows.runners.slurm.job import batch_program
 from flows.runners.slurm.place import SlurmPlace
-from flows.runners.slurm.work import SlurmJob, jobs_folder
+from flows.runners.slurm.work import jobs_folder
 from stages.contract.errors import StoppedError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
@@ -154,34 +151,6 @@ def test_a_job_ends_itself_if_its_orchestrator_died_during_sbatch(request_, stor
         chosen.run(request_, interrupt)
     program = batch_program(request_, Execution(), "request.json", late, sys.executable)
     assert run_program("bash", input=program).returncode == 143
-
-
-class Queue:
-    """One job, which is pending for two looks at the queue, and runs and ends well at the third."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._states = iter(["PENDING", "PENDING"])
-
-    def look(self, seconds: float) -> tuple[float, dict[str, client.QueuedJob]]:
-        state = next(self._states, "RUNNING")
-        if state == "RUNNING":
-            (self._folder / "status").write_text('{"job": "7", "code": 0}')
-        job = client.QueuedJob("7", state, "Priority", "node1", self._folder.name)
-        return 0.0, {job.name: job}
-
-
-def test_a_job_s_time_limit_does_not_count_its_wait_in_the_queue(request_, monkeypatch):
-    """Each look at the clock takes as long as the stage may."""
-    monkeypatch.setattr(client, "details", lambda number: {"JobState": "COMPLETED"})
-    times = itertools.count(1)
-    clock = SimpleNamespace(monotonic=lambda: next(times), sleep=lambda seconds: None)
-    monkeypatch.setattr(work, "time", clock)
-    resources = request_.resources.model_copy(update={"timeout_seconds": 1.0})
-    limited = job_of(request_.model_copy(update={"resources": resources}))
-    folder = new_folder(request_)
-    queue = Queue(folder)
-    assert SlurmJob("7", folder, limited, Execution(), queue).follow() == Ending("exited", 0)
 
 
 def test_a_stopping_run_submits_no_waiting_job(request_, store, scheduler):

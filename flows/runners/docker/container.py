@@ -18,7 +18,7 @@ from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
 from flows.runners.attempt_log import whole_lines
-from flows.runners.command_lines import SUPERVISOR_SECONDS, time_limit
+from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
 from flows.runners.place import PlaceAwayError, StageJob, orchestrator_lease
@@ -62,12 +62,10 @@ class StageContainer:
 
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`."""
-        limit = self._job.request.resources.timeout_seconds
-        with time_limit(limit, self._end, self._job.stopping) as overdue:
+        with ends_when(self._job.stopping, self._end):
             for line in self._lines():
                 self._job.handle_line(line)
-            ending = self._wait()
-        return Ending("overdue", ending.code) if overdue.is_set() else ending
+            return self._wait()
 
     def remove(self) -> None:
         """See :class:`flows.runners.place.Work`."""

@@ -17,7 +17,7 @@ from docker.models.containers import Container
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import write_request
-from flows.runners.command_lines import program_of, supervised
+from flows.runners.command_lines import stage_command
 from flows.runners.docker.container import (
     StageContainer,
     connect,
@@ -100,13 +100,14 @@ class DockerPlace:
             )
         chown_outputs(request, int(uid), int(gid))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
-        program = program_of(request, write_request(request))
+        path = write_request(request)
+        command = stage_command(request, path, "python", self._grace_seconds, *secrets)
         options: dict[str, Any] = container_options(
             request,
             settings,
             image=image_name,
             user=user,
-            command=supervised("python", self._grace_seconds, *secrets, program=program),
+            command=command,
             devices=devices,
         )
         return client.containers.create(image.id, name=work_name(request), **options)

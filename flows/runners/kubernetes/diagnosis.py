@@ -63,8 +63,6 @@ def ending_of(pod: Pod) -> Ending | None:
     message = f"{reason}: {status.get('message', '')}"
     if code == 0:
         return Ending("exited", 0)
-    if reason == "DeadlineExceeded":
-        return Ending("overdue", code)
     if disruption := _disruption(pod):
         return Ending("taken", code, disruption)
     if reason == "Evicted":

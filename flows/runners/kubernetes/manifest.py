@@ -247,8 +247,6 @@ def _spec(attempt: PodGroup, container: dict[str, Any]) -> dict[str, Any]:
         "volumes": _volumes_for(attempt),
         "tolerations": [*chosen.spec.get("tolerations", ()), *lost],
     }
-    if resources.timeout_seconds is not None:
-        spec["activeDeadlineSeconds"] = math.ceil(resources.timeout_seconds)
     if resources.nodes > 1:
         # No two pods of an attempt on one node.
         term = {

@@ -11,11 +11,10 @@ from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import AttemptLog, write_request
 from flows.runners.command_lines import (
     SUPERVISOR_SECONDS,
-    program_of,
+    ends_when,
+    stage_command,
     stage_environment,
-    supervised,
     thread_variables,
-    time_limit,
 )
 from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
@@ -51,9 +50,8 @@ class StageProcess:
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`."""
         process = self._process
-        limit = self._job.request.resources.timeout_seconds
         assert process.stdout is not None
-        with time_limit(limit, self._end, self._job.stopping) as overdue:
+        with ends_when(self._job.stopping, self._end):
             try:
                 for line in process.stdout:
                     self._job.handle_line(line)
@@ -62,8 +60,7 @@ class StageProcess:
                 self._ended.set()
         _quote_tail(self._job.log)
         # The code is negative if the supervisor itself was killed.
-        code = code if code >= 0 else 128 - code
-        return Ending("overdue" if overdue.is_set() else "exited", code)
+        return Ending("exited", code if code >= 0 else 128 - code)
 
     def _end(self) -> None:
         """Closes the supervisor's stdin, which tells it to stop the stage."""
@@ -94,8 +91,8 @@ class ProcessPlace:
         execution = self._execution
         interpreter = execution.interpreters.get(request.stage, sys.executable)
         require_interpreter(request.stage, interpreter)
-        program = program_of(request, write_request(request))
-        command = supervised(interpreter, execution.grace_seconds, program=program)
+        path = write_request(request)
+        command = stage_command(request, path, interpreter, execution.grace_seconds)
         # vLLM forks by itself, and a GPU's work is long.
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with contextlib.ExitStack() as stack:

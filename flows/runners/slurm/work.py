@@ -106,7 +106,7 @@ class SlurmJob:
         self._outputs = [Tail(folder / name) for name in _OUTPUTS]
         self._began = time.monotonic()
         self._seen_at = self._began
-        self._running_since: float | None = None
+        self._has_run = False
         self._asked_at: float | None = None
         self._is_over = False
 
@@ -117,8 +117,6 @@ class SlurmJob:
             UserError: The job is pending and will never start.
         """
         job = self._job
-        limit = job.request.resources.timeout_seconds
-        is_overdue = False
         while True:
             job.check_owner()
             # Before the output is read: it is whole once the status is there.
@@ -131,13 +129,11 @@ class SlurmJob:
             if status is not None or (gone and self._is_silent()):
                 self._is_over = True
                 self._read(last=True)
-                return Ending("overdue") if is_overdue else self._ending()
+                return self._ending()
             self._read()
             if queued is not None and not gone:
                 self._see(queued)
-            ran = time.monotonic() - self._running_since if self._running_since else 0.0
-            is_overdue = limit is not None and ran > limit
-            if is_overdue or job.stopping.is_set():
+            if job.stopping.is_set():
                 self._end()
             time.sleep(_LOOK_SECONDS)
 
@@ -189,13 +185,13 @@ class SlurmJob:
     def _is_silent(self) -> bool:
         """True if a job that is not in the queue will not tell its status either."""
         # One that was cancelled before it began has nothing to say.
-        never_began = self._job.stopping.is_set() and self._running_since is None
+        never_began = self._job.stopping.is_set() and not self._has_run
         return never_began or time.monotonic() - self._seen_at > _SETTLE_SECONDS
 
     def _see(self, queued: QueuedJob) -> None:
         self._seen_at = time.monotonic()
         if queued.state == "RUNNING":
-            self._running_since = self._running_since or time.monotonic()
+            self._has_run = True
             self._job.notice(f"job {self._number} runs on {queued.nodes}")
         elif queued.state == "PENDING" and queued.reason != "None":
             self._job.waits(f"job {self._number} is pending: {queued.reason}")

@@ -1,4 +1,4 @@
-"""The supervisor as a program: signs of life of an orchestrator elsewhere, secrets, exit codes."""
+"""The supervisor as a program: an orchestrator elsewhere, time limits, secrets, exit codes."""
 
 import os
 import subprocess
@@ -47,6 +47,11 @@ def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path):
         assert process.poll() is None
         done.touch()
     assert process.returncode == 0
+
+
+def test_a_stage_ends_at_its_time_limit():
+    command = [sys.executable, "-m", "stages.harness.supervisor", "--limit", "0.1", "--"]
+    assert subprocess.run([*command, sys.executable, "-c", WORKS], check=False).returncode == 124
 
 
 def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path):
