@@ -155,8 +155,8 @@ class KubernetesSettings(PodSettings):
     fs_group: int | None = Field(None, gt=0)
     """Group to which volumes belong in the pods, for claims that only root could write to."""
     pending_seconds: float = Field(600, gt=0)
-    """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
-    Waiting for its scheduling gates, as in a queue of Kueue, does not count."""
+    """Longest time that a pod may wait for a node or for its volumes. Waiting for the namespace's
+    quota or for scheduling gates, as in a queue of Kueue, does not count."""
 
     def volume_at(self, location: Path) -> tuple[Path, ClaimMount] | None:
         """The innermost volume that holds a path, with the path at which it is mounted."""

@@ -21,7 +21,7 @@ from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.command_lines import stage_command, supervised
 from flows.runners.ending import Ending
-from stages.contract.errors import PreemptedError
+from stages.contract.errors import GebError, PreemptedError
 from stages.contract.events import Log, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -39,6 +39,14 @@ class PlaceAwayError(PreemptedError):
     """The place does not answer; the next attempt takes over what still runs there."""
 
 
+class NoRoomError(GebError):
+    """The place has no room for the stage now; it is asked again after ``seconds``."""
+
+    def __init__(self, message: str, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class PlaceNotice(Log):
     """A line on a stage's place; `geb status` shows the last one while the stage is at work."""
 
@@ -51,6 +59,7 @@ class StageJob:
     """One attempt at a request, as a place starts and follows it.
 
     Attributes:
+        request_path: Path of the request's file.
         log: The attempt's log, for all that the stage prints.
         on_event: Hears the stage's events, in the thread that starts and follows it.
         stopping: Set when the run stops: the stage then gets its grace period and ends.
@@ -58,6 +67,7 @@ class StageJob:
     """
 
     request: Request
+    request_path: str
     log: AttemptLog
     on_event: OnEvent
     stopping: threading.Event
@@ -104,7 +114,11 @@ class Place(Protocol):
         """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
 
     def start(self, job: StageJob) -> Work:
-        """Starts the stage, or puts it into the place's queue."""
+        """Starts the stage, or puts it into the place's queue.
+
+        Raises:
+            NoRoomError: The place takes no stage now.
+        """
 
 
 def work_name(request: Request) -> str:

@@ -10,10 +10,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog, new_log
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.ending import Ending, raise_for
-from flows.runners.place import Place, PlaceAwayError, PlaceNotice, StageJob, orchestrator_lease
-from stages.contract.errors import LeaseLostError, RefusedError, StoreError, UserError
+from flows.runners.place import (
+    NoRoomError,
+    Place,
+    PlaceAwayError,
+    PlaceNotice,
+    StageJob,
+    Work,
+    orchestrator_lease,
+)
+from stages.contract.errors import (
+    LeaseLostError,
+    RefusedError,
+    StoppedError,
+    StoreError,
+    UserError,
+)
 from stages.contract.events import Log, OnEvent
 from stages.contract.request import FileInput, Input, Request
 from stages.store.base import Store
@@ -100,7 +114,8 @@ class Runner:
         path = new_log(request)
         with path.open("a", encoding="utf-8") as file:
             log = AttemptLog(path, file)
-            job = StageJob(request, log, on_event, self._stopping, check_owner)
+            sent = write_request(request)
+            job = StageJob(request, sent, log, on_event, self._stopping, check_owner)
             try:
                 ending = self._follow(job)
             except UserError as error:
@@ -117,7 +132,7 @@ class Runner:
     def _follow(self, job: StageJob) -> Ending:
         work = self._place.find(job)
         if work is None:
-            work = self._place.start(job)
+            work = self._start(job)
         else:
             job.on_event(Log(message=f"taking over {work.title}, which computes this already"))
         try:
@@ -131,6 +146,16 @@ class Runner:
             raise
         work.remove()
         return ending
+
+    def _start(self, job: StageJob) -> Work:
+        """Starts the stage as soon as its place has room for it."""
+        while not self._stopping.is_set():
+            try:
+                return self._place.start(job)
+            except NoRoomError as error:
+                job.waits(f"waiting: {error}")
+                self._stopping.wait(error.seconds)
+        raise StoppedError(f"{job.request.title}: stopped while waiting for its place")
 
     def _attempt_in_bucket(
         self, store: RemoteStore, request: Request, on_event: OnEvent, check_owner: CheckOwner

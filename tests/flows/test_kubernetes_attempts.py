@@ -75,7 +75,7 @@ class Pods:
 
 def work_of(request: Request, cluster: Any, **settings: float) -> PodAttempt:
     log = AttemptLog(Path("the.log"), io.StringIO())
-    job = StageJob(request, log, lambda event: None, threading.Event())
+    job = StageJob(request, "request.json", log, lambda event: None, threading.Event())
     execution = Execution(grace_seconds=5, kubernetes=KubernetesSettings(**settings))
     return PodAttempt(cluster, cluster, job, execution, "geb-x")
 

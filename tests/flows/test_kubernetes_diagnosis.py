@@ -12,12 +12,12 @@ from flows.runners.attempt_log import AttemptLog
 from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes.client import explain_api_errors
 from flows.runners.kubernetes.diagnosis import (
-    QuotaError,
     ending_of,
     last_warnings,
     refused,
     why_taken,
 )
+from flows.runners.place import NoRoomError
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources, make_request
@@ -174,7 +174,7 @@ def test_a_mistake_comes_before_everything(stopped):
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
-        (403, 'pods "x" is forbidden: exceeded quota: team, requested: pods=1', QuotaError),
+        (403, 'pods "x" is forbidden: exceeded quota: team, requested: pods=1', NoRoomError),
         (403, "failed quota: team: must specify limits.memory", UserError),
         (403, 'pods is forbidden: User "x" cannot create resource "pods"', UserError),
         (422, "spec.x: Invalid value", UserError),

@@ -38,7 +38,7 @@ class Scheduler:
         for name in ("own_jobs", "submit"):
             monkeypatch.setattr(client, name, getattr(self, name))
 
-    def own_jobs(self, *, ended: bool = False) -> list[client.QueuedJob]:
+    def own_jobs(self) -> list[client.QueuedJob]:
         self.calls.append("squeue")
         return self.queue
 
@@ -60,17 +60,13 @@ def scheduler(monkeypatch) -> Scheduler:
     return Scheduler(monkeypatch)
 
 
-def job_of(request: Request, stopping: threading.Event | None = None) -> StageJob:
+def job_of(request: Request) -> StageJob:
     log = AttemptLog(Path("the.log"), io.StringIO())
-    return StageJob(request, log, lambda event: None, stopping or threading.Event())
+    return StageJob(request, "request.json", log, lambda event: None, threading.Event())
 
 
 def runner() -> Runner:
     return Runner(SlurmPlace(Execution()), Execution())
-
-
-def submit(request: Request, name: str, stopping: threading.Event | None = None) -> str:
-    return submission.submit_job(job_of(request, stopping), Execution(), name, "")
 
 
 def new_folder(request: Request) -> Path:
@@ -79,28 +75,18 @@ def new_folder(request: Request) -> Path:
     return folder
 
 
-def test_a_full_queue_is_asked_again_until_it_has_room(request_, impatient, monkeypatch):
-    scheduler = Scheduler(monkeypatch, FULL, FULL, "")
-    submit(request_, "mine")
-    assert [call for call in scheduler.calls if call != "squeue"] == ["refused", "refused", "taken"]
+@pytest.mark.parametrize("answer", [FULL, client.SlurmUnavailableError("no answer in 120 s")])
+def test_a_job_is_submitted_until_slurm_takes_it(request_, impatient, monkeypatch, answer):
+    scheduler = Scheduler(monkeypatch, answer, answer, "")
+    with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
+        runner().run(request_, interrupt_at_job)
+    assert scheduler.calls[-1] == "taken"
+    [_] = jobs_folder(request_).iterdir()
 
 
-def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
-    request_, impatient, monkeypatch
-):
-    scheduler = Scheduler(monkeypatch, client.SlurmUnavailableError("sbatch: no answer in 120 s"))
-    scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", "mine"))
-    listing = client.own_jobs
-    away = iter([client.SlurmUnavailableError("squeue: no answer in 120 s")])
-
-    def own_jobs(*, ended=False):
-        if (error := next(away, None)) is not None:
-            raise error
-        return listing() if ended else []
-
-    monkeypatch.setattr(client, "own_jobs", own_jobs)
-    assert submit(request_, "mine") == "7"
-    assert scheduler.calls == ["squeue"], "no second one, whatever else was not answered"
+def interrupt_at_job(event: Event) -> None:
+    if str(getattr(event, "message", "")).startswith("job "):
+        interrupt(event)
 
 
 def interrupt(event: Event) -> None:
@@ -154,8 +140,8 @@ def test_a_job_ends_itself_if_its_orchestrator_died_during_sbatch(request_, stor
 
 
 def test_a_stopping_run_submits_no_waiting_job(request_, store, scheduler):
-    stopping = threading.Event()
-    stopping.set()
+    stopping = runner()
+    stopping.stop_all()
     with pytest.raises(StoppedError):
-        submit(request_, "late", stopping)
+        stopping.run(request_, lambda event: None)
     assert scheduler.calls == []

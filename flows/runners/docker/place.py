@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import docker
@@ -16,7 +16,6 @@ from docker.errors import APIError
 from docker.models.containers import Container
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import write_request
 from flows.runners.command_lines import stage_command
 from flows.runners.docker.container import (
     StageContainer,
@@ -36,8 +35,8 @@ from flows.runners.docker.options import (
     user_for,
 )
 from flows.runners.local.gpus import hold_gpus
-from flows.runners.place import StageJob, Work, chown_outputs, work_name
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from flows.runners.place import NoRoomError, StageJob, Work, chown_outputs, work_name
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
 
 _log = logging.getLogger(__name__)
@@ -68,12 +67,12 @@ class DockerPlace:
         request = job.request
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(contextlib.closing(connect()))
-            gpus = stack.enter_context(
-                hold_gpus(request.resources.gpus, waiting=job.waits, stopping=job.stopping)
-            )
-            _wait_for_gpus(client, job, gpus)
+            gpus = stack.enter_context(hold_gpus(request.resources.gpus))
+            if not gpus.keys().isdisjoint(_gpus_in_use(client)):
+                # Its orchestrator was killed, and with it the lock.
+                raise NoRoomError("a container still uses the GPU")
             try:
-                container = self._create(client, request, tuple(gpus))
+                container = self._create(client, job, tuple(gpus))
                 stack.callback(remove_container, container)
                 stack.enter_context(_started(container, self._secrets(request)))
             except APIError as error:
@@ -81,8 +80,9 @@ class DockerPlace:
             return StageContainer(job, container, stack.pop_all(), self._grace_seconds)
 
     def _create(
-        self, client: docker.DockerClient, request: Request, devices: tuple[str, ...]
+        self, client: docker.DockerClient, job: StageJob, devices: tuple[str, ...]
     ) -> Container:
+        request = job.request
         settings = self._settings
         if needs_network(request, settings):
             raise UserError(
@@ -100,8 +100,7 @@ class DockerPlace:
             )
         chown_outputs(request, int(uid), int(gid))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
-        path = write_request(request)
-        command = stage_command(request, path, "python", self._grace_seconds, *secrets)
+        command = stage_command(request, job.request_path, "python", self._grace_seconds, *secrets)
         options: dict[str, Any] = container_options(
             request,
             settings,
@@ -121,14 +120,6 @@ class DockerPlace:
                 "set it there, or take the name out",
             )
         return {name: os.environ[name] for name in names}
-
-
-def _wait_for_gpus(client: docker.DockerClient, job: StageJob, devices: Iterable[str]) -> None:
-    """Waits for the end of containers whose orchestrator was killed, and with it their locks."""
-    while not set(devices).isdisjoint(_gpus_in_use(client)):
-        job.waits("waiting for a GPU that a container still uses")
-        if job.stopping.wait(1.0):
-            raise StoppedError(f"{job.request.title}: stopped while waiting for a GPU")
 
 
 def _gpus_in_use(client: docker.DockerClient) -> Iterator[str]:

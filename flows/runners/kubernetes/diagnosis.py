@@ -8,7 +8,8 @@ from typing import Any
 
 from flows.runners.ending import Ending
 from flows.runners.kubernetes.identity import Pod
-from stages.contract.errors import EXIT_STOPPED, StageFailedError, UserError
+from flows.runners.place import NoRoomError
+from stages.contract.errors import EXIT_STOPPED, GebError, StageFailedError, UserError
 
 PodEvent = dict[str, Any]
 
@@ -128,17 +129,14 @@ def _state(pod: Pod) -> dict[str, Any]:
 _BUSY = (408, 409, 429)
 # The API gives quotas no separate reason.
 _QUOTA = "exceeded quota"
+_QUOTA_POLL_SECONDS = 5.0
 
 
-class QuotaError(UserError):
-    """The namespace's quota has no room for a pod, for now or at all."""
-
-
-def refused(status: int, reason: str, where: str) -> UserError | StageFailedError:
+def refused(status: int, reason: str, where: str) -> GebError:
     """The error for a pod that the API server did not create."""
     message = f"{where}: the cluster refuses the pod: {reason}"
     if _QUOTA in reason:
-        return QuotaError(message, "lower the stage's `resources`, or have the quota raised")
+        return NoRoomError(message, _QUOTA_POLL_SECONDS)
     if 400 <= status < 500 and status not in _BUSY:
         return UserError(message, "correct execution.kubernetes or resources, or what they name")
     return StageFailedError(message)

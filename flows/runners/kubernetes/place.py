@@ -8,19 +8,16 @@ orchestrator that wants the key takes over pods that still run.
 import contextlib
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import write_request
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explain_api_errors, reason_of
 from flows.runners.kubernetes.diagnosis import (
-    QuotaError,
     ending_of,
     is_asked_to_end,
     refused,
@@ -38,14 +35,20 @@ from flows.runners.kubernetes.identity import (
     selector,
 )
 from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
-from flows.runners.place import Poller, StageJob, Work, chown_outputs, orchestrator_lease
-from stages.contract.errors import GebError, StoppedError, UserError
+from flows.runners.place import (
+    NoRoomError,
+    Poller,
+    StageJob,
+    Work,
+    chown_outputs,
+    orchestrator_lease,
+)
+from stages.contract.errors import GebError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.opening import local_folder, open_store
 
-_QUOTA_POLL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +106,7 @@ class KubernetesPlace:
         """Creates the attempt's pods; returns the first one."""
         request = job.request
         store = Store.open(request.store)
-        path = write_request(request)
+        path = job.request_path
         if store.mirror_of is not None and self._execution.stages_fetch(store.mirror_of):
             path = open_store(store.mirror_of).share(Path(path))
         else:
@@ -117,17 +120,8 @@ class KubernetesPlace:
             store=store.identity,
         )
         manifests = pods_for(attempt)
-        deadline = time.monotonic() + self._execution.kubernetes.pending_seconds
-        while True:
-            try:
-                create_all(self._cluster, request, manifests)
-                return manifests[0]
-            except QuotaError as error:
-                if time.monotonic() > deadline:
-                    raise
-                job.waits(f"waiting: {error.message}")
-            if job.stopping.wait(_QUOTA_POLL_SECONDS):
-                raise StoppedError(f"{request.title}: stopped while waiting for the quota")
+        create_all(self._cluster, request, manifests)
+        return manifests[0]
 
 
 def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any]]) -> None:
@@ -136,6 +130,7 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
     Raises:
         UserError: The cluster refuses one, for a reason that a person has to change.
         StageFailedError: It refuses one for now.
+        NoRoomError: The namespace's quota has no room for one.
     """
     created: list[dict[str, Any]] = []
     try:
@@ -226,5 +221,5 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
             except ApiException as error:
                 refusal = refused(error.status, reason_of(error), stage)
                 # Other pods that use up a quota end some time.
-                if not isinstance(refusal, QuotaError):
+                if not isinstance(refusal, NoRoomError):
                     raise refusal from error

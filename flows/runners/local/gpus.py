@@ -10,12 +10,12 @@ import itertools
 import os
 import subprocess
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.contract.errors import StoppedError, UserError
+from flows.runners.place import NoRoomError
+from stages.contract.errors import UserError
 from stages.store.locks import try_lock
 
 # Index or UUID of each GPU that stages may use, separated by commas, if it is not for
@@ -24,7 +24,6 @@ DEVICES_VARIABLE = "GEB_GPUS"
 # Folder of the locks: one for all containers of a host that share its GPUs.
 FOLDER_VARIABLE = "GEB_GPU_LOCKS"
 _NO_DEVICE = ("-1", "NoDevFiles")
-_POLL_SECONDS = 0.5
 _LIST_SECONDS = 30.0
 
 
@@ -68,15 +67,8 @@ def require_gpus(number: int, devices: Sequence[str]) -> None:
 
 
 @contextmanager
-def hold_gpus(
-    number: int,
-    *,
-    waiting: Callable[[str], None],
-    stopping: threading.Event,
-) -> Iterator[dict[str, int]]:
-    """Holds GPUs of this host for the time of the block; waits until there are enough.
-
-    ``waiting`` gets the reason of a wait, which ``stopping`` ends.
+def hold_gpus(number: int) -> Iterator[dict[str, int]]:
+    """Holds GPUs of this host for the time of the block.
 
     Yields:
         Their indices or UUIDs, each with the open file that holds its lock: a process that inherits
@@ -84,17 +76,15 @@ def hold_gpus(
 
     Raises:
         UserError: This host has fewer.
-        StoppedError: ``stopping`` was set.
+        NoRoomError: Other stages hold them.
     """
     devices = gpus_of_this_host() if number else []
     require_gpus(number, devices)
-    while len(locks := _lock_gpus(devices, number)) < number:
-        # All are free again: two that want several must not wait for each other for ever.
-        _unlock(locks)
-        waiting(f"waiting for {number} of this host's GPUs")
-        if stopping.wait(_POLL_SECONDS):
-            raise StoppedError("stopped while waiting for a GPU")
+    locks = _lock_gpus(devices, number)
     try:
+        if len(locks) < number:
+            # All are free again: two that want several must not wait for each other for ever.
+            raise NoRoomError(f"{number} of this host's GPUs are not free")
         yield locks
     finally:
         _unlock(locks)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
-from flows.runners.attempt_log import AttemptLog, write_request
+from flows.runners.attempt_log import AttemptLog
 from flows.runners.command_lines import (
     SUPERVISOR_SECONDS,
     ends_when,
@@ -91,14 +91,11 @@ class ProcessPlace:
         execution = self._execution
         interpreter = execution.interpreters.get(request.stage, sys.executable)
         require_interpreter(request.stage, interpreter)
-        path = write_request(request)
-        command = stage_command(request, path, interpreter, execution.grace_seconds)
+        command = stage_command(request, job.request_path, interpreter, execution.grace_seconds)
         # vLLM forks by itself, and a GPU's work is long.
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with contextlib.ExitStack() as stack:
-            gpus = stack.enter_context(
-                hold_gpus(request.resources.gpus, waiting=job.waits, stopping=job.stopping)
-            )
+            gpus = stack.enter_context(hold_gpus(request.resources.gpus))
             environment = _environment(request, gpus)
             # The stage itself writes into the log.
             stderr = stack.enter_context(job.log.path.open("a", encoding="utf-8"))

@@ -55,14 +55,13 @@ def nodes_away(partition: str | None) -> str:
     return _call(["sinfo", "--noheader", states, "--format=%N", *chosen]).stdout.strip()
 
 
-def own_jobs(*, ended: bool = False) -> list[QueuedJob]:
-    """All jobs of this user that have not ended; ``ended`` ones too while they are remembered.
+def own_jobs() -> list[QueuedJob]:
+    """All jobs of this user that have not ended.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    states = ["--states=all"] if ended else []
-    command = ["squeue", "--noheader", "--me", f"--format={_FORMAT}", *states]
+    command = ["squeue", "--noheader", "--me", f"--format={_FORMAT}"]
     done = _call(command, seconds=_QUEUE_SECONDS)
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")

@@ -8,7 +8,6 @@ import shutil
 
 from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
-from flows.runners.attempt_log import write_request
 from flows.runners.place import Poller, StageJob, Work, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
@@ -56,11 +55,10 @@ class SlurmPlace:
         folder = jobs_folder(request) / name
         folder.mkdir(parents=True)
         try:
-            # Where logs are kept, so that people find it after the job's folder is gone.
-            path = write_request(request)
-            program = batch_program(request, execution, path, folder, interpreter)
-            number = submit_job(job, execution, name, program)
+            program = batch_program(request, execution, job.request_path, folder, interpreter)
+            number = submit_job(request, execution, name, program)
         except BaseException:
+            # A job that was taken, and whose number was lost on the way, ends at once.
             shutil.rmtree(folder, ignore_errors=True)
             raise
         job.on_event(Log(message=f"job {number}: {name}"))

@@ -1,4 +1,4 @@
-"""Submission of jobs: checked before a run, and tried again while Slurm takes none."""
+"""Submission of jobs, checked before a run."""
 
 import contextlib
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from flows.pipeline.placement import Execution
 from flows.runners.command_lines import preflight_request
-from flows.runners.place import StageJob
+from flows.runners.place import NoRoomError
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 
@@ -101,34 +101,22 @@ def check_job(request: Request, execution: Execution, options: Sequence[str]) ->
             raise mistake(done.stderr, request, options)
 
 
-def submit_job(job: StageJob, execution: Execution, name: str, program: str) -> str:
-    """Submits a job, as soon as Slurm takes it, and returns its number.
+def submit_job(request: Request, execution: Execution, name: str, program: str) -> str:
+    """Submits a job and returns its number.
 
     Raises:
         UserError: Slurm will never take it.
-        StoppedError: The run stopped before.
+        NoRoomError: It takes none now.
     """
-    request = job.request
     limits = submit_options(request, execution.slurm, execution.grace_seconds)
     # The program itself writes into the job's folder.
     place = ["--output=/dev/null", f"--chdir={Path.cwd()}"]
-    is_lost = False
-    while not job.stopping.is_set():
-        try:
-            # An answer that was lost may have been the number of a job that was taken.
-            queued = client.own_jobs(ended=True) if is_lost else []
-            for other in queued:
-                if other.name == name:
-                    return other.id
-            done = client.submit(["--parsable", f"--job-name={name}", *place, *limits], program)
-            if done.returncode == 0:
-                return done.stdout.strip().split(";")[0]
-            complaint = done.stderr
-            if not may_pass(complaint):
-                raise mistake(complaint, request, limits)
-        except SlurmUnavailableError as error:
-            complaint = str(error)
-        is_lost = True
-        job.waits(f"Slurm takes no job now, trying again: {complaint.strip()}")
-        job.stopping.wait(POLL_SECONDS)
-    raise StoppedError(f"{request.title}: stopped while waiting for Slurm")
+    try:
+        done = client.submit(["--parsable", f"--job-name={name}", *place, *limits], program)
+    except SlurmUnavailableError as error:
+        raise NoRoomError(str(error), POLL_SECONDS) from error
+    if done.returncode == 0:
+        return done.stdout.strip().split(";")[0]
+    if may_pass(done.stderr):
+        raise NoRoomError(f"Slurm takes no job now: {done.stderr.strip()}", POLL_SECONDS)
+    raise mistake(done.stderr, request, limits)
