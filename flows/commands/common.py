@@ -165,9 +165,8 @@ def prefect_session(
     log = open_store(store, create=True).run_path(run) / "prefect-server.log"
     if ui := ensure_prefect_server(log, lambda line: shown.print(line, markup=False)):
         shown.print(f"Prefect UI while it runs: {ui}")
-    observer = ConsoleObserver(shown, num_steps)
-    session = Session([observer])
-    with _set_by_signals(session.stop), observer:
+    session = Session([ConsoleObserver(shown, num_steps)])
+    with _set_by_signals(session.stop):
         yield session
 
 

@@ -1,18 +1,21 @@
 """Observers of runs, and the session of a command or flow that has them."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from flows.execution.run_record import AT_WORK, RunRecord, State, StepRecord
 from flows.pipeline.step import Step
 from flows.runners.place import PlaceNotice
 from stages.contract.errors import GebError
-from stages.contract.events import Event, Log
+from stages.contract.events import Event, Log, Metric, Progress
 from stages.contract.request import Request, key_fields
+
+# Metrics that tell most at a glance, as far as the stage has them.
+_SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_second")
 
 
 class Observer:
@@ -20,12 +23,6 @@ class Observer:
 
     Calls come from several threads. The request names run, step and stage.
     """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """The block that it observes is over."""
 
     def run_log(self, run: str, log: Log) -> None:
         """A line about a run, or about a sweep, as a whole."""
@@ -38,6 +35,36 @@ class Observer:
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
+
+
+class StepLines:
+    """Lines for people on a running step: what it says, and its progress once in ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._metrics = ""
+        self._shown_at: dict[str, float] = {}
+
+    def log_of(self, event: Event) -> Log | None:
+        """The line for an event, if it has one."""
+        match event:
+            case Log():
+                return event
+            case Metric(values=values):
+                names = [name for name in _SHOWN_METRICS if name in values]
+                self._metrics = " ".join(f"{name} {values[name]:.3g}" for name in names)
+            case Progress(unit=unit) if event.done or event.note:
+                now = time.monotonic()
+                # By unit, so that the next phase of a stage has a line at once.
+                if now - self._shown_at.get(unit, -math.inf) >= self._seconds:
+                    self._shown_at[unit] = now
+                    return self._progress(event)
+        return None
+
+    def _progress(self, event: Progress) -> Log:
+        share = 100 * event.done / max(event.total, 1)
+        text = f"{event.done}/{event.total} {event.unit} ({share:.0f} %)"
+        return Log(message=f"{text} {self._metrics or event.note}".rstrip())
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,7 @@ class StepTasks:
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:
-            with PrefectProgress(self._executor.config.name, name) as progress:
-                result = self._executor.execute(self._steps[name], upstream, progress)
+            result = self._executor.execute(self._steps[name], upstream, PrefectProgress())
         except RefusedError:
             # The others save and end: no retry helps, and a resumed run goes on with them.
             self._is_refused = True

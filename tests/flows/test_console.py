@@ -18,14 +18,14 @@ from stages.contract.events import Progress
 def test_each_phase_of_a_stage_begins_with_a_line(request_, monkeypatch):
     monkeypatch.setattr(console, "_LINE_SECONDS", float("inf"))
     written = io.StringIO()
-    with ConsoleObserver(Console(file=written, width=100), 1) as observer:
-        observer.step_started(request_)
-        for done, unit in ((1, "pairs"), (2, "pairs"), (0, "steps"), (1, "steps")):
-            observer.stage_event(request_, Progress(done=done, total=2, unit=unit))
-        noted = Progress(done=0, total=2, unit="responses", note="token 5 of 9")
-        observer.stage_event(request_, noted)
-        observer.step_started(request_)
-        observer.stage_event(request_, Progress(done=1, total=2, unit="pairs"))
+    observer = ConsoleObserver(Console(file=written, width=100), 1)
+    observer.step_started(request_)
+    for done, unit in ((1, "pairs"), (2, "pairs"), (0, "steps"), (1, "steps")):
+        observer.stage_event(request_, Progress(done=done, total=2, unit=unit))
+    noted = Progress(done=0, total=2, unit="responses", note="token 5 of 9")
+    observer.stage_event(request_, noted)
+    observer.step_started(request_)
+    observer.stage_event(request_, Progress(done=1, total=2, unit="pairs"))
     lines = [line.split(": ", 1)[1] for line in written.getvalue().splitlines()]
     assert [" ".join(line.split()[:2]) for line in lines if "/2" in line] == [
         "1/2 pairs",

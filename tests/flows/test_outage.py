@@ -7,14 +7,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 import typer
-from prefect.logging import disable_run_logger
 from pydantic import BaseModel, model_serializer
 
 from flows.commands import cli
 from flows.execution import cancellation, prefect_progress
-from flows.execution.prefect_progress import PrefectProgress, survives_outage
+from flows.execution.prefect_progress import survives_outage
 from flows.standing.server import free_port
-from stages.contract.events import Progress
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -115,34 +113,3 @@ def test_a_signal_that_a_library_wrapped_still_ends_a_command(monkeypatch, geb_h
     code, output = geb_here()
     assert code == 130
     assert "Traceback" not in output
-
-
-def test_a_stage_goes_on_while_the_server_does_not_answer(request_, monkeypatch):
-    """The server gets the latest alone of what it says meanwhile."""
-    called, answered, last = threading.Event(), threading.Event(), threading.Event()
-    sent = []
-
-    def create(percent, *, description, **_):
-        assert threading.current_thread() is not threading.main_thread()
-        called.set()
-        answered.wait()
-        sent.append(description)
-        return "an id"
-
-    def update(artifact, *, description, **_):
-        sent.append(description)
-        last.set()
-
-    monkeypatch.setattr(prefect_progress, "_PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(prefect_progress, "create_progress_artifact", create)
-    monkeypatch.setattr(prefect_progress, "update_progress_artifact", update)
-    with disable_run_logger(), PrefectProgress("run", "step") as progress:
-        progress.stage_event(request_, Progress(done=1, total=9, unit="steps"))
-        called.wait()
-        for done in range(2, 10):
-            progress.stage_event(request_, Progress(done=done, total=9, unit="steps"))
-    # The stage is over, and the server has not answered yet.
-    assert sent == []
-    answered.set()
-    last.wait()
-    assert sent == ["1/9 steps", "9/9 steps"]
