@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as present
 from prefect.states import Cancelled, State
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.execution.prefect_progress import survives_outage
 from flows.execution.run_record import State as StepState
@@ -29,6 +30,8 @@ R = TypeVar("R")
 
 # Between two requests to the server, of about 10 ms each.
 _POLL_SECONDS = 2.0
+# Steps are submitted in topological order, so the oldest thread can always go on.
+_MOST_THREADS = 128
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
 
 
@@ -100,10 +103,12 @@ def stage_flow(
 
         # Prefect reads parameters' types off the signature, and would look for them in this module.
         vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
+        threads: Any = ThreadPoolTaskRunner(max_workers=_MOST_THREADS)
         return flow(
             name=name,
             flow_run_name=run_name,
             persist_result=False,
+            task_runner=threads,
         )(run)
 
     return decorate

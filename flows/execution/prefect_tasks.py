@@ -46,9 +46,6 @@ def _lower_not_ready(record: logging.LogRecord) -> bool:
 
 logging.getLogger("prefect.task_runs").addFilter(_lower_not_ready)
 
-# Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
-_MAX_PENDING = 128
-
 
 @contextmanager
 def step_tasks(
@@ -77,24 +74,12 @@ class StepTasks:
         self._on_done = on_done
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
-        self._pending: list[PrefectFuture[Any]] = []
-        self._is_refused = False
 
     def submit(self, step: Step) -> Output:
         """Submits a step; its task starts when the steps that it waits for have completed."""
-        if self._is_refused:
-            # wait() tells why.
-            return step.output
-        if self._executor.stopping:
-            raise StoppedError(f"{step.name}: not started, the run stops")
-        while len(self._pending) >= _MAX_PENDING:
-            # Steps come in topological order, so the oldest can always go on.
-            self._pending.pop(0).wait()
         self._steps[step.name] = step
         upstream = {name: self._futures[name] for name in (*step.upstream(), *step.after)}
-        future = self._task(step).submit(step.name, upstream)
-        self._futures[step.name] = future
-        self._pending.append(future)
+        self._futures[step.name] = self._task(step).submit(step.name, upstream)
         return step.output
 
     def wait(self) -> dict[str, Artifact]:
@@ -133,7 +118,6 @@ class StepTasks:
             result = self._executor.execute(self._steps[name], upstream, PrefectProgress())
         except RefusedError:
             # The others save and end: no retry helps, and a resumed run goes on with them.
-            self._is_refused = True
             self._executor.stop()
             raise
         except StageFailedError as error:

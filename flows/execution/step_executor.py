@@ -82,17 +82,12 @@ class StepExecutor:
         self._end: State = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
 
-    @property
-    def stopping(self) -> bool:
-        """True once :meth:`stop` was called."""
-        return self._stopping.is_set()
-
     def stop(self, end: State = "stopped") -> None:
         """Ends all running stages and every wait; returns when the stages are gone.
 
         Steps that this ends get the state ``end``: `stopped` or `cancelled`.
         """
-        if not self.stopping:
+        if not self._stopping.is_set():
             self._end = end
         self._stopping.set()
         self.runner.stop_all()
@@ -132,7 +127,7 @@ class StepExecutor:
         in_a_row = 0
         while True:
             with self._slots:
-                if self.stopping:
+                if self._stopping.is_set():
                     raise StoppedError(f"{request.title}: not started, the run stops")
                 status.started()
                 try:
@@ -145,7 +140,7 @@ class StepExecutor:
                             f"{error}; {in_a_row} in a row without a new checkpoint",
                             error.last_lines,
                         ) from error
-                    if self.stopping:
+                    if self._stopping.is_set():
                         raise
                     seen.add(saved)
                     status.preempted(str(error))
