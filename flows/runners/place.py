@@ -5,17 +5,14 @@ followed and removed; the :class:`~flows.runners.runner.Runner` does the rest, w
 everywhere.
 """
 
-import contextlib
-import math
 import os
 import re
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
@@ -26,8 +23,6 @@ from stages.contract.events import Log, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.locks import EXPIRY_SECONDS, FileLease
-
-T = TypeVar("T")
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
@@ -153,38 +148,6 @@ def node_commands(
     # The others end with the first one.
     other = supervised(python, grace_seconds, *options, program=["stages.training.node", work])
     return [first, *[other] * (request.resources.nodes - 1)]
-
-
-class Poller(Generic[T]):
-    """Asks a place for all that is at work there, once for all that wait for some of it.
-
-    ``away`` are errors of a place that does not answer.
-    """
-
-    def __init__(
-        self, ask: Callable[[], Mapping[str, T]], away: tuple[type[BaseException], ...]
-    ) -> None:
-        self._ask = ask
-        self._away = away
-        self._asking = threading.Lock()
-        self._tried_at = -math.inf
-        self._view: tuple[float, Mapping[str, T]] = (-math.inf, {})
-
-    def look(self, seconds: float) -> tuple[float, Mapping[str, T]]:
-        """The last view of all work, and the time (of `time.monotonic`) at which it was asked for.
-
-        If the last question is older than ``seconds``, the caller asks anew, unless another one is
-        just asking.
-        """
-        is_old = time.monotonic() - self._tried_at > seconds
-        if is_old and self._asking.acquire(blocking=False):
-            try:
-                self._tried_at = time.monotonic()
-                with contextlib.suppress(*self._away):
-                    self._view = self._tried_at, self._ask()
-            finally:
-                self._asking.release()
-        return self._view
 
 
 def writable_folders(request: Request) -> list[Path]:

@@ -3,7 +3,6 @@
 import io
 import itertools
 import threading
-import time
 from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND
 from pathlib import Path
 from typing import Any
@@ -60,10 +59,10 @@ class Pods:
         self._codes = dict([ended])
         self._later = dict(later)
 
-    def look(self, seconds: float) -> tuple[float, dict[str, Any]]:
-        seen = {name: pod(name, self._codes.get(name)) for name in ("geb-x-0", "geb-x-1")}
+    def pods(self, selector: str) -> list[dict[str, Any]]:
+        seen = [pod(name, self._codes.get(name)) for name in ("geb-x-0", "geb-x-1")]
         self._codes |= self._later
-        return time.monotonic(), seen
+        return seen
 
     def log(self, name: str, since_seconds: int | None = None) -> list[str]:
         return []
@@ -77,7 +76,7 @@ def work_of(request: Request, cluster: Any, **settings: float) -> PodAttempt:
     log = AttemptLog(Path("the.log"), io.StringIO())
     job = StageJob(request, "request.json", log, lambda event: None, threading.Event())
     execution = Execution(grace_seconds=5, kubernetes=KubernetesSettings(**settings))
-    return PodAttempt(cluster, cluster, job, execution, "geb-x")
+    return PodAttempt(cluster, job, execution, "geb-x")
 
 
 FAILED = Ending("failed", None, "node 2 of 2 ended by exit code 64")
@@ -107,9 +106,8 @@ class Views(Pods):
         super().__init__(("", 0))
         self._views = list(views)
 
-    def look(self, seconds: float) -> tuple[float, dict[str, Any]]:
-        pods = self._views.pop(0) if len(self._views) > 1 else self._views[0]
-        return time.monotonic(), {pod["metadata"]["name"]: pod for pod in pods}
+    def pods(self, selector: str) -> list[dict[str, Any]]:
+        return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
     def events(self, name: str) -> list[Any]:
         return [{"reason": "Killing", "message": "Stopping container stage"}]

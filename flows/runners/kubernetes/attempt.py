@@ -26,13 +26,11 @@ from flows.runners.kubernetes.diagnosis import (
     last_warnings,
     why_taken,
 )
-from flows.runners.kubernetes.identity import Pod
-from flows.runners.place import PlaceAwayError, Poller, StageJob
+from flows.runners.kubernetes.identity import ATTEMPT, Pod, name_of
+from flows.runners.place import PlaceAwayError, StageJob
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER, UserError
 from stages.contract.events import Failure, parse_event
 
-# Between two looks at the pods, which all stages of a run share.
-_POLL_SECONDS = 2.0
 # Volumes and networks that cannot be had show in a pod's events alone.
 _EVENTS_SECONDS = 10.0
 _TICK_SECONDS = 2.0
@@ -48,7 +46,7 @@ _API_SECONDS = 300.0
 _REPORT_SECONDS = 20.0
 # The node of a killed pod reports the kill after other pods have lost their connections.
 _CAUSE_SECONDS = 5.0
-_AWAY = (ApiException, *UNREACHABLE)
+_AWAY = (ApiException, ValueError, *UNREACHABLE)
 
 
 class _Node:
@@ -82,16 +80,9 @@ class _Node:
 class PodAttempt:
     """The pods of one attempt."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        poller: Poller[Pod],
-        job: StageJob,
-        execution: Execution,
-        name: str,
-    ) -> None:
+    def __init__(self, cluster: Cluster, job: StageJob, execution: Execution, name: str) -> None:
         self._cluster = cluster
-        self._poller = poller
+        self._selector = f"{ATTEMPT}={name}"
         self._job = job
         self._pending_seconds = execution.kubernetes.pending_seconds
         num_nodes = job.request.resources.nodes
@@ -99,7 +90,7 @@ class PodAttempt:
         self.title = f"pods {', '.join(node.name for node in self._nodes)}"
         # A node may be slow to say that a pod has ended, or never do so.
         self._seconds_to_end = execution.grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
-        self._began = time.monotonic()
+        self._answered_at = time.monotonic()
         self._asked_at: float | None = None
         self._cause_by: float | None = None
 
@@ -174,18 +165,20 @@ class PodAttempt:
         self._job.log.write(f"[node {number + 1}] {line}")
 
     def _look(self) -> None:
-        seen_at, pods = self._poller.look(_POLL_SECONDS)
-        silent = time.monotonic() - max(seen_at, self._began)
-        if silent > _API_SECONDS:
+        try:
+            pods = {name_of(pod): pod for pod in self._cluster.pods(self._selector)}
+        except _AWAY as error:
+            silent = time.monotonic() - self._answered_at
+            if silent < _API_SECONDS:
+                return
             raise PlaceAwayError(
                 f"{self._job.request.title}: the API server {self._cluster.server} has not "
                 f"answered for {silent:.0f} s; the next attempt takes over what still runs"
-            )
-        # Pods may be younger than the list.
-        if seen_at > self._began:
-            for node in self._nodes:
-                if node.ending is None:
-                    self._see(node, pods.get(node.name))
+            ) from error
+        self._answered_at = time.monotonic()
+        for node in self._nodes:
+            if node.ending is None:
+                self._see(node, pods.get(node.name))
 
     def _see(self, node: _Node, pod: Pod | None) -> None:
         if pod is None:

@@ -16,7 +16,7 @@ from kubernetes.client.exceptions import ApiException
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import UNREACHABLE, Cluster, explain_api_errors, reason_of
+from flows.runners.kubernetes.client import Cluster, explain_api_errors, reason_of
 from flows.runners.kubernetes.diagnosis import (
     ending_of,
     is_asked_to_end,
@@ -37,7 +37,6 @@ from flows.runners.kubernetes.identity import (
 from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
 from flows.runners.place import (
     NoRoomError,
-    Poller,
     StageJob,
     Work,
     chown_outputs,
@@ -64,10 +63,6 @@ class KubernetesPlace:
         self._execution = execution
         self._user = user_of(execution.kubernetes)
         self._cluster = Cluster(execution.kubernetes)
-        self._poller: Poller[Pod] = Poller(
-            lambda: {name_of(pod): pod for pod in self._cluster.pods(selector())},
-            (ApiException, ValueError, *UNREACHABLE),
-        )
         for line in reap_pods(self._cluster):
             _log.warning(line)
 
@@ -90,8 +85,7 @@ class KubernetesPlace:
         return self._work(job, first)
 
     def _work(self, job: StageJob, first: Pod) -> PodAttempt:
-        name = label(first, ATTEMPT)
-        return PodAttempt(self._cluster, self._poller, job, self._execution, name)
+        return PodAttempt(self._cluster, job, self._execution, label(first, ATTEMPT))
 
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
         """Pods for a key, by attempt."""

@@ -3,7 +3,11 @@
 Text formats in place of ``--json``, whose shape changes with each release.
 """
 
+import contextlib
+import math
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +72,31 @@ def own_jobs() -> list[QueuedJob]:
     # A job's name may hold the separator.
     lines = [line.strip().split("|", 4) for line in done.stdout.splitlines()]
     return [QueuedJob(*fields) for fields in lines if len(fields) == 5]
+
+
+class Queue:
+    """This user's jobs by name, asked for once for all that wait for some of them."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self._tried_at = -math.inf
+        self._view: tuple[float, Mapping[str, QueuedJob]] = (-math.inf, {})
+
+    def look(self, seconds: float) -> tuple[float, Mapping[str, QueuedJob]]:
+        """The last view of all jobs, and the time (of `time.monotonic`) at which it was asked for.
+
+        If the last question is older than ``seconds``, the caller asks anew, unless another one is
+        just asking.
+        """
+        is_old = time.monotonic() - self._tried_at > seconds
+        if is_old and self._asking.acquire(blocking=False):
+            try:
+                self._tried_at = time.monotonic()
+                with contextlib.suppress(SlurmUnavailableError):
+                    self._view = self._tried_at, {job.name: job for job in own_jobs()}
+            finally:
+                self._asking.release()
+        return self._view
 
 
 def details(job: str) -> dict[str, str]:

@@ -8,9 +8,8 @@ import shutil
 
 from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
-from flows.runners.place import Poller, StageJob, Work, work_name
+from flows.runners.place import StageJob, Work, work_name
 from flows.runners.slurm import client
-from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import batch_program, default_interpreter
 from flows.runners.slurm.submission import submit_job
 from flows.runners.slurm.work import SlurmJob, folders_for, jobs_folder
@@ -22,9 +21,7 @@ class SlurmPlace:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._poller: Poller[QueuedJob] = Poller(
-            lambda: {job.name: job for job in client.own_jobs()}, (SlurmUnavailableError,)
-        )
+        self._queue = client.Queue()
 
     def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
@@ -39,7 +36,7 @@ class SlurmPlace:
                 # A job that sbatch still starts for it ends at once.
                 shutil.rmtree(folder, ignore_errors=True)
             elif not (folder / "stop").exists():
-                work = SlurmJob(number, folder, job, self._execution, self._poller)
+                work = SlurmJob(number, folder, job, self._execution, self._queue)
         return work
 
     def start(self, job: StageJob) -> Work:
@@ -62,4 +59,4 @@ class SlurmPlace:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         job.on_event(Log(message=f"job {number}: {name}"))
-        return SlurmJob(number, folder, job, execution, self._poller)
+        return SlurmJob(number, folder, job, execution, self._queue)

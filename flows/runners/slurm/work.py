@@ -23,9 +23,9 @@ from pydantic import BaseModel, ValidationError
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import LONGEST_LINE
 from flows.runners.ending import Ending, describe_exit, is_killed
-from flows.runners.place import KEY_CHARACTERS, Poller, StageJob
+from flows.runners.place import KEY_CHARACTERS, StageJob
 from flows.runners.slurm import client, submission
-from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
+from flows.runners.slurm.client import Queue, QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from stages.contract.request import Request
@@ -94,14 +94,14 @@ class SlurmJob:
         folder: Path,
         job: StageJob,
         execution: Execution,
-        poller: Poller[QueuedJob],
+        queue: Queue,
     ) -> None:
         self.title = f"job {number}"
         self._number = number
         self._folder = folder
         self._job = job
         self._execution = execution
-        self._poller = poller
+        self._queue = queue
         self._events = Tail(folder / "events")
         self._outputs = [Tail(folder / name) for name in _OUTPUTS]
         self._began = time.monotonic()
@@ -121,7 +121,7 @@ class SlurmJob:
             job.check_owner()
             # Before the output is read: it is whole once the status is there.
             status = status_of(self._folder)
-            seen_at, jobs = self._poller.look(
+            seen_at, jobs = self._queue.look(
                 submission.POLL_SECONDS if self._asked_at is None else 1.0
             )
             queued = jobs.get(self._folder.name)
