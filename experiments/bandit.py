@@ -15,9 +15,8 @@ from flows.report.statistics import over_seeds
 from flows.report.table import FittedTable
 from stages.contract.digests import derive_seed
 from stages.objectives.bonuses import exploratory_bonus
-from stages.objectives.designs import DESIGNS
-from stages.objectives.divergences import DIVERGENCES
 from stages.objectives.objective import preference_loss
+from stages.objectives.params import undefined
 
 LABELS = {
     "none": "f-DPO",
@@ -45,7 +44,7 @@ GAMES = [
     (method, divergence)
     for divergence in DIVERGENCE_LABELS
     for method in LABELS
-    if DESIGNS[method].refuses(DIVERGENCES[divergence]) is None
+    if undefined(method, divergence) is None
 ]
 """Every combination that is defined, grouped by divergence."""
 KAPPAS = (0.1, 1.0, 10.0)

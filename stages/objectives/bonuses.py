@@ -14,16 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stages.contract.errors import UserError
-from stages.objectives.designs import (
-    DESIGNS,
-    GEB_DESIGNS,
-    PUBLISHED_BONUSES,
-    Design,
-    Terms,
-)
-from stages.objectives.divergences import Divergence, resolve_divergence
+from stages.objectives.designs import DESIGNS, PUBLISHED_BONUSES, Design, Terms
+from stages.objectives.divergences import resolve_divergence
 from stages.objectives.numerics import working_precision
+from stages.objectives.params import undefined
 
 
 @dataclass(frozen=True)
@@ -103,9 +97,13 @@ def exploratory_bonus(
         Bonuses [B], in float64 for float64 input and float32 otherwise.
 
     Raises:
-        UserError: the design is not defined under the divergence.
+        ValueError: the design is not defined under the divergence.
     """
-    row, resolved = defined_bonus(design, divergence, numerics)
+    reason = undefined(design, divergence, numerics)
+    if reason:
+        raise ValueError(f"design {design!r} under {divergence!r}: {reason}")
+    row = DESIGNS[design]
+    resolved = resolve_divergence(divergence)
 
     def per_unit(values: Tensor) -> Tensor:
         """The log π that `probability` means: [B], or [B, T] made harmless off the mask."""
@@ -124,30 +122,3 @@ def exploratory_bonus(
         return Bonus(value, logp, row, terms, None, numerics)
     value = torch.where(mask, value, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     return Bonus(value, logp, row, terms, mask, numerics)
-
-
-def defined_bonus(
-    design: str, divergence: str | float, numerics: str = "exact"
-) -> tuple[Design, Divergence]:
-    """The design and the divergence of a bonus.
-
-    Raises:
-        UserError: the theory does not define the design under the divergence, or the published
-            code has no form of it.
-    """
-    row = DESIGNS[design]
-    resolved = resolve_divergence(divergence)
-    reason = row.refuses(resolved)
-    if reason is not None:
-        raise UserError(
-            f"design {design!r} is not defined under {resolved.name}: {reason}",
-            "choose another combination",
-        )
-    has_form = design not in GEB_DESIGNS or (design, resolved.name) in PUBLISHED_BONUSES
-    if numerics == "paper" and not has_form:
-        raise UserError(
-            f"numerics='paper' has no form of {design!r} under {resolved.name}: the published "
-            "code covers reverse_kl, hellinger and forward_kl",
-            "set numerics='exact'",
-        )
-    return row, resolved

@@ -36,12 +36,8 @@ class Terms:
     @property
     def alpha(self) -> float:
         """α, known to exist."""
-        assert self.divergence.alpha is not None, "checked by defined_bonus"
+        assert self.divergence.alpha is not None, "`undefined` refuses it"
         return self.divergence.alpha
-
-
-def _anywhere(divergence: Divergence) -> None:
-    """No divergence is refused."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,6 @@ class Design:
     """Terms → bonus, elementwise."""
     clamped: Callable[[Terms], Tensor]
     """Terms → booleans, where the true bonus has no float."""
-    refuses: Callable[[Divergence], str | None] = _anywhere
-    """Divergence → why the bonus is not defined under it, or None if it is."""
 
 
 def log_u_one_minus_pi(terms: Terms) -> Tensor:
@@ -108,9 +102,7 @@ def _never(terms: Terms) -> Tensor:
     return torch.zeros_like(terms.logp, dtype=torch.bool)
 
 
-def _geb(
-    name: str, log_u: Callable[[Terms], Tensor], refuses: Callable[[Divergence], str | None]
-) -> Design:
+def _geb(name: str, log_u: Callable[[Terms], Tensor]) -> Design:
     """The bonus u f′(u) − f(u) (Eq. 11) of one design of u."""
 
     def clamped(terms: Terms) -> Tensor:
@@ -119,48 +111,29 @@ def _geb(
         smallest = torch.full_like(log_of_u, torch.finfo(log_of_u.dtype).tiny).log()
         return terms.divergence.gain_saturates(log_of_u) | (log_of_u <= smallest)
 
-    return Design(
-        name, lambda terms: terms.divergence.conjugate_gain(log_u(terms)), clamped, refuses
-    )
+    return Design(name, lambda terms: terms.divergence.conjugate_gain(log_u(terms)), clamped)
 
 
 def _se_popo(terms: Terms) -> Tensor:
     return -centered_sigmoid(terms.beta * terms.logratio) / terms.beta
 
 
-def _needs_alpha(divergence: Divergence) -> str | None:
-    """GEB's u contains α, which only an α-divergence has."""
-    if divergence.alpha is None:
-        return f"its u contains α, and {divergence.name} is not an α-divergence"
-    return None
-
-
-def _reverse_kl_only(divergence: Divergence) -> str | None:
-    """Baselines whose derivation uses that under reverse KL the reward is β times the logratio."""
-    if divergence.name != "reverse_kl":
-        return (
-            "it is derived from r = β log(π/π_ref), which holds under reverse_kl only "
-            "(paper, Appendix A.3)"
-        )
-    return None
-
-
 DESIGNS: dict[str, Design] = {
     row.name: row
     for row in (
         Design("none", _zero, _never),
-        _geb("one_minus_pi", log_u_one_minus_pi, _needs_alpha),
-        _geb("inverse_pi", log_u_inverse_pi, _anywhere),
-        _geb("arctanh", log_u_arctanh, _needs_alpha),
+        _geb("one_minus_pi", log_u_one_minus_pi),
+        _geb("inverse_pi", log_u_inverse_pi),
+        _geb("arctanh", log_u_arctanh),
         Design(
             "feb",
             lambda terms: terms.divergence.conjugate_gain(terms.logratio),
             lambda terms: terms.divergence.gain_saturates(terms.logratio),
         ),
-        Design("selm", lambda terms: -terms.beta * terms.logratio, _never, _reverse_kl_only),
-        Design("xpo", lambda terms: -terms.logp, _never, _reverse_kl_only),
-        Design("vpo", lambda terms: -terms.logratio, _never, _reverse_kl_only),
-        Design("se_popo", _se_popo, _never, _reverse_kl_only),
+        Design("selm", lambda terms: -terms.beta * terms.logratio, _never),
+        Design("xpo", lambda terms: -terms.logp, _never),
+        Design("vpo", lambda terms: -terms.logratio, _never),
+        Design("se_popo", _se_popo, _never),
     )
 }
 """Every exploratory bonus by name; docs/equations.md has their equations."""
@@ -192,5 +165,3 @@ PUBLISHED_BONUSES: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
     ("arctanh", "forward_kl"): lambda logp: _arctanh(logp).log(),
 }
 """(design, divergence) → bonus of log π, elementwise."""
-
-GEB_DESIGNS = frozenset(design for design, _ in PUBLISHED_BONUSES)

@@ -12,6 +12,33 @@ DivergenceName = (
 )
 
 
+ALPHA_DESIGNS = ("one_minus_pi", "arctanh")
+"""Designs of GEB whose u contains α."""
+REVERSE_KL_DESIGNS = ("selm", "xpo", "vpo", "se_popo")
+"""Baselines derived from r = β log(π/π_ref), which holds under reverse KL only (Appendix A.3)."""
+PUBLISHED_DIVERGENCES = ("reverse_kl", 1.0, "hellinger", 0.5, "forward_kl", 0.0)
+"""The α-divergences that have a name, of which the published code is, each also as its α."""
+
+
+def undefined(design: str, divergence: str | float, numerics: str = "exact") -> str | None:
+    """Why the bonus does not exist under the divergence, with the remedy, or None if it does."""
+    is_alpha = not isinstance(divergence, str) or divergence in PUBLISHED_DIVERGENCES
+    if design in ALPHA_DESIGNS and not is_alpha:
+        return f"its u contains α, and {divergence} has none; choose another divergence"
+    if design in REVERSE_KL_DESIGNS and divergence not in ("reverse_kl", 1.0):
+        return (
+            "it is derived from r = β log(π/π_ref), which holds under reverse_kl only "
+            "(paper, Appendix A.3); set divergence to 'reverse_kl'"
+        )
+    is_geb = design in (*ALPHA_DESIGNS, "inverse_pi")
+    if numerics == "paper" and is_geb and divergence not in PUBLISHED_DIVERGENCES:
+        return (
+            "numerics is 'paper', and the published code has no form of it: it covers reverse_kl, "
+            "hellinger and forward_kl; set numerics to 'exact'"
+        )
+    return None
+
+
 class ObjectiveParams(Settings):
     """Loss of a batch: the mean over its pairs of L − κ · L_bonus + nll_weight · NLL.
 
@@ -47,6 +74,13 @@ class ObjectiveParams(Settings):
     length_normalised: bool = False
     """Preference loss on log-ratios per token, as in length-normalised DPO: a longer response gains
     nothing by its length. β then wants to be larger by about the length of a response."""
+
+    @model_validator(mode="after")
+    def _bonus_is_defined(self) -> Self:
+        reason = undefined(self.design, self.divergence, self.numerics)
+        if reason:
+            raise ValueError(f"design {self.design!r} under {self.divergence!r}: {reason}")
+        return self
 
     @model_validator(mode="after")
     def _scores_are_compared_or_labels(self) -> Self:

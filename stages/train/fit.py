@@ -14,7 +14,6 @@ from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
-from stages.objectives.bonuses import defined_bonus
 from stages.objectives.kappa import KappaController
 from stages.train import reference
 from stages.train.data import load_pairs
@@ -39,7 +38,6 @@ class PairFit(Fit[TrainParams]):
 
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
-        defined_bonus(ctx.params.design, ctx.params.divergence, ctx.params.numerics)
         self._own = None
         if ctx.params.objective == "python":
             custom = ctx.params.python

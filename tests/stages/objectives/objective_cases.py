@@ -5,27 +5,24 @@ from torch import Tensor
 
 from stages.objectives.bonuses import Bonus, exploratory_bonus
 from stages.objectives.designs import DESIGNS
-from stages.objectives.divergences import DIVERGENCES, resolve_divergence
+from stages.objectives.divergences import DIVERGENCES
+from stages.objectives.params import undefined
 
 BETA = 0.125
 ALL_DIVERGENCES: tuple[str | float, ...] = (*DIVERGENCES, 0.25, 0.75)
-
-
-def _is_defined(design: str, divergence: str | float) -> bool:
-    return DESIGNS[design].refuses(resolve_divergence(divergence)) is None
 
 
 DEFINED = [
     (design, divergence)
     for design in DESIGNS
     for divergence in ALL_DIVERGENCES
-    if _is_defined(design, divergence)
+    if undefined(design, divergence) is None
 ]
 REFUSED = [
     (design, divergence)
     for design in DESIGNS
     for divergence in ALL_DIVERGENCES
-    if not _is_defined(design, divergence)
+    if undefined(design, divergence)
 ]
 
 

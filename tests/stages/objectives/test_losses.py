@@ -71,7 +71,7 @@ def test_a_divergence_outside_the_family_is_one_row(monkeypatch):
     half = torch.tensor([0.5]).log()
     bonus = bonus_of(half, "inverse_pi", "chi2")
     assert bonus.item() == pytest.approx(3.0)
-    with pytest.raises(ValueError, match="is not defined under chi2: its u contains α"):
+    with pytest.raises(ValueError, match="'arctanh' under 'chi2': its u contains α"):
         bonus_of(half, "arctanh", "chi2")
 
 

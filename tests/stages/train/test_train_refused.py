@@ -54,6 +54,9 @@ def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
             ({"design": design, "target_ratio": 0.1}, "no κ gives a ratio to 0; set train.kappa")
             for design in ("feb", "selm", "vpo", "se_popo")
         ),
+        ({"design": "xpo", "divergence": "hellinger"}, "set divergence to 'reverse_kl'"),
+        ({"design": "arctanh", "divergence": "js"}, "choose another divergence"),
+        ({"numerics": "paper", "divergence": 0.25}, "set numerics to 'exact'"),
         (
             {"lora": {"save": "adapter"}},
             r"lora\.save = 'adapter' with lora\.rank = 0.*set lora\.rank",
