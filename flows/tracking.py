@@ -25,6 +25,8 @@ from stages.contract.digests import sha256_of
 
 # Time for the trackers to take what is left when the run is over.
 _LAST_SECONDS = 60.0
+# Sections that change no figure.
+_NO_RESULT = {"execution", "resources", "estimation", "store"}
 Points = list[tuple[int, dict[str, float]]]
 News = dict[str, tuple[str, Points]]
 
@@ -125,7 +127,11 @@ class _Thread(threading.Thread):
             self.failure = f"{type(error).__name__}: {error}"
 
     def _send(self, file: Path) -> None:
+        digest = sha256_of(self._config.model_dump(mode="json", exclude=_NO_RESULT))
         state = json.loads(file.read_text()) if file.exists() else {}
+        if state.get("settings") != digest:
+            # Curves of other settings are another session.
+            state = {"settings": digest}
         sent = state.setdefault("sent", {})
         session = None
         while (news := self.news.get()) is not None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -62,9 +63,11 @@ attempt(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), fails=sys.argv[5] == "
 """
 
 
-def attempt(folder: Path, tracker: str, done: int, *, fails: bool) -> list[str]:
+def attempt(
+    folder: Path, tracker: str, done: int, *, fails: bool = False, **changes: object
+) -> list[str]:
     """One attempt at a run of two iterations with one tracker; returns the warnings."""
-    settings = {"name": "tracked", "iterations": 2, "tracking": {"report_to": [tracker]}}
+    settings = {"name": "tracked", "iterations": 2, "tracking": {"report_to": [tracker]}} | changes
     config = RunConfig.model_validate(settings)
     record = RunRecord(Store.open(str(folder / "store"), create=True), "tracked")
     record.path.mkdir(parents=True, exist_ok=True)
@@ -186,6 +189,26 @@ READERS: dict[str, Callable[[Path], Found]] = {
 }
 
 
+class Session:
+    id = "first"
+    given: ClassVar[list[str | None]] = []
+
+    def __init__(self, *arguments: Any) -> None:
+        self.given.append(arguments[-1])
+
+    def log(self, *_: object) -> None: ...
+
+    def close(self, _: bool) -> None: ...
+
+
+def test_other_settings_begin_another_session(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "_SESSIONS", {"tensorboard": Session})
+    attempt(tmp_path, "tensorboard", 1)
+    attempt(tmp_path, "tensorboard", 2, execution={"parallel": 2})
+    attempt(tmp_path, "tensorboard", 2, train={"beta": 0.07})
+    assert Session.given == [None, "first", None]
+
+
 class Refusing:
     def __init__(self, *_: object) -> None:
         raise ConnectionError("no login")
@@ -208,7 +231,7 @@ def test_a_tracker_that_fails_costs_one_warning_that_names_it(
 ):
     monkeypatch.setattr(tracking, "_SESSIONS", {"tensorboard": session})
     monkeypatch.setattr(tracking, "_LAST_SECONDS", 0.1 if session is Hanging else 60.0)
-    [warning] = attempt(tmp_path, "tensorboard", 2, fails=False)
+    [warning] = attempt(tmp_path, "tensorboard", 2)
     assert warning.startswith(message)
 
 
