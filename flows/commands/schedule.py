@@ -52,7 +52,7 @@ def schedule(
     except ValueError as error:
         remedy = 'write minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as UTC'
         raise UserError(f"--cron {cron!r}, --timezone {timezone!r}: {error}", remedy) from error
-    parameters = {"preset": NO_PRESET, "config": run.to_values(), "fresh": fresh}
+    parameters = {"preset": NO_PRESET, "config": run.given_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
         deployment = read_deployment(client, "iterate/iterate")
         entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=slug)

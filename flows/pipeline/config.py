@@ -276,6 +276,10 @@ class RunConfig(StageSettings):
         """The same as nested sections of plain values."""
         return self.model_dump(mode="json", exclude=_hidden())
 
+    def given_values(self) -> dict[str, Any]:
+        """The settings as they were given: without defaults, and with `auto` for another host."""
+        return {**self._given, "store": self.store}
+
     def for_suite(self, name: str) -> RunConfig:
         """The configuration by which a suite's steps are made; UserError if there is none."""
         if name not in self.suites:

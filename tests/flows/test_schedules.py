@@ -42,7 +42,7 @@ def starts(schedule: DeploymentSchedule) -> list[int]:
     return [date.astimezone(ZoneInfo("Europe/Berlin")).hour for date in dates]
 
 
-def test_a_schedule_has_the_whole_configuration_as_its_parameters(client, tmp_path):
+def test_a_schedule_has_the_given_settings_as_its_parameters(client, tmp_path):
     config = write_config(tmp_path, name="nightly")
     options = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--set", "train.beta=0.07")
     geb_ok("schedule", config, *options)
@@ -55,6 +55,7 @@ def test_a_schedule_has_the_whole_configuration_as_its_parameters(client, tmp_pa
     assert starts(schedule) == [3, 3], "o'clock, before and after a change of clocks"
     assert schedule.parameters["fresh"]
     assert schedule.parameters["config"]["train"]["beta"] == 0.07
+    assert "max_grad_norm" not in schedule.parameters["config"]["train"], "no default"
     assert schedule.parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"
     assert "there is a schedule 'nightly' already" in geb_refused("schedule", config, *options)
     assert geb("schedule", config, *options, "--name", "other", "--same").returncode == 0
