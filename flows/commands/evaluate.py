@@ -30,7 +30,7 @@ PolicyArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Registered model (NAME, NAME@ALIAS, NAME:VERSION), checkpoint folder, or hub id.",
+        help="Registered model (NAME, NAME@ALIAS, NAME:VERSION), folder (./NAME), or hub id.",
     ),
 ]
 

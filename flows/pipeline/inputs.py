@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
 from flows.pipeline.external import External, Externals, RepoType, resolve, unread
@@ -20,7 +19,8 @@ ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 def resolve_model(location: str, store: Store) -> list[External]:
     """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
 
-    A registered model is ``name``, ``name@alias`` or ``name:version``; see also :func:`resolve`.
+    A registered model is ``name``, ``name@alias`` or ``name:version``; the others have a slash,
+    so that no folder stands in a registered model's way. See also :func:`resolve`.
 
     Returns:
         The whole checkpoint, and after it the adapter on it if the registered model is one.
@@ -29,7 +29,7 @@ def resolve_model(location: str, store: Store) -> list[External]:
         UserError: The model is unknown.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
-    if "/" in location or Path(location).expanduser().exists():
+    if "/" in location:
         return [resolve(location, "model")]
     version, artifact = ModelRegistry(store).resolve(location)
     base = base_of_adapter(artifact.manifest, version.checkpoint.path)

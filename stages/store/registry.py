@@ -255,9 +255,10 @@ class ModelRegistry:
         """All versions of a model; UserError if there is none."""
         versions = self.versions(name)
         if not versions:
+            names = ", ".join(self.names()) or "none"
             raise UserError(
                 f"the registry has no model {name!r}",
-                f"registered models: {', '.join(self.names()) or 'none'}",
+                f"registered models: {names}; write a folder as ./{name}",
             )
         return versions
 

@@ -105,7 +105,7 @@ def test_an_export_without_room_leaves_no_folder(store, tmp_path):
     assert (new / "README.md").exists()
 
 
-def test_an_adapter_as_checkpoint_is_exported_with_its_base(store, tmp_path):
+def test_an_adapter_as_checkpoint_is_exported_with_its_base(store, tmp_path, monkeypatch):
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)
     ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
@@ -117,4 +117,6 @@ def test_an_adapter_as_checkpoint_is_exported_with_its_base(store, tmp_path):
     assert card.data.library_name == "peft"
     assert card.data.base_model == "owner/model"
     assert card.data.tags == ["dpo", "rlhf"]
-    assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
+    (tmp_path / "kept").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")], "not the folder"
