@@ -19,8 +19,8 @@ ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 def resolve_model(location: str, store: Store) -> list[External]:
     """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
 
-    A registered model is ``name``, ``name@alias`` or ``name:version``; the others have a slash,
-    so that no folder stands in a registered model's way. See also :func:`resolve`.
+    A registered model is ``name``, ``name@alias`` or ``name:version``. A folder and a hub id have
+    a slash. See also :func:`resolve`.
 
     Returns:
         The whole checkpoint, and after it the adapter on it if the registered model is one.

@@ -93,7 +93,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> Ru
     Raises:
         UserError: A field is unknown, or a value is wrong; the message names all of them.
     """
-    values = copy.deepcopy(dict(config._given))
+    values = copy.deepcopy(config.given_values())
     for name, value in fields.items():
         _set(values, name.split("."), value)
     anchor_paths(values, Path.cwd())

@@ -17,7 +17,7 @@ ALPHA_DESIGNS = ("one_minus_pi", "arctanh")
 REVERSE_KL_DESIGNS = ("selm", "xpo", "vpo", "se_popo")
 """Baselines derived from r = β log(π/π_ref), which holds under reverse KL only (Appendix A.3)."""
 PUBLISHED_DIVERGENCES = ("reverse_kl", 1.0, "hellinger", 0.5, "forward_kl", 0.0)
-"""The α-divergences that have a name, of which the published code is, each also as its α."""
+"""The α-divergences that have a name, each also as its α; the published code has no other."""
 
 
 def undefined(design: str, divergence: str | float, numerics: str = "exact") -> str | None:

@@ -255,10 +255,9 @@ class ModelRegistry:
         """All versions of a model; UserError if there is none."""
         versions = self.versions(name)
         if not versions:
-            names = ", ".join(self.names()) or "none"
             raise UserError(
-                f"the registry has no model {name!r}",
-                f"registered models: {names}; write a folder as ./{name}",
+                f"the registry has no model {name!r}; a folder is ./{name}",
+                f"registered models: {', '.join(self.names()) or 'none'}",
             )
         return versions
 
