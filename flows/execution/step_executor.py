@@ -109,14 +109,11 @@ class StepExecutor:
                 if existing is None:
                     self._compute(request, status)
                 artifact = existing or self._made(request)
-        except (StoppedError, KeyboardInterrupt) as error:
-            with contextlib.suppress(GebError):
-                status.ended(self._end, str(error))
-            raise
         except BaseException as error:
+            is_stopped = isinstance(error, StoppedError | KeyboardInterrupt)
             # If the store failed, its error is the one to report.
             with contextlib.suppress(GebError):
-                status.ended("failed", str(error))
+                status.ended(self._end if is_stopped else "failed", str(error))
             raise
         status.ended("reused" if existing else "done")
         return StepResult(artifact, reused=existing is not None)

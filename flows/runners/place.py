@@ -10,6 +10,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ from stages.store.locks import EXPIRY_SECONDS, FileLease
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
+_TITLE_CHARACTERS = 36
 ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
@@ -117,17 +119,29 @@ class Place(Protocol):
 
 
 def work_name(request: Request) -> str:
-    """Name of new work for a request, for people and for who looks for it by its key."""
-    title = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.title)
-    key = request.key[:KEY_CHARACTERS]
-    # It is the name of a file, too: at most 255 bytes.
-    prefix = f"geb-{request.run}-{title}"[:200]
-    return f"{prefix}-{key}-{uuid.uuid4().hex[:6]}"
+    """Name of new work for a request, for people and for who looks for it by its key.
+
+    A number after it leaves it a DNS label, as pods need it.
+    """
+    title = re.sub("[^a-z0-9]+", "-", f"{request.run}-{request.title}".lower())
+    # The end tells more.
+    title = title[-_TITLE_CHARACTERS:].strip("-")
+    return f"geb-{title}-{request.key[:KEY_CHARACTERS]}-{uuid.uuid4().hex[:6]}"
 
 
 def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
     """The right to look after the work at a key: a file that its holder renews while it lives."""
     return FileLease(Path(store) / "orchestrators" / stage / key)
+
+
+def is_left(store: str, stage: str, key: str) -> bool:
+    """True if a key's work has no orchestrator, and this host has the store of that identity."""
+    folder = store.partition("#")[0]
+    # It may be the store of a user who lets no other one look.
+    with suppress(GebError, OSError):
+        is_here = Store.open(folder).identity == store
+        return is_here and orchestrator_lease(folder, stage, key).holder() is None
+    return False
 
 
 def node_commands(

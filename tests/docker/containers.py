@@ -48,11 +48,12 @@ class Docker(Launcher):
         container.kill()
 
     def await_end(self, request: Request, pids: list[int]) -> None:
-        for container in self.containers(f"{STORE_LABEL}={request.store}"):
+        for container in self.containers(f"{STORE_LABEL}={Store.open(request.store).identity}"):
             container.wait()
 
     def left(self, store: Store) -> list[str]:
-        return [container.name for container in self.containers(f"{STORE_LABEL}={store.root}")]
+        containers = self.containers(f"{STORE_LABEL}={store.identity}")
+        return [container.name for container in containers]
 
     def containers(self, label: str) -> list[Any]:
         """Containers with a label, running or not."""

@@ -8,7 +8,7 @@ from typing import Any
 import docker
 import pytest
 
-from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
+from flows.runners.docker.options import STORE_LABEL
 from stages.store.base import Store
 from tests.docker.containers import Docker
 from tests.flows.loop import (
@@ -77,8 +77,9 @@ def undisturbed(finished, tmp_path_factory) -> dict[str, str]:
 
 def at_step(engine: docker.DockerClient, store: Path, step: str) -> Any:
     """The container that computes a step."""
-    labels = [f"{STORE_LABEL}={store}", f"{STEP_LABEL}={step}"]
-    [container] = engine.containers.list(filters={"label": labels})
+    label = f"{STORE_LABEL}={Store.open(str(store)).identity}"
+    name = step.replace("/", "-")
+    [container] = engine.containers.list(filters={"label": label, "name": name})
     return container
 
 

@@ -69,7 +69,7 @@ def test_gpus_are_asked_for_by_name(store):
 
 def test_a_container_has_few_rights_and_is_found_by_its_labels(store):
     resources = Resources(memory_gib=2, cpus=1.5)
-    request = request_of(store, resources=resources, run="small", step="iteration-1/pair")
+    request = request_of(store, resources=resources)
     chosen = options(request, DockerSettings(shm_gib=0.125))
     assert (chosen["cap_drop"], chosen["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
     assert (chosen["read_only"], chosen["ipc_mode"]) == (True, "private")
@@ -80,11 +80,9 @@ def test_a_container_has_few_rights_and_is_found_by_its_labels(store):
     assert chosen["environment"]["GEB_IMAGE"] == "geb-core:0.1.0@sha256:1"
     assert modes(request, DockerSettings())[str(store.root)] == "ro"
     assert chosen["labels"] == {
-        "geb.run": "small",
-        "geb.step": "iteration-1/pair",
         "geb.stage": "pair",
         "geb.key": request.key,
-        "geb.store": str(store.root),
+        "geb.store": store.identity,
         "geb.gpus": "",
     }
 

@@ -8,7 +8,8 @@ import yaml
 
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
-from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
+from flows.runners.kubernetes.manifest import PodGroup, pods_for
+from flows.runners.place import work_name
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput, Request, Resources
 from stages.promote.params import PromoteParams
@@ -35,8 +36,7 @@ def attempt_at(
         kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
     )
     path = f"{request.store}/request.json"
-    name = attempt_name(request)
-    return PodGroup(request, execution, name, (1000, 1000), path, request.store)
+    return PodGroup(request, execution, work_name(request), (1000, 1000), path, request.store)
 
 
 def pod(request: Request, **settings: Any) -> Any:
@@ -66,7 +66,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "environment": {"A": "1"},
     "secrets": {"TOKEN": "hub/token"},
-    "labels": {"kueue.x-k8s.io/queue-name": "research", "geb/key": "other"},
+    "labels": {"kueue.x-k8s.io/queue-name": "research", "geb/attempt": "other"},
     "extra_resources": {"rdma/hca": 1},
     "fs_group": 3000,
     "gpu_resource": "amd.com/gpu",
@@ -157,7 +157,9 @@ def test_a_stage_s_settings_override_the_general_ones(store):
     assert pair["spec"]["nodeSelector"] == {"pool": "a100"}
     assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-    assert pair["metadata"]["labels"]["geb/key"] != "other", "by which the runner finds its pods"
+    assert pair["metadata"]["labels"]["geb/attempt"] != "other", (
+        "by which the runner finds its pods"
+    )
     assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
     image = environment(request_of(store), **EVERYTHING)["GEB_IMAGE"]["value"]
     assert image == "other:1", "the manifest records it"
@@ -266,4 +268,4 @@ def test_names_and_labels_are_what_the_api_takes(store):
     assert len(metadata["name"]) <= 63
     assert metadata["name"] == metadata["name"].lower()
     assert all(len(value) <= 63 for value in metadata["labels"].values())
-    assert metadata["annotations"]["geb/full-key"] == request.key
+    assert metadata["annotations"]["geb/key"] == request.key

@@ -8,7 +8,6 @@ import contextlib
 import math
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -21,7 +20,7 @@ from flows.runners.attempt_log import whole_lines
 from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
-from flows.runners.place import PlaceAwayError, StageJob, orchestrator_lease
+from flows.runners.place import PlaceAwayError, StageJob, is_left
 from stages.contract.errors import PreemptedError, UserError
 
 
@@ -133,23 +132,17 @@ def reap_containers(grace_seconds: float) -> list[str]:
         remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
         raise UserError(str(error), remedy) from error
     with contextlib.closing(client):
-        containers = [left for left in containers_with(client, KEY_LABEL) if _is_left(left)]
-        return [remove_left(container, grace_seconds) for container in containers]
+        removed = []
+        for container in containers_with(client, KEY_LABEL):
+            labels = container.labels
+            if is_left(labels[STORE_LABEL], labels[STAGE_LABEL], labels[KEY_LABEL]):
+                removed.append(remove_left(container, grace_seconds))
+        return removed
 
 
 def containers_with(client: docker.DockerClient, *labels: str) -> Any:
     """Containers with these labels, running or not."""
     return client.containers.list(all=True, filters={"label": list(labels)}, ignore_removed=True)
-
-
-def _is_left(container: Container) -> bool:
-    store = container.labels[STORE_LABEL]
-    lease = orchestrator_lease(store, container.labels[STAGE_LABEL], container.labels[KEY_LABEL])
-    try:
-        return Path(store).is_dir() and lease.holder() is None
-    except OSError:
-        # The store of a user who lets no other one look.
-        return False
 
 
 def remove_left(container: Container, grace_seconds: float) -> str:

@@ -19,8 +19,6 @@ _NO_NETWORK = "none"
 # Processes and threads: a stage that forks without end must not take the host with it.
 _MOST_PROCESSES = 4096
 
-RUN_LABEL = "geb.run"
-STEP_LABEL = "geb.step"
 STAGE_LABEL = "geb.stage"
 KEY_LABEL = "geb.key"
 STORE_LABEL = "geb.store"
@@ -84,11 +82,9 @@ def container_options(
         "user": user,
         "environment": environment_for(request, settings) | {IMAGE_VARIABLE: image},
         "labels": {
-            RUN_LABEL: request.run,
-            STEP_LABEL: request.step,
             STAGE_LABEL: request.stage,
             KEY_LABEL: request.key,
-            STORE_LABEL: request.store,
+            STORE_LABEL: Store.open(request.store).identity,
             GPUS_LABEL: ",".join(devices),
         },
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends

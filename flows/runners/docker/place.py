@@ -38,6 +38,7 @@ from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import NoRoomError, StageJob, Work, chown_outputs, work_name
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
+from stages.store.base import Store
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class DockerPlace:
     def find(self, job: StageJob) -> None:
         """See :class:`flows.runners.place.Place`: none goes on without its orchestrator."""
         request = job.request
-        labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={request.store}"]
+        store = Store.open(request.store).identity
+        labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={store}"]
         with contextlib.closing(connect()) as client:
             for container in containers_with(client, *labels):
                 remove_left(container, self._grace_seconds)

@@ -8,22 +8,15 @@ Pod = Mapping[str, Any]
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
 GEB = "geb"
-KEY = "geb/key"
 ATTEMPT = "geb/attempt"
+
+SELECTOR = f"{MANAGED_BY}={GEB}"
+"""Label selector of this project's pods, of whatever store."""
 
 # Annotations: values of any length.
 STORE = "geb/store"
-FULL_KEY = "geb/full-key"
+KEY = "geb/key"
 DEATH = "geb/on-orchestrator-death"
-
-LONGEST = 63
-"""The API's limit for the value of a label."""
-
-
-def selector(key: str = "") -> str:
-    """Label selector of this project's pods, or of those for one key, of whatever store."""
-    managed = f"{MANAGED_BY}={GEB}"
-    return f"{managed},{KEY}={key[:LONGEST]}" if key else managed
 
 
 def name_of(pod: Pod) -> str:

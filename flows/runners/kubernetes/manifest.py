@@ -7,8 +7,6 @@ Kubernetes' Pod Security Standards. Claims are mounted at the paths that the orc
 from __future__ import annotations
 
 import math
-import re
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,8 @@ from flows.runners.kubernetes.identity import (
     ATTEMPT,
     COMPONENT,
     DEATH,
-    FULL_KEY,
     GEB,
     KEY,
-    LONGEST,
     MANAGED_BY,
     STORE,
 )
@@ -162,12 +158,6 @@ class PodGroup:
         return f"{registry}/{tag}" if registry else tag
 
 
-def attempt_name(request: Request) -> str:
-    """Name of a new attempt: a DNS label with room for a pod's number."""
-    title = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.title}".lower())
-    return f"geb-{title.strip('-')[:40].strip('-')}-{uuid.uuid4().hex[:6]}"
-
-
 def pods_for(attempt: PodGroup) -> list[dict[str, Any]]:
     """Manifests of an attempt's pods: the stage's program in the first, its peers in the others.
 
@@ -211,12 +201,11 @@ def _pod(
         | {
             MANAGED_BY: GEB,
             COMPONENT: request.stage,
-            KEY: request.key[:LONGEST],
             ATTEMPT: attempt.name,
         },
         "annotations": {
             STORE: attempt.store,
-            FULL_KEY: request.key,
+            KEY: request.key,
             DEATH: attempt.execution.on_orchestrator_death,
         },
     }

@@ -5,7 +5,6 @@ stop`` the supervisor in the pod ends the stage when that lease is not renewed a
 orchestrator that wants the key takes over pods that still run.
 """
 
-import contextlib
 import logging
 import os
 from pathlib import Path
@@ -26,23 +25,24 @@ from flows.runners.kubernetes.identity import (
     ATTEMPT,
     COMPONENT,
     DEATH,
-    FULL_KEY,
+    KEY,
+    SELECTOR,
     STORE,
     Pod,
     annotation,
     label,
     name_of,
-    selector,
 )
-from flows.runners.kubernetes.manifest import PodGroup, attempt_name, pods_for
+from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.place import (
     NoRoomError,
     StageJob,
     Work,
     chown_outputs,
-    orchestrator_lease,
+    is_left,
+    work_name,
 )
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -91,8 +91,8 @@ class KubernetesPlace:
         """Pods for a key, by attempt."""
         attempts: dict[str, list[dict[str, Any]]] = {}
         store = Store.open(request.store).identity
-        for pod in self._cluster.pods(selector(request.key)):
-            if annotation(pod, STORE) == store:
+        for pod in self._cluster.pods(SELECTOR):
+            if annotation(pod, STORE) == store and annotation(pod, KEY) == request.key:
                 attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return list(attempts.values())
 
@@ -108,7 +108,7 @@ class KubernetesPlace:
         attempt = PodGroup(
             request,
             self._execution,
-            name=attempt_name(request),
+            name=work_name(request),
             user=self._user,
             request_path=path,
             store=store.identity,
@@ -170,29 +170,15 @@ def reap_pods(cluster: Cluster) -> list[str]:
     """
     removed = []
     with explain_api_errors(cluster):
-        for pod in cluster.pods(selector()):
-            if is_asked_to_end(pod):
-                continue
-            identity = annotation(pod, STORE)
-            stage = label(pod, COMPONENT)
-            key = annotation(pod, FULL_KEY)
-            store = identity.partition("#")[0]
+        for pod in cluster.pods(SELECTOR):
             is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
-            if is_kept or not _is_here(store, identity):
+            if is_kept or is_asked_to_end(pod):
                 continue
-            if orchestrator_lease(store, stage, key).holder() is not None:
-                continue
-            name = name_of(pod)
-            cluster.delete_pod(name)
-            removed.append(f"removed pod {name}: its orchestrator is gone")
+            if is_left(annotation(pod, STORE), label(pod, COMPONENT), annotation(pod, KEY)):
+                name = name_of(pod)
+                cluster.delete_pod(name)
+                removed.append(f"removed pod {name}: its orchestrator is gone")
     return removed
-
-
-def _is_here(store: str, identity: str) -> bool:
-    """True if this host has the store that an identity means."""
-    with contextlib.suppress(GebError):
-        return Store.open(store).identity == identity
-    return False
 
 
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:
