@@ -67,11 +67,16 @@ def logs(
     """Print the log of the last attempt at a step, with the place of its file."""
     record = RunRecord.existing(open_store(store), name)
     offsets: dict[Path, int] = {}
+    before: set[str] = set()
     while True:
         run = run_status(record)
         chosen = _chosen(run, step)
-        for logged in chosen:
-            _print_log(record.store, logged, offsets, several=len(chosen) > 1)
+        names = {reached.record.step for reached in chosen}
+        # A step that has ended since the last look has last lines.
+        for logged in run.steps:
+            if logged.record.step in names | before:
+                _print_log(record.store, logged, offsets, several=len(names | before) > 1)
+        before = names
         at_work = run.state == "running" and (
             step is None or any(reached.state in AT_WORK for reached in chosen)
         )
@@ -79,9 +84,8 @@ def logs(
             break
         time.sleep(_FOLLOW_SECONDS)
     if not offsets:
-        names = ", ".join(logged.record.step for logged in chosen)
         raise UserError(
-            f"{record.store.location} has no log of {names or name}",
+            f"{record.store.location} has no log of {', '.join(sorted(names)) or name}",
             "a reused step has its log in the store that computed it; name another step",
         )
 

@@ -5,7 +5,9 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +228,26 @@ def test_logs_without_a_step_follow_the_failed_step(record):
     text = shown(record, "logs", "small", "--follow")
     assert "iteration-1/train failed, attempt 2" in text
     assert text.splitlines()[1:] == ["bar 100 %", "the last word"]
+
+
+def test_following_shows_the_last_lines_of_a_step_that_has_ended(record, monkeypatch):
+    attempt = ExitStack()
+    attempt.enter_context(recorded_attempt(record))
+    folder = record.store.root / "logs/sft" / note(record, "sft", "running").key
+    folder.mkdir(parents=True)
+    log = folder / "20260101-000000-1-1.log"
+    log.write_text("first\n")
+
+    def go_on(_: float) -> None:
+        log.write_text("first\nthe last word\n")
+        note(record, "sft", "done")
+        note(record, "iteration-1/train", "done")
+        attempt.close()
+
+    monkeypatch.setattr("flows.commands.status.time", SimpleNamespace(sleep=go_on))
+    text = shown(record, "logs", "small", "--follow")
+    assert [line for line in text.splitlines() if "sft" not in line] == ["first"]
+    assert "sft: the last word" in text
 
 
 def test_an_overview_of_runs_asks_a_bucket_once_for_all(record, monkeypatch):
