@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from prefect.states import State
+from pydantic import Field
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
@@ -20,12 +21,14 @@ from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
 from flows.report.prefect_artifacts import as_flow, failed, publish_comparison
 from flows.report.summary import Summary
-from stages.contract.errors import GebError, RunCancelledError, UserError
+from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.events import Log
 from stages.store.opening import open_store
 
 _NO_AXES: list[str] = []
 _ONE_SEED = [0]
+AtOnce = Annotated[int, Field(ge=1)]
+"""Number of runs at the same time."""
 
 
 @stage_flow("sweep", "{name}")
@@ -33,7 +36,7 @@ def sweep(
     name: str = "sweep",
     grid: list[str] = _NO_AXES,
     seeds: list[int] = _ONE_SEED,
-    parallel_runs: int = 1,
+    parallel_runs: AtOnce = 1,
     preset: Preset = DEFAULT_PRESET,
     config: SharedOverrides = NOTHING,
 ) -> Comparison | State[Any]:
@@ -112,15 +115,7 @@ def run_cells(
 
     An interrupt or a cancellation starts no further cell, and stops running ones. Observers hear
     the progress under the name of the sweep.
-
-    Raises:
-        UserError: ``parallel_runs`` is below 1.
     """
-    if parallel_runs < 1:
-        raise UserError(
-            f"parallel_runs is {parallel_runs}, and at least one run must be at work",
-            "set it to 1 or more",
-        )
     ended = itertools.count(1)
 
     def run(cell: SweepCell) -> Finding:

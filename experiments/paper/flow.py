@@ -17,7 +17,7 @@ from flows.iterate import NOTHING
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.presets import store_of_overrides
 from flows.report.prefect_artifacts import failed
-from flows.sweep import run_cells
+from flows.sweep import AtOnce, run_cells
 from stages.contract.errors import GebError
 from stages.store.opening import open_store
 
@@ -28,7 +28,7 @@ _ALL: list[str] = []
 def paper(
     scale: Scale = "small",
     only: list[str] = _ALL,
-    parallel_runs: int = 1,
+    parallel_runs: AtOnce = 1,
     config: SharedOverrides = NOTHING,
 ) -> dict[str, Any] | State[Any]:
     """Computes the paper's runs and writes its tables and figures.

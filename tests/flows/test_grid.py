@@ -4,14 +4,12 @@ import json
 
 import pytest
 
-from flows.execution.observer import Session
 from flows.iterate import telling_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import cells, listed, parse_axes
 from flows.pipeline.loading import load_config
 from flows.pipeline.presets import NO_PRESET, configured
 from flows.report.summary import kappa_label
-from flows.sweep import run_cells
 from stages.contract import number_types
 from stages.contract.errors import UserError
 
@@ -79,11 +77,6 @@ def test_a_cell_is_what_a_run_with_its_settings_is(axis, tmp_path, monkeypatch):
 def test_a_name_outside_the_store_is_refused(name):
     with pytest.raises(UserError, match="cannot name a sweep"):
         cells(name, configured("quickstart", {}), {}, [0])
-
-
-def test_no_runs_at_a_time_are_refused():
-    with pytest.raises(UserError, match="parallel_runs is 0"):
-        run_cells([], 0, Session())
 
 
 def test_a_grid_over_kappa_excludes_a_target_ratio():
