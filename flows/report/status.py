@@ -62,7 +62,7 @@ class RunStatus:
     """State of a run.
 
     Attributes:
-        attempts: Executions of its flow, oldest first; none of a run of an older version.
+        attempts: Executions of its flow, oldest first; none if it was killed before the first.
         steps: Steps that the last attempt has reached, in the order in which they began.
         waiting: Names of the others.
         now: Time of the look, in seconds since the epoch.
@@ -77,11 +77,7 @@ class RunStatus:
     @property
     def state(self) -> str:
         """`running`, `completed`, `failed`, `cancelled`, `stopped` or `crashed`."""
-        if self.attempts:
-            return self.attempts[-1].state
-        if not self.waiting and self.num_done == len(self.steps):
-            return "completed"
-        return "failed" if any(step.state == "failed" for step in self.steps) else "stopped"
+        return self.attempts[-1].state if self.attempts else "stopped"
 
     @property
     def num_done(self) -> int:
@@ -96,9 +92,7 @@ class RunStatus:
     @property
     def started(self) -> float | None:
         """Begin of the last attempt."""
-        if self.attempts:
-            return self.attempts[-1].started
-        return min((step.record.started for step in self.steps), default=None)
+        return self.attempts[-1].started if self.attempts else None
 
     @property
     def elapsed(self) -> float | None:
