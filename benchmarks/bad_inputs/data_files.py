@@ -178,7 +178,7 @@ _PROMPTS: dict[str, Bad] = {
     ),
     "no user turn": _row("no user turn", messages=_turns("system")),
     "the assistant alone": _row("no user turn", messages=_turns("assistant")),
-    "a system turn at the end": _row("system", messages=_turns("user", "system")),
+    "a system turn at the end": _row("no user turn", messages=_turns("user", "system")),
     "an empty last turn": _row("empty", messages=_turns("user", content="")),
     "half a surrogate": _line('{"prompt": "r\\ud800d"}', "\\ud800"),
     "half a surrogate as a role": _line(

@@ -12,7 +12,7 @@ from typing import Any
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
 from flows.runners.command_lines import stage_environment, supervised
-from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
+from stages.contract.data_files import files_of_folder, read_data_file
 from stages.contract.errors import EXIT_OK, EXIT_OVERDUE, UserError
 from stages.contract.events import Failure, parse_event
 from stages.contract.request import FileInput
@@ -113,7 +113,7 @@ def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
     """The run's first prompts with their reference answers; none if they cannot be read here."""
     path = Path(next(iter(config.inputs.prompts), "")).expanduser()
     files = files_of_folder(path) if path.is_dir() else [path]
-    if not files or not files[0].is_file() or files[0].suffix not in FILE_SUFFIXES:
+    if not files or not files[0].is_file():
         return []
     try:
         rows = [row for _, row in itertools.islice(read_data_file(files[0]), _PROMPTS)]

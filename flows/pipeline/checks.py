@@ -61,6 +61,11 @@ def _check_samples(config: RunConfig) -> None:
             f"{config.pair.pairs_per_prompt}: no response is in two pairs, so that it takes "
             f"{needed} samples; raise num_samples, or lower pairs_per_prompt"
         )
+    if not config.generate.temperature:
+        raise ValueError(
+            "generate.temperature is 0: all responses to a prompt are the same, and pairs need "
+            "different ones; raise it (1.0 is the default)"
+        )
     lora = config.train.lora
     if lora.save == "adapter" and config.generate.backend == "vllm" and lora.rank > _VLLM_RANK:
         raise ValueError(
@@ -161,16 +166,13 @@ def _check_stage_names(config: RunConfig) -> None:
     """Refuses settings of `execution` for unknown stages."""
     stages = list(type(config.resources).model_fields)
     execution = config.execution
-    docker = execution.docker
     tables: dict[str, Mapping[str, object]] = {
         "interpreters": execution.interpreters,
         "slurm.stages": execution.slurm.stages,
         "kubernetes.stages": execution.kubernetes.stages,
-        "docker.images": docker.images,
-        "docker.network": docker.network,
-        "docker.environment": docker.environment,
-        "docker.secrets": docker.secrets,
     }
+    for name in ("images", "network", "environment", "secrets"):
+        tables[f"docker.{name}"] = getattr(execution.docker, name)
     for name, table in tables.items():
         unknown = table.keys() - set(stages)
         if unknown:

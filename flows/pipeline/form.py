@@ -47,13 +47,15 @@ class OneOf:
         return {"type": "string", "enum": list(self.values())}
 
 
+_OF_A_RUN = ("name", "seed")
+
+
 def _show_empty(schema: dict[str, Any]) -> None:
     """No field is needed. The UI sorts them by position and shows them by title."""
     del schema["required"]
     fields = schema["properties"]
-    # They differ from run to run.
-    first = [name for name in ("name", "seed") if name in fields]
-    for position, name in enumerate(dict.fromkeys([*first, *fields])):
+    # Name and seed, which differ from run to run, come first.
+    for position, name in enumerate(sorted(fields, key=lambda name: name not in _OF_A_RUN)):
         fields[name] |= {"title": name, "position": position}
 
 

@@ -42,10 +42,7 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
     for axis in axes:
         name, separator, text = axis.partition("=")
         name = name.strip()
-        try:
-            values = parse_yaml(f"[{text}]", axis)
-        except UserError:
-            values = []
+        values = parse_yaml(f"[{text}]", axis)
         if not separator or not name or not values:
             raise UserError(
                 f"{axis!r} is not FIELD=VALUE,VALUE", "write for example train.kappa=0.5,1"

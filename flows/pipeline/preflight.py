@@ -2,23 +2,27 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from flows.pipeline.checks import oracles
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External, Externals
-from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import PACKAGES
 from stages.contract.checkpoints import check_checkpoint, read_settings
-from stages.contract.data_files import FILE_SUFFIXES, count_rows, read_data_file
+from stages.contract.data_files import count_rows, read_data_file
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
+from stages.preferences.params import PreferencesParams
+from stages.preferences.rows import read_preference
 from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import read_prompt
 from stages.score.params import ORACLES
+from stages.sft.rows import read_conversation
 
 _CHECKED_ROWS = 1000
 # Where transformers keeps a chat template that is not in the tokenizer's configuration.
@@ -28,16 +32,16 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 def check_run(config: RunConfig, external: Externals) -> None:
     """Checks what a run needs of this machine; UserError if that is not there."""
     _check_checkpoints(config, external)
-    _check_prompts(config.prepare, external)
+    _check_data(config.prepare, external)
     _check_context(config, external)
     _check_environment(config)
-    packages = [PACKAGES[tracker] for tracker in config.tracking.report_to]
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise UserError(
-            f"tracking.report_to: {', '.join(missing)} is not installed",
-            f"install it into the environment of geb: pip install {' '.join(missing)}",
-        )
+    for tracker in config.tracking.report_to:
+        package = PACKAGES[tracker]
+        if find_spec(package) is None:
+            raise UserError(
+                f"tracking.report_to: {package} is not installed",
+                f"install it into the environment of geb: pip install {package}",
+            )
 
 
 def _check_checkpoints(config: RunConfig, external: Externals) -> None:
@@ -46,15 +50,13 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
     Raises:
         UserError: One is damaged or missing, or has no chat template, or is an adapter.
     """
-    settings = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
-    # A suite without an oracle has the run's.
-    for suite in config.suites:
-        name = suite_input(suite, "oracle_model")
-        settings[name] = name
-    for setting, name in settings.items():
+    for name, sources in external.items():
+        if not name.endswith(("policy", "oracle_model")):
+            continue
+        setting = name if name.startswith("suites.") else f"inputs.{name}"
         # A warm start may bring the template.
         has_to_render = name != "policy" or config.inputs.warm_start is None
-        for source in external[name]:
+        for source in sources:
             if not isinstance(source, FileInput):
                 continue
             folder = Path(source.location)
@@ -70,35 +72,44 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
                 )
 
 
-def _check_prompts(params: PrepareParams, external: Externals) -> None:
-    """Reads the first rows of local prompt files as the stage `prepare` will.
+def _check_data(params: PrepareParams, external: Externals) -> None:
+    """Reads the first rows of local data files as their stages will.
 
     Raises:
-        UserError: A row holds no prompt, or the held-out prompts leave none to train on.
+        UserError: A row cannot be read, or the held-out prompts leave none to train on.
     """
-    sources = {name: _data_files(external[name]) for name in ("prompts", "test_prompts")}
-    for path in (*sources["prompts"], *sources["test_prompts"]):
-        for position, row in islice(read_data_file(path), _CHECKED_ROWS):
-            try:
-                read_prompt(row, params, row)
-            except UserError as error:
-                if params.invalid_rows == "refuse":
-                    raise error.at(position) from error
-    is_whole = len(sources["prompts"]) == len(external["prompts"])
-    if external["test_prompts"] or not is_whole:
+    read = partial(read_prompt, params=params, columns=())
+    _check_rows(external["prompts"], read, params.invalid_rows)
+    _check_rows(external["test_prompts"], read, params.invalid_rows)
+    _check_rows(external["warm_start"], read_conversation)
+    _check_rows(external["preferences"], partial(read_preference, params=PreferencesParams()))
+    files = _files(external["prompts"])
+    if external["test_prompts"] or len(files) < len(external["prompts"]):
         return
-    num_rows = sum(count_rows(path) for path in sources["prompts"])
+    num_rows = sum(map(count_rows, files))
     if params.test_prompts >= num_rows:
         raise UserError(
             f"prepare.test_prompts is {params.test_prompts}, and inputs.prompts has {num_rows} "
-            f"rows ({', '.join(map(str, sources['prompts']))})",
+            f"rows ({', '.join(map(str, files))})",
             "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
         )
 
 
-def _data_files(sources: Sequence[External]) -> list[Path]:
+def _check_rows(
+    sources: Sequence[External], read: Callable[[dict[str, Any]], object], invalid: str = "refuse"
+) -> None:
+    for path in _files(sources):
+        for position, row in islice(read_data_file(path), _CHECKED_ROWS):
+            try:
+                read(row)
+            except UserError as error:
+                if invalid == "refuse":
+                    raise error.at(position) from error
+
+
+def _files(sources: Sequence[External]) -> list[Path]:
     paths = [Path(source.location) for source in sources if isinstance(source, FileInput)]
-    return [path for path in paths if path.suffix in FILE_SUFFIXES and path.is_file()]
+    return [path for path in paths if path.is_file()]
 
 
 def _check_context(config: RunConfig, external: Externals) -> None:
@@ -109,12 +120,14 @@ def _check_context(config: RunConfig, external: Externals) -> None:
     elif external["policy"] and isinstance(external["policy"][0], FileInput):
         folder = Path(external["policy"][0].location)
         context = read_settings(folder / "config.json").get("max_position_embeddings")
-    longest = config.generate.max_new_tokens
-    if isinstance(context, int) and longest >= context:
-        raise UserError(
-            f"generate.max_new_tokens is {longest}, and the policy's context has {context} tokens",
-            "lower generate.max_new_tokens",
-        )
+    for section in ("generate", "evaluation"):
+        longest = getattr(config, section).max_new_tokens
+        if isinstance(context, int) and longest >= context:
+            setting = f"{section}.max_new_tokens"
+            raise UserError(
+                f"{setting} is {longest}, and the policy's context has {context} tokens",
+                f"lower {setting}",
+            )
 
 
 def _check_environment(config: RunConfig) -> None:
@@ -149,5 +162,6 @@ def require_interpreter(stage: str, interpreter: str) -> None:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    by_itself = any((folder / name).exists() for name in _TEMPLATE_FILES)
-    return by_itself or bool(read_settings(folder / "tokenizer_config.json").get("chat_template"))
+    if any((folder / name).exists() for name in _TEMPLATE_FILES):
+        return True
+    return bool(read_settings(folder / "tokenizer_config.json").get("chat_template"))

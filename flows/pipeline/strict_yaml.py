@@ -37,10 +37,7 @@ def read_yaml(path: Path) -> Any:
             f"cannot read the configuration {path}: {error.strerror}", "check the path"
         ) from error
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}",
-            "save the file as UTF-8",
-        ) from error
+        raise UserError(f"{path} is not UTF-8 text: {error}", "save the file as UTF-8") from error
     return parse_yaml(text, str(path))
 
 

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from stages.contract.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".parquet")
-FILE_SUFFIXES = (*DATA_SUFFIXES, ".json")
-"""Suffixes of named files; JSON among other files of a folder seldom holds its rows."""
+"""Suffixes in a folder, where JSON seldom holds its rows."""
 BATCH_ROWS = 1024
 _BUFFER_BYTES = 1 << 20
 
@@ -22,16 +21,24 @@ Row = tuple[str, dict[str, Any]]
 
 
 def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Yields the rows of a file in order; its name ends in one of :data:`FILE_SUFFIXES`.
+    """Yields the rows of a file in order.
 
     Where the format allows it, only ``columns`` are read, or all if the file has none of them.
 
     Raises:
-        UserError: The file is not what its name says, or a line or item is no JSON object.
+        UserError: The file is not what its name says, or of no kind that is read, or a line or item
+            is no JSON object.
     """
     if path.suffix == ".json":
         return _read_json(path)
-    return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path, columns)
+    if path.suffix == ".jsonl":
+        return _read_jsonl(path)
+    if path.suffix == ".parquet":
+        return _read_parquet(path, columns)
+    raise UserError(
+        f"{path} is of no known kind: rows are read from .jsonl, .json and .parquet files",
+        "convert the file, or rename it to what it is",
+    )
 
 
 def count_rows(path: Path) -> int:

@@ -79,10 +79,11 @@ def files_of(path: Path) -> list[Path]:
         for entry in sorted(path.rglob("*"))
         if not any(part.startswith(".") for part in entry.relative_to(path).parts)
     ]
-    if lost := next(
-        (entry for entry in entries if entry.is_symlink() and not entry.exists()), None
-    ):
-        raise UserError(f"{lost} is a link to no file", "copy the folder again, or remove the link")
+    for entry in entries:
+        if entry.is_symlink() and not entry.exists():
+            raise UserError(
+                f"{entry} is a link to no file", "copy the folder again, or remove the link"
+            )
     return [entry for entry in entries if entry.is_file()]
 
 

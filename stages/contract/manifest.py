@@ -111,8 +111,8 @@ class Manifest(BaseModel):
         prefix = f"{path}/" if path else ""
         chosen = {
             name.removeprefix(prefix): record.sha256
-            for name, record in self.files.items()
-            if name.startswith(prefix) and not record.telemetry
+            for name, record in self.files_at(path).items()
+            if not record.telemetry
         }
         if path and not chosen:
             raise KeyError(f"artifact {self.stage}/{self.key[:12]} has no {path!r}")
@@ -124,17 +124,6 @@ def _seal(content: dict[str, Any]) -> str:
     return sha256_of(json.loads(to_json(content, inf_nan_mode="null")))
 
 
-def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
-    """Measures one finished file."""
-    status = path.stat()
-    return FileRecord(
-        size=status.st_size,
-        sha256=sha256_file(path),
-        mtime_ns=status.st_mtime_ns,
-        telemetry=telemetry,
-    )
-
-
 def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
     """Measures all files under ``scratch`` and makes them readable for everyone.
 
@@ -143,10 +132,17 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
     for path in scratch.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     files = files_by_name(scratch)
-    records = in_threads(
-        lambda name: describe_file(files[name], telemetry=name in telemetry), files
-    )
-    return dict(zip(files, records, strict=True))
+    digests = in_threads(sha256_file, files.values())
+    described = {}
+    for (name, path), digest in zip(files.items(), digests, strict=True):
+        status = path.stat()
+        described[name] = FileRecord(
+            size=status.st_size,
+            sha256=digest,
+            mtime_ns=status.st_mtime_ns,
+            telemetry=name in telemetry,
+        )
+    return described
 
 
 def read_manifest(path: Path) -> Manifest:

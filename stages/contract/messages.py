@@ -1,7 +1,7 @@
 """Chat messages in a person's rows: one reader for prompts, preferences and conversations.
 
 A message has a role and a text. Fields that carry anything else, such as a call of a tool, are
-refused; other fields are not read.
+refused, in the row as well; other fields are not read.
 """
 
 import json
@@ -14,13 +14,13 @@ from stages.contract.errors import UserError
 
 Messages = list[dict[str, str]]
 ROLES = ("system", "user", "assistant")
-# A turn with one of these says more than its text.
-_CARRIERS = ("tool_calls", "function_call", "images", "image", "videos", "audio", "audios")
+CARRIERS = ("tools", "tool_calls", "function_call", "images", "image", "videos", "audio", "audios")
+"""Fields of a row or of a message that say more than its text."""
 # Some exports write the list of messages as text into a column.
 _WRITTEN_MESSAGES = re.compile(r"""\s*(?:\[\s*)?\{\s*["'](?:role|content|from)["']\s*:""")
 _REMEDY = (
-    f'write messages as {{"role": {" | ".join(ROLES)}, "content": text}}, name another column, or '
-    "remove the row (prepare does so with `invalid_rows: drop`)"
+    'write messages as {"role": system | user | assistant, "content": text}, name another column, '
+    "or remove the row (prepare does so with `invalid_rows: drop`)"
 )
 
 
@@ -87,14 +87,19 @@ def listed_messages(value: Any, name: str) -> list[Any] | None:
     return parsed if isinstance(parsed, list) else [parsed]
 
 
-def _read_message(turn: Any, name: str) -> dict[str, str]:
-    fields = turn if isinstance(turn, Mapping) else {}
-    carriers = [field for field in _CARRIERS if fields.get(field)]
+def require_text_alone(fields: Mapping[str, Any], place: str = "the row") -> None:
+    """Refuses a row or a message that carries more than text."""
+    carriers = [field for field in CARRIERS if fields.get(field)]
     if carriers:
         raise UserError(
-            f"column {name!r} holds a turn with {', '.join(carriers)}, and only text is read",
+            f"{place} holds {', '.join(carriers)}, and only text is read",
             "write it as text, or remove the row (prepare does so with `invalid_rows: drop`)",
         )
+
+
+def _read_message(turn: Any, name: str) -> dict[str, str]:
+    fields = turn if isinstance(turn, Mapping) else {}
+    require_text_alone(fields, f"a turn of column {name!r}")
     role = fields.get("role")
     content = fields.get("content")
     if role not in ROLES or not isinstance(content, str):

@@ -7,7 +7,6 @@ from pathlib import Path
 from stages.contract.data_files import (
     BATCH_ROWS,
     DATA_SUFFIXES,
-    FILE_SUFFIXES,
     Row,
     column_names,
     count_rows,
@@ -54,10 +53,9 @@ class RowSource:
 
 def open_source(
     given: ResolvedInput,
-    what: str,
     *,
-    subset: str | None,
-    split: str,
+    subset: str | None = None,
+    split: str = "train",
     hub_file: str | None = None,
     columns: tuple[str, ...] = (),
 ) -> RowSource:
@@ -67,7 +65,6 @@ def open_source(
 
     Args:
         given: The input.
-        what: What its rows are, for messages.
         subset: Configuration of a hub data set that has several.
         split: Split of a hub data set.
         hub_file: File of a hub repository that is read in place of subset and split.
@@ -75,18 +72,18 @@ def open_source(
     """
     if isinstance(given.source, HubInput):
         if hub_file is not None:
-            return _open_file(_fetch(given.source, hub_file), what, columns)
+            return _open_file(_fetch(given.source, hub_file), columns)
         return _open_hub_data(given.source, subset, split, columns)
     assert given.path is not None
     if not given.path.is_dir():
-        return _open_file(given.path, what, columns)
+        return _open_file(given.path, columns)
     files = files_of_folder(given.path)
     if not files:
         raise UserError(
-            f"{given.path} holds no files of {what} ({', '.join(DATA_SUFFIXES)})",
+            f"{given.path} holds no data files ({', '.join(DATA_SUFFIXES)})",
             "name a file, or a folder that holds such files",
         )
-    parts = [_open_file(path, what, columns) for path in files]
+    parts = [_open_file(path, columns) for path in files]
     return RowSource(
         name=str(given.path),
         num_rows=sum(part.num_rows for part in parts),
@@ -95,12 +92,7 @@ def open_source(
     )
 
 
-def _open_file(path: Path, what: str, columns: tuple[str, ...]) -> RowSource:
-    if path.suffix not in FILE_SUFFIXES:
-        raise UserError(
-            f"{path} is of no known kind: {what} are read from {', '.join(FILE_SUFFIXES)} files",
-            "convert the file, or rename it to what it is",
-        )
+def _open_file(path: Path, columns: tuple[str, ...]) -> RowSource:
     return RowSource(
         str(path), count_rows(path), lambda: read_data_file(path, columns), column_names(path)
     )

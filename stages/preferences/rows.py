@@ -11,6 +11,7 @@ from stages.contract.messages import (
     listed_messages,
     read_answer,
     read_messages,
+    require_text_alone,
     with_system,
 )
 from stages.preferences.params import PreferencesParams
@@ -39,6 +40,7 @@ class Preference:
 
 def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Preference:
     """Reads a row; UserError if it holds no preference."""
+    require_text_alone(row)
     given = row.get("prompt")
     prompt, chosen = _side(row, "chosen", given)
     other, rejected = _side(row, "rejected", given)

@@ -26,12 +26,11 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     tokenizer = load_tokenizer(policy)
     require_chat_template(tokenizer, policy.name_or_path, ctx.params.chat_template_args)
     prompts = {
-        bytes.fromhex(row["prompt_id"])
-        for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
+        row["prompt_id"] for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
     counts = Counter(rows=0, pairs=0, ties=0, other_prompts=0)
     [data] = ctx.inputs["data"]
-    source = open_source(data, "preferences", subset=ctx.params.subset, split=ctx.params.split)
+    source = open_source(data, subset=ctx.params.subset, split=ctx.params.split)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for place, row in source.rows():
             counts["rows"] += 1
@@ -57,12 +56,12 @@ def _pair(
     tokenizer: Any,
     preference: Preference,
     params: PreferencesParams,
-    prompts: set[bytes],
+    prompts: set[str],
     counts: Counter[str],
 ) -> dict[str, Any] | None:
     """The row of a preference; None, counted, for one that makes no pair."""
     identity = prompt_id(preference.messages)
-    if bytes.fromhex(identity) not in prompts:
+    if identity not in prompts:
         counts["other_prompts"] += 1
         return None
     row = _tokenized(tokenizer, identity, preference, params)

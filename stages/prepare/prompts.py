@@ -8,7 +8,13 @@ from typing import Any
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
-from stages.contract.messages import Messages, read_messages, whole_text, with_system
+from stages.contract.messages import (
+    Messages,
+    read_messages,
+    require_text_alone,
+    whole_text,
+    with_system,
+)
 from stages.prepare.params import PrepareParams
 
 
@@ -33,16 +39,16 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collecti
     Trailing assistant turns are cut off, so that supervised data can serve as prompts. Errors show
     all columns of the source, or the row's if they are empty.
     """
+    require_text_alone(row)
     shown = ", ".join(columns or row) or "none"
     messages = _messages(row, params, shown)
     length = len(messages)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     cut = len(messages) < length
-    last = messages[-1]["role"] if messages else "none"
-    if last != "user":
+    if not messages or messages[-1]["role"] != "user":
         raise UserError(
-            f"the prompt has no user turn at its end: its last turn is {last}",
+            "the prompt has no user turn at its end",
             "end every prompt with a user message, or set `invalid_rows: drop`",
         )
     if not messages[-1]["content"].strip():

@@ -14,6 +14,7 @@ import numpy as np
 
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
+from stages.contract.messages import CARRIERS
 from stages.harness.context import ResolvedInput, StageContext
 from stages.harness.program import Stage
 from stages.modeling.sources import RowSource, open_source
@@ -72,16 +73,18 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
             "give one source, which is split, or one for each iteration; for 0 iterations none",
         )
     columns = (
+        *CARRIERS,
         params.messages_column,
         params.prompt_column,
         params.reference_column,
         params.reference_column.partition(".")[0],
         *params.reference_columns,
     )
-    hub = {"subset": params.subset, "hub_file": params.hub_file}
 
     def opened(given: ResolvedInput, split: str) -> RowSource:
-        return open_source(given, "prompts", split=split, columns=columns, **hub)
+        return open_source(
+            given, subset=params.subset, split=split, hub_file=params.hub_file, columns=columns
+        )
 
     sources = [(number, opened(source, params.split)) for number, source in enumerate(train, 1)]
     return sources + [(_TEST_SOURCE, opened(source, params.test_split)) for source in test]

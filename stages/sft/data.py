@@ -9,20 +9,16 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.contract.messages import ROLES, Messages, read_answer, read_messages
+from stages.contract.messages import ROLES, Messages
 from stages.harness.context import ResolvedInput
 from stages.modeling.chat import render_answered
 from stages.modeling.sources import open_source
 from stages.sft.params import SftParams
+from stages.sft.rows import read_conversation
 from stages.training.batches import Example
 
 Placed = tuple[str, Messages]
 """A conversation after its place (``sft.jsonl, line 3``)."""
-
-_FORMS = (
-    'write rows as {"messages": [{"role": "user", "content": …}, {"role": "assistant", '
-    '"content": …}]} or {"prompt": …, "response": …}'
-)
 
 
 def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iterator[Placed]:
@@ -35,44 +31,17 @@ def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iter
             The message names it.
     """
     for data in inputs:
-        source = open_source(data, "conversations", subset=None, split="train")
+        source = open_source(data)
         place = ""
         for place, row in source.rows():
             try:
-                conversation = _conversation(row)
+                conversation = read_conversation(row)
             except UserError as error:
                 raise error.at(place) from error
             yield place, conversation
         source.warn_of_unread_fields(events)
         if not place:
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
-
-
-def _conversation(row: dict[str, Any]) -> Messages:
-    turns = row.get("messages")
-    prompt = row.get("prompt")
-    response = row.get("response")
-    if turns is not None:
-        conversation = read_messages(turns, "messages")
-    elif prompt is not None and response is not None:
-        answer = read_answer(response, "response")
-        conversation = read_messages(prompt, "prompt")
-        conversation.append({"role": "assistant", "content": answer})
-    else:
-        raise UserError(
-            f"the row has neither messages nor a prompt and a response (columns: {', '.join(row)})",
-            _FORMS,
-        )
-    roles = [turn["role"] for turn in conversation]
-    if roles[-1:] != ["assistant"] or not conversation[-1]["content"].strip():
-        raise UserError(
-            f"the conversation does not end with an assistant turn that says something (roles: "
-            f"{', '.join(roles) or 'none'})",
-            "the last turn is what the policy learns to say: add it, or remove the row",
-        )
-    if "user" not in roles:
-        raise UserError(f"the conversation has no user turn (roles: {', '.join(roles)})", "add one")
-    return conversation
 
 
 PAD = "<pad>"

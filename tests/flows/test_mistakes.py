@@ -32,6 +32,7 @@ SETTINGS: dict[str, list[str]] = {
     "pair.pairs_per_prompt=2": ["num_samples is 2", "pairs_per_prompt 2", "4 samples"],
     "generate.stop_token_ids=true": ["generate.stop_token_ids", "not true"],
     "generate.num_samples=0": ["generate.num_samples", "greater than or equal to 1", "0"],
+    "generate.temperature=0": ["generate.temperature is 0", "pairs need different ones"],
     "generate.shard_index=0": ["generate.shard_index is set by the run"],
     "generate.max_new_tokens=64": ["the policy's context has 64 tokens"],
     "inputs.warm_start=null": ["no policy to start from"],
@@ -95,6 +96,11 @@ SETTINGS: dict[str, list[str]] = {
     "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 rows"],
     "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 rows"],
     "inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
+    "inputs.prompts=[@/shadow]": ["shadow is of no known kind: rows are read from .jsonl"],
+    "inputs.warm_start=@/good.jsonl": ["good.jsonl, line 1", "neither messages nor a prompt and"],
+    "inputs.preferences=@/good.jsonl": ["good.jsonl, line 1", "'chosen'"],
+    "inputs.prompts=[@/picture.jsonl]": ["picture.jsonl, line 1: the row holds images"],
+    "evaluation.max_new_tokens=64": ["evaluation.max_new_tokens is 64", "context has 64 tokens"],
     "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
 }
 # Addresses and keys of servers; {} is the oracle.
@@ -215,6 +221,7 @@ def place(tmp_path_factory) -> Path:
         "empty": [],
         "held-out": [{"prompt": "red"}] * 16,
         "number": [{"prompt": 5}],
+        "picture": [{"prompt": "red", "images": ["red.png"]}],
         "no-user": [{"messages": system}],
     }.items():
         write_jsonl(folder / f"{name}.jsonl", rows)

@@ -154,6 +154,10 @@ def test_system_prompts_match_prepare_and_generate(paired):
             {"prompt": ASKED, "chosen": [{**said("")[0], "tool_calls": [1]}], "rejected": "a"},
             "tool_calls",
         ),
+        (
+            {"prompt": ASKED, "chosen": "a", "rejected": "b", "images": ["x"]},
+            "the row holds images",
+        ),
     ],
 )
 def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):

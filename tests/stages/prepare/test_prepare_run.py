@@ -113,6 +113,15 @@ def test_texts_keep_characters_that_separate_lines(store, tmp_path, character):
     assert {row["reference_answer"] for row in prepared} == {f"x{character}y"}
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_row_with_a_picture_is_refused(store, tmp_path, suffix):
+    rows = [{"prompt": name, "images": images} for name, images in (("a", []), ("b", ["b.png"]))]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    write_jsonl(tmp_path / "p.jsonl", rows)
+    with pytest.raises(UserError, match="2: the row holds images"):
+        prepare(store, tmp_path / f"p.{suffix}", iterations=1, test_prompts=1)
+
+
 def test_fields_of_messages_that_are_not_read_are_named(store, tmp_path):
     turns = [{"role": "user", "content": "red"}, {"role": "user", "content": "blue", "name": "Ann"}]
     # Arrow gives every turn of a table the fields of all, with nulls.
@@ -233,7 +242,7 @@ def test_bad_files_are_refused(store, tmp_path):
         ([bad_file(tmp_path / "d.jsonl", b"\n\n")], "d.jsonl holds no prompts"),
         ([bad_file(tmp_path / "e.parquet", b"no parquet")], "is not a Parquet file"),
         ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
-        ([other_folder], "holds no files of prompts"),
+        ([other_folder], "holds no data files"),
         ([FileInput(location="missing.jsonl", digest="0")], "no such file or folder"),
         ([good, good], "2 training sources for 3 iterations"),
         ([], "0 training sources for 3 iterations"),

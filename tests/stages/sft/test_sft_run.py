@@ -193,6 +193,7 @@ ANSWER = {"role": "assistant", "content": "Here are one cats."}
         ([{"prompt": "Count", "response": 3}], "line 1: column 'response' holds neither text"),
         ([["Count one cats."]], r"line 1: a \w+, not an object"),
         ([{"messages": [{"role": "tool", "content": "x"}, USER, ANSWER]}], "no message of text"),
+        ([{"messages": [USER, ANSWER], "tools": [{"name": "x"}]}], "the row holds tools"),
     ],
 )
 def test_bad_rows_are_refused_with_their_place(sft, tmp_path, rows, message):
@@ -212,5 +213,5 @@ def test_files_that_are_no_data_are_refused(sft, tmp_path):
         sft(data=parquet)
     table = tmp_path / "data.csv"
     table.write_text("prompt,response\n")
-    with pytest.raises(UserError, match="of no known kind: conversations are read from"):
+    with pytest.raises(UserError, match="of no known kind: rows are read from"):
         sft(data=table)
