@@ -268,7 +268,7 @@ def _profile(figures: Figures, variation: Variation, loop: TrainingLoop[Any]) ->
     """The kernels that take the most of a micro-batch's passes."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        [batch, *_] = loop.plan.batches(0, 0, loop.objective.make_batch)
+        [batch, *_] = loop.plan.batches(0, 0)
         loop.micro_step(batch, last=True)
         torch.cuda.synchronize()
     events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)

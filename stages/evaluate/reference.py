@@ -57,7 +57,7 @@ class Reference:
         tokens = zip(rows["prompt_token_ids"], rows["response_token_ids"], strict=True)
         for prompt, response in tokens:
             examples.append(Example(prompt.values.to_numpy(), response.values.to_numpy()))
-        lengths = [example.num_tokens for example in examples]
+        lengths = [example.row_tokens for example in examples]
         require_static_rope(
             self._model.config,
             self._place,

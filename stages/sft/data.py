@@ -118,7 +118,7 @@ def make_examples(
             example = make_example(tokenizer, conversation, params)
         except UserError as error:
             raise error.at(place) from error
-        if example.num_tokens <= max_length:
+        if example.row_tokens <= max_length:
             examples.append(example)
         else:
             num_dropped += 1

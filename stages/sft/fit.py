@@ -1,7 +1,7 @@
 """Training on conversations, from data files to a warm-started policy."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from stages.sft.data import (
     read_conversations,
 )
 from stages.sft.params import ArchitectureParams, SftParams
-from stages.training.batches import Batch
+from stages.training.batches import Example
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.loop import Objective
@@ -47,24 +47,17 @@ def new_model(
     return model.to(device=device, dtype=torch.float32).eval()
 
 
-class AnswerLikelihood(Objective[Batch]):
+class AnswerLikelihood(Objective[Example]):
     """The mean negative log-likelihood of a global batch's answer tokens."""
-
-    num_sums = 1
 
     def __init__(self, engine: Engine, learning_rate: float) -> None:
         self._engine = engine
         self.remedy = f"lower sft.learning_rate ({learning_rate:g})"
 
-    def micro_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The negative log-likelihood, and the number of conversations."""
-        logprobs = self._engine.logprobs(batch.rows)
-        count = float(len(batch.rows.response_mask))
-        return -logprobs.sum(), torch.full((1,), count, dtype=torch.float64, device=logprobs.device)
-
-    def step_record(self, sums: Tensor) -> dict[str, float]:
-        """The number of conversations."""
-        return {"num_conversations": sums.item()}
+    def micro_loss(self, samples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """The negative log-likelihood, and no sums."""
+        logprobs = self._engine.logprobs(self._engine.rows(samples))
+        return -logprobs.sum(), logprobs.new_empty(0, dtype=torch.float64)
 
 
 class ConversationFit(Fit[SftParams]):

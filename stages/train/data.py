@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
-from stages.objectives.objective import ResponseLogps
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.counts import novelty
 from stages.train.params import LengthParams, TrainParams
-from stages.training.batches import Batch, IntArray, Sample
+from stages.training.batches import IntArray, Sample
 
 _SIDE_COLUMNS = ("token_ids", "logprobs", "score")
 _COLUMNS = (
@@ -101,7 +100,7 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
         counts.read += 1
         if not all(map(len, (pair.prompt, *pair.responses))):
             counts.dropped_empty += 1
-        elif pair.num_tokens <= params.max_length_tokens:
+        elif pair.row_tokens <= params.max_length_tokens:
             pairs.append(pair)
         else:
             counts.truncated += 1
@@ -181,47 +180,6 @@ def _response(row: dict[str, Any], side: str) -> Response:
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
 """Per-token log π_ref by `Pair.index`: of the chosen and of the rejected response."""
-
-
-@dataclass(frozen=True)
-class PairBatch(Batch):
-    """A micro-batch of pairs."""
-
-    ref_logprobs: Tensor
-    """log π_ref per response token, zero if there is none, [2B, S]."""
-    tie: Tensor
-    """Booleans [B]; neither response is preferred."""
-    scores: Tensor
-    """The oracle's, [2B]."""
-    bonus_factor: Tensor
-    """Factors of the bonuses, [2B]."""
-
-    def sides(self, logp: Tensor) -> tuple[ResponseLogps, ResponseLogps]:
-        """Chosen and rejected responses, whose log π per token is ``logp``, [2B, S]."""
-
-        def of(side: slice) -> ResponseLogps:
-            return ResponseLogps(
-                token_logp=logp[side],
-                ref_token_logp=self.ref_logprobs[side],
-                mask=self.rows.response_mask[side],
-                score=self.scores[side],
-                bonus_factor=self.bonus_factor[side],
-            )
-
-        pairs = len(self.tie)
-        return of(slice(0, pairs)), of(slice(pairs, 2 * pairs))
-
-
-def make_pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
-    """A micro-batch of pairs and of the fields of :class:`Batch`."""
-    responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    return PairBatch(
-        ref_logprobs=padded_logprobs(pairs, reference),
-        tie=torch.tensor([pair.tie for pair in pairs]),
-        scores=torch.tensor([response.score for response in responses]),
-        bonus_factor=torch.tensor([response.bonus_factor for response in responses]),
-        **fields,
-    )
 
 
 def padded_logprobs(pairs: Sequence[Pair], logprobs: RefLogprobs) -> Tensor:

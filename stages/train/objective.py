@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.modeling.shared_prefix import on_device
 from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
-from stages.train.data import Pair, PairBatch, RefLogprobs, make_pair_batch
+from stages.train.data import Pair, RefLogprobs, padded_logprobs
 from stages.train.params import TrainParams
+from stages.training.batches import Batch
 from stages.training.engine import Engine, Process
 from stages.training.loop import Objective
 
 
 @dataclass
-class PairObjective(Objective[PairBatch]):
+class PairObjective(Objective[Pair]):
     """The mean over a global batch's pairs of L − κ · L_bonus + weighted NLL."""
 
-    num_sums = len(METRIC_SUMS)
     remedy = (
         "lower train.learning_rate or train.kappa, choose another train.design, or set "
         "train.numerics to 'exact', whose bonus has a value at every π"
@@ -36,20 +37,17 @@ class PairObjective(Objective[PairBatch]):
     ref_logprobs: RefLogprobs
     step_kappa: float = 0.0
 
-    def make_batch(self, samples: Sequence[Pair], **fields: Any) -> PairBatch:
-        """A micro-batch of pairs."""
-        return make_pair_batch(self.ref_logprobs, samples, **fields)
-
-    def before_step(self, batches: list[PairBatch]) -> None:
+    def before_step(self, batches: Sequence[Batch[Pair]]) -> None:
         """Settles the step's κ."""
         if self.kappa_controller.calibrating:
             self._calibrate(batches)
         self.step_kappa = self.kappa_controller.kappa()
 
-    def micro_loss(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
+    def micro_loss(self, samples: Sequence[Pair]) -> tuple[Tensor, Tensor]:
         """The sum of the pairs' losses, and the sums of their metrics."""
+        chosen, rejected, tie = self._forward(samples)
         loss, sums = loss_and_metrics(
-            *self._responses(batch), self.params, self.step_kappa, batch.tie, self.custom_terms
+            chosen, rejected, self.params, self.step_kappa, tie, self.custom_terms
         )
         return loss.sum(), sums
 
@@ -66,16 +64,14 @@ class PairObjective(Objective[PairBatch]):
         """Takes κ's calibration."""
         self.kappa_controller.load_state_dict(state["kappa"])
 
-    def _calibrate(self, batches: list[PairBatch]) -> None:
+    def _calibrate(self, batches: Sequence[Batch[Pair]]) -> None:
         """Shows κ's controller |L| and |bonus| of the coming step, from an extra pass."""
-        device = self.engine.device
-        absolute = torch.zeros(2, dtype=torch.float64, device=device)
+        absolute = torch.zeros(2, dtype=torch.float64, device=self.engine.device)
         with torch.no_grad():
-            for micro_batch in batches:
-                batch = micro_batch.to(device)
+            for batch in batches:
                 # Even if no pair is left for this process: the forward pass is collective.
-                chosen, rejected = self._responses(batch)
-                output = geb_objective(chosen, rejected, self.params, batch.tie, self.custom_terms)
+                chosen, rejected, tie = self._forward(batch.samples)
+                output = geb_objective(chosen, rejected, self.params, tie, self.custom_terms)
                 if batch.weight > 0.0:
                     terms = (output.preference_loss, output.bonus)
                     absolute += torch.stack([term.abs().double().sum() for term in terms])
@@ -89,6 +85,18 @@ class PairObjective(Objective[PairBatch]):
                 "train.probability=token has one"
             )
 
-    def _responses(self, batch: PairBatch) -> tuple[ResponseLogps, ResponseLogps]:
-        logp = batch.rows.pad_responses(self.engine.logprobs(batch.rows))
-        return batch.sides(logp)
+    def _forward(self, pairs: Sequence[Pair]) -> tuple[ResponseLogps, ResponseLogps, Tensor]:
+        """Chosen and rejected responses with their log π, and which pairs are ties: [B]."""
+        device = self.engine.device
+        rows = self.engine.rows(pairs)
+        responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+        columns = (
+            rows.pad_responses(self.engine.logprobs(rows)),
+            on_device(padded_logprobs(pairs, self.ref_logprobs), device),
+            rows.response_mask,
+            on_device(torch.tensor([response.score for response in responses]), device),
+            on_device(torch.tensor([response.bonus_factor for response in responses]), device),
+        )
+        chosen, rejected = zip(*(column.chunk(2) for column in columns), strict=True)
+        tie = on_device(torch.tensor([pair.tie for pair in pairs]), device)
+        return ResponseLogps(*chosen), ResponseLogps(*rejected), tie

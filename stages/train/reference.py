@@ -89,7 +89,7 @@ def _share(
 ) -> RefLogprobs:
     """This process's share of a part."""
     # Both responses of a pair, each after the prompt.
-    lengths = [2 * pair.num_tokens for pair in part]
+    lengths = [2 * pair.row_tokens for pair in part]
     batches = list(token_batches(lengths, params.token_budget * FORWARD_FACTOR))
     share: RefLogprobs = {}
     for first in range(0, len(batches), process.world_size):
@@ -98,7 +98,7 @@ def _share(
         with torch.no_grad(), numerics.forward_context():
             batch = [part[place] for place in places]
             share |= _logprobs(model, batch, params.row_layout, numerics.device)
-        process.check_stop(numerics.device)
+        process.check_stop(everywhere=True)
     return share
 
 

@@ -11,9 +11,9 @@ Shapes: `B` samples of `k` responses each, `R` rows, `T` tokens of a row, `S` to
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -45,19 +45,24 @@ class Sample:
         raise NotImplementedError
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the longest of its rows."""
+    def row_tokens(self) -> int:
+        """Tokens of the prompt and of the longest response."""
         return len(self.prompt) + max(map(len, self.responses))
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens of all responses."""
+        return sum(map(len, self.responses))
 
     @property
     def num_tokens_shared(self) -> int:
         """Tokens of the prompt, once, and of all responses."""
-        return len(self.prompt) + sum(map(len, self.responses))
+        return len(self.prompt) + self.num_response_tokens
 
     @property
-    def num_tokens_unshared(self) -> int:
-        """Tokens of all rows, the prompt in each."""
-        return self.num_tokens_shared + (len(self.responses) - 1) * len(self.prompt)
+    def num_tokens(self) -> int:
+        """Tokens of the prompt, once for each response, and of all responses."""
+        return len(self.responses) * len(self.prompt) + self.num_response_tokens
 
 
 @dataclass(frozen=True)
@@ -79,19 +84,7 @@ class Example(Sample):
 
 
 @dataclass(frozen=True)
-class DeviceTensors:
-    """Base of dataclasses that hold tensors: `to` moves all of them, also of nested ones."""
-
-    def to(self, device: torch.device) -> Self:
-        """A copy on ``device``, dtypes unchanged; to a GPU it does not wait for the copies."""
-        return replace(
-            self,
-            **{field.name: _moved(getattr(self, field.name), device) for field in fields(self)},
-        )
-
-
-@dataclass(frozen=True)
-class Rows(DeviceTensors):
+class Rows:
     """Samples as a model's forward pass takes them."""
 
     input_ids: Tensor
@@ -106,6 +99,17 @@ class Rows(DeviceTensors):
     """Places of the response tokens in the flattened `response_mask`, [N]."""
     groups: tuple[Group, ...] | None
     """Lengths of the packed row's prompts and responses; None for padded rows."""
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on ``device``; to a GPU it does not wait for the copies."""
+        return replace(
+            self,
+            input_ids=on_device(self.input_ids, device),
+            source_index=on_device(self.source_index, device),
+            targets=on_device(self.targets, device),
+            response_mask=on_device(self.response_mask, device),
+            response_index=on_device(self.response_index, device),
+        )
 
     def logprobs(self, model: Callable[..., Tensor]) -> Tensor:
         """Log π of the response tokens by `ResponseLogprobs`, wrapped or not: [N]."""
@@ -187,18 +191,21 @@ def _by_side(samples: Sequence[Sequence[T]]) -> list[T]:
     return [value for side in zip(*samples, strict=True) for value in side]
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, DeviceTensors):
-        return value.to(device)
-    return on_device(value, device) if isinstance(value, Tensor) else value
-
-
 def _ids(parts: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
 S = TypeVar("S", bound=Sample)
-B = TypeVar("B", bound="Batch")
+
+
+@dataclass(frozen=True)
+class Batch(Generic[S]):
+    """A micro-batch of one process."""
+
+    samples: Sequence[S]
+    weight: float
+    """Weight of each term in the global batch's mean; 0 if no sample was left for the process,
+    which computes one all the same because the forward pass is collective."""
 
 
 @dataclass(frozen=True)
@@ -266,29 +273,15 @@ class Plan(Generic[S]):
             for start in range(0, len(parts), self.world_size)
         ]
 
-    def batches(self, step: int, rank: int, make: Callable[..., B]) -> list[B]:
-        """The micro-batches of one process in a step (from 0).
-
-        ``make`` makes a micro-batch of its samples and of the fields of :class:`Batch`.
-        """
+    def batches(self, step: int, rank: int) -> list[Batch[S]]:
+        """The micro-batches of one process in a step (from 0)."""
         terms = sum(self.samples[place].loss_terms for place in self.places_of(step))
+        # Rounded as the loss that it weighs.
+        weight = float(np.float32(1.0 / terms))
         batches = []
         for parts in self.micro_batches(step):
-            places = parts[rank]
-            # A process without samples still takes part in the step's collectives, with weight 0.
-            weight = 1.0 / terms if places else 0.0
-            samples = [self.samples[place] for place in places] or [self.shortest]
-            rows = ROWS[self.params.row_layout](samples)
-            batch = make(
-                samples,
-                rows=rows,
-                # Rounded as the loss that it weighs.
-                weight=float(np.float32(weight)),
-                num_tokens=sum(sample.num_tokens_unshared for sample in samples),
-                num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
-                num_response_tokens=len(rows.targets),
-            )
-            batches.append(batch)
+            samples = [self.samples[place] for place in parts[rank]]
+            batches.append(Batch(samples, weight) if samples else Batch([self.shortest], 0.0))
         return batches
 
     def tokens(self, places: Sequence[int]) -> int:
@@ -296,7 +289,7 @@ class Plan(Generic[S]):
         if self.params.row_layout == "packed":
             return self._tokens(places)
         rows = sum(len(self.samples[place].responses) for place in places)
-        return rows * max((self.samples[place].num_tokens for place in places), default=0)
+        return rows * max((self.samples[place].row_tokens for place in places), default=0)
 
     def _tokens(self, places: Sequence[int]) -> int:
         return sum(self.samples[place].num_tokens_shared for place in places)
@@ -309,7 +302,7 @@ class Plan(Generic[S]):
         """Splits samples into micro-batches, the largest first: what needs too much fails early."""
         count = accumulation * self.world_size
         if self.params.row_layout == "padded":
-            by_length = sorted(places, key=lambda place: (-self.samples[place].num_tokens, place))
+            by_length = sorted(places, key=lambda place: (-self.samples[place].row_tokens, place))
             return [part.tolist() for part in np.array_split(np.array(by_length), count)]
         by_size = sorted(places, key=lambda place: (-self.samples[place].num_tokens_shared, place))
         parts: list[list[int]] = [[] for _ in range(count)]
@@ -320,25 +313,6 @@ class Plan(Generic[S]):
             parts[part].append(place)
             heapq.heappush(loads, (load + self.samples[place].num_tokens_shared, part))
         return [parts[part] for _, part in sorted(loads, key=lambda each: (-each[0], each[1]))]
-
-
-@dataclass(frozen=True)
-class Batch(DeviceTensors):
-    """A micro-batch of one process.
-
-    Numbers that only the host needs are numbers, not tensors: to read them waits for no device.
-    """
-
-    rows: Rows
-    weight: float
-    """Weight of each term in the global batch's mean; 0 if no sample was left for the process,
-    which computes one all the same because the forward pass is collective."""
-    num_tokens: int
-    """Tokens of the samples with each prompt counted once for each response."""
-    num_tokens_shared: int
-    """The same with each prompt counted once."""
-    num_response_tokens: int
-    """Tokens of the responses."""
 
 
 # The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million

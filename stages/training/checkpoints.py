@@ -132,7 +132,6 @@ class Checkpoints:
         if log is not None:
             # The records of the steps that led to it.
             log.write_to(written)
-            own_state = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
-            publish_checkpoint(written, state | own_state, self._folder)
+            publish_checkpoint(written, state | {"layout": self._layout}, self._folder)
         # The others wait here: in a collective of DeepSpeed they would wait for minutes at most.
         self._process.barrier()

@@ -16,14 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.training.adapters import has_adapters
-from stages.training.batches import Plan, Rows
+from stages.training.batches import ROWS, Plan, Rows, Sample
 from stages.training.policy import Numerics
 
 _FILE = "engine.pt"
@@ -49,24 +48,14 @@ class Process:
         """True in the process that writes files and reports."""
         return self.rank == 0
 
-    def check_stop(self, device: torch.device | None = None) -> None:
+    def check_stop(self, *, everywhere: bool = False) -> None:
         """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved.
 
-        Given a device, the signal to any process counts; a collective call.
+        The signal to any process counts if all look ``everywhere``, which is a collective call.
         """
         stop = self.stop_requested()
-        if device is not None:
-            [stop] = self.any([stop], device)
-        if stop:
+        if any(self.gathered(stop)) if everywhere else stop:
             raise StoppedError("asked to stop (SIGTERM)")
-
-    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """Each flag, true if it is in some process; a collective call."""
-        if self.world_size == 1:
-            return list(flags)
-        box = torch.tensor(flags, dtype=torch.int, device=device)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX)
-        return [bool(flag) for flag in box.tolist()]
 
     def sum(self, values: Any) -> Any:
         """A tensor added up over all processes, in place; a collective call."""
@@ -125,18 +114,24 @@ class Engine:
             weight_decay=0.0,
             fused=True,
         )
+        self._plan = plan
         self._wrapped: Any = self._wrap()
-        self.schedule: LRScheduler = get_scheduler(
+        schedule: Any = get_scheduler(
             _SCHEDULES[params.lr_schedule],
             self.optimizer,
             num_warmup_steps=math.ceil(params.warmup_ratio * plan.num_steps),
             num_training_steps=plan.num_steps,
         )
+        [self._share_of_rate] = schedule.lr_lambdas
         if plan.num_steps == 1 and params.warmup_ratio:
             process.events.warning(
                 f"nothing is learnt: the only step is one of warm-up, with a learning rate of 0 "
                 f"(warmup_ratio {params.warmup_ratio:g}); set warmup_ratio to 0, or take more steps"
             )
+
+    def rows(self, samples: Sequence[Sample]) -> Rows:
+        """Samples as the forward pass takes them, on the engine's device."""
+        return ROWS[self._plan.params.row_layout](samples).to(self.device)
 
     def logprobs(self, rows: Rows) -> Tensor:
         """Log π of the response tokens of rows on the engine's device: [N]."""
@@ -157,17 +152,21 @@ class Engine:
         """Adds the gradient of a micro-batch's loss."""
         loss.backward()
 
-    def step(self) -> tuple[float | None, float]:
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step (from 0)."""
+        return self._plan.params.learning_rate * float(self._share_of_rate(step))
+
+    def step(self, learning_rate: float) -> float | None:
         """Updates the weights.
 
         Returns:
-            The norm of the gradient before it was clipped, if it is known, and the learning rate.
+            The norm of the gradient before it was clipped, if it is known.
         """
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
         norm = self._update()
-        [learning_rate, *_] = self.schedule.get_last_lr()
-        self.schedule.step()
         self._wrapped.zero_grad()
-        return norm, float(learning_rate)
+        return norm
 
     def save(self, folder: Path) -> None:
         """Writes trained weights and optimizer state; a collective call."""

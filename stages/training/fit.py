@@ -107,7 +107,6 @@ class Fit(ABC, Generic[P]):
             if resumed is not None:
                 objective.load_state(resumed.state)
                 engine.load(resumed.path)
-                engine.schedule.load_state_dict(resumed.state["schedule"])
             loop = TrainingLoop(engine, objective, self.plan, self.process, log, self._checkpoints)
             loop.run(resumed.step if resumed else 0)
             weights = engine.whole_weights()
@@ -127,7 +126,7 @@ class Fit(ABC, Generic[P]):
         self.plan = Plan(
             samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed
         )
-        longest = max(sample.num_tokens for sample in samples)
+        longest = max(sample.row_tokens for sample in samples)
         for source in sources:
             require_static_rope(
                 load_model_config(source),

@@ -46,12 +46,10 @@ class ZeroEngine(Engine):
                 self._set_master(share, whole)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds the gradient of a micro-batch's loss; the last one of a step updates the weights."""
+        """Adds the gradient of a micro-batch's loss."""
         self._wrapped.set_gradient_accumulation_boundary(is_boundary=last)
         # The loss is a part of the global batch's mean already.
         self._wrapped.backward(loss, scale_wrt_gas=False)
-        if last:
-            self._wrapped.step()
 
     def save(self, folder: Path) -> None:
         """Writes what training goes on from; a collective call."""
@@ -71,6 +69,7 @@ class ZeroEngine(Engine):
         return wrapped
 
     def _update(self) -> float | None:
+        self._wrapped.step()
         norm = self._wrapped.get_global_grad_norm()
         return norm.item() if isinstance(norm, Tensor) else norm
 

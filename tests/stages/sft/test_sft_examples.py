@@ -71,7 +71,7 @@ def test_a_conversation_that_the_template_refuses_is_named():
 
 
 def test_long_conversations_are_left_out_and_counted(tokenizer):
-    length = make_example(tokenizer, CONVERSATION, SftParams()).num_tokens
+    length = make_example(tokenizer, CONVERSATION, SftParams()).row_tokens
     long, short = ("a", CONVERSATION), ("b", CONVERSATION[-2:])
     examples, num_dropped = make_examples(tokenizer, [long, short, long], SftParams(), length)
     assert (len(examples), num_dropped) == (3, 0)

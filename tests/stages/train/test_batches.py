@@ -1,7 +1,6 @@
 """Batches: the pairs of each step."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.data import Pair, PairBatch, Response, make_pair_batch
+from stages.train.data import Pair, Response, padded_logprobs
 from stages.train.params import TrainParams
 from stages.training.batches import ROWS, Plan
 
@@ -30,14 +29,6 @@ def make_plan(
 ) -> Plan[Pair]:
     params = TrainParams(**{"epochs": 2, "micro_batch_tokens": 20} | changes)
     return Plan(pairs, params, global_batch, world_size, seed)
-
-
-def pair_batches(plan: Plan[Pair], rank: int) -> list[PairBatch]:
-    """A process's micro-batches of the first step, with the sampler's log-probabilities."""
-    reference = {
-        pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in plan.samples
-    }
-    return plan.batches(0, rank, partial(make_pair_batch, reference))
 
 
 def odd_pairs(num_pairs: int) -> list[Pair]:
@@ -114,7 +105,9 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
     pairs = [make_pair(index, 2, 3, 1 + index) for index in range(3)]
     plan = make_plan(pairs, epochs=1, micro_batch_tokens=1, world_size=2)
     weights = [
-        batch.weight * len(batch.tie) for rank in range(2) for batch in pair_batches(plan, rank)[:2]
+        batch.weight * len(batch.samples)
+        for rank in range(2)
+        for batch in plan.batches(0, rank)[:2]
     ]
     assert sum(weights) == pytest.approx(1.0)
     assert weights.count(0.0) == 1
@@ -150,7 +143,7 @@ def test_packed_rows_hold_each_prompt_once():
 @pytest.mark.parametrize("row_layout", ["packed", "padded"])
 def test_reference_values_lie_where_the_policy_s_do(row_layout):
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
-    plan = make_plan(pairs, epochs=1, row_layout=row_layout)
-    batch = pair_batches(plan, 0)[0]
-    policy = batch.rows.pad_responses(-batch.rows.targets.float())
-    assert torch.equal(batch.ref_logprobs, policy)
+    rows = ROWS[row_layout](pairs)
+    policy = rows.pad_responses(-rows.targets.float())
+    sampled = {pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in pairs}
+    assert torch.equal(padded_logprobs(pairs, sampled), policy)
