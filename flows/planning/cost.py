@@ -59,9 +59,8 @@ def training_bytes(number: int, params: TrainingParams, processes: int) -> float
     zero = params.deepspeed.zero_stage
     deepspeed = zero != "off"
     stage = 0 if zero == "off" else zero
-    in_16_bits = params.precision == "bfloat16"
     adapters = params.lora.rank > 0
-    size = 2 if in_16_bits and (deepspeed or adapters) else 4
+    size = 2 if adapters and params.precision == "bfloat16" and stage < 3 else 4
     weights = size * number / (processes if stage >= 3 else 1)
     gradients = 4 * number / (processes if stage >= 2 else 1)
     states = _MOMENTS + (_MASTER_COPY if deepspeed else 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Generic
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import set_seed
 
 from stages.contract.adapters import write_base
@@ -27,7 +27,7 @@ from stages.training.adapters import (
     save_adapters,
 )
 from stages.training.batches import ROWS, Plan
-from stages.training.checkpoints import Checkpoint, Checkpoints
+from stages.training.checkpoints import Checkpoints
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
@@ -60,8 +60,6 @@ class Fit(ABC, Generic[P]):
         self.numerics = Numerics.of(
             ctx.params, on_gpu=ctx.request.resources.gpus > 0, local_rank=process.local_rank
         )
-        start = ctx.model("policy") if ctx.has("policy") else None
-        self._base = start and replace(start, adapter=None)
         self.cautions: list[str] = []
         """Doubts about the result, which the report repeats."""
         self._compiling_failed = False
@@ -97,7 +95,7 @@ class Fit(ABC, Generic[P]):
         with self._out_of_memory_explained():
             self.prepare()
             resumed = self._checkpoints.find_resume_point()
-            engine = self._engine(resumed)
+            engine = self._engine()
             objective = self.make_objective(engine)
             log = None
             if self.process.is_first:
@@ -135,7 +133,7 @@ class Fit(ABC, Generic[P]):
                 remedy=f"set {self.ctx.params.stage}.max_length_tokens={{limit}}",
             )
 
-    def _engine(self, resumed: Checkpoint | None) -> Engine:
+    def _engine(self) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
         zero_stage = self.ctx.params.deepspeed.zero_stage
         if zero_stage == "off":
@@ -151,12 +149,9 @@ class Fit(ABC, Generic[P]):
         with zero.sharded_loading(config):
             model = self._policy()
             self._choose_by_memory(model)
-        masters = None if resumed else self._masters(model.policy)
         engine = zero.ZeroEngine(model, self.plan, self.numerics, self.process, config)
         if zero_stage == 3:
             check_model(causal_lm(model.policy), self.ctx.params, self.numerics)
-        if masters is not None:
-            engine.set_masters(masters)
         return engine
 
     def _policy(self) -> ResponseLogprobs:
@@ -227,27 +222,6 @@ class Fit(ABC, Generic[P]):
             logprobs.sum().backward()
             model.zero_grad()
 
-    def _masters(self, policy: nn.Module) -> dict[str, Tensor] | None:
-        """Trained weights in float32, in the first process; None if DeepSpeed gets no roundings."""
-        if self.numerics.weights == "float32":
-            return None
-        exact: Any = policy
-        # Adapters and a new model are made in float32, and DeepSpeed rounds them.
-        if self._base is not None and not has_adapters(policy):
-            if load_model_config(self._base).get_text_config().dtype == torch.bfloat16:
-                return None
-            exact = self._load_base() if self.process.is_first else nn.Module()
-        return {
-            name: weight.detach().to("cpu", torch.float32, copy=True)
-            for name, weight in exact.named_parameters()
-            if weight.requires_grad and self.process.is_first
-        }
-
-    def _load_base(self) -> Any:
-        """The starting checkpoint without adapters, in float32 in the host's memory."""
-        assert self._base is not None
-        return load_causal_lm(self._base, dtype="float32", device=torch.device("cpu"))
-
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, or adapters in its place."""
         folder = self.ctx.out / "checkpoint"
@@ -257,7 +231,9 @@ class Fit(ABC, Generic[P]):
             write_base(folder, self.ctx.inputs["policy"][0].source)
             return
         if has_adapters(policy):
-            weights = merge_adapters(policy, weights, self._load_base())
+            source = replace(self.ctx.model("policy"), adapter=None)
+            base = load_causal_lm(source, dtype="float32", device=torch.device("cpu"))
+            weights = merge_adapters(policy, weights, base)
         save_checkpoint(causal_lm(policy), weights, self.tokenizer, folder)
 
     @contextmanager

@@ -50,21 +50,16 @@ class Numerics:
     """Type of the weights in memory."""
     autocast: bool
     """True if matrix products are in bfloat16 although the weights are float32."""
-    bfloat16: bool
-    """True if the forward pass is in bfloat16 at all."""
 
     @classmethod
     def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
         """Chooses the numerics for a process."""
         bfloat16 = params.precision == "bfloat16"
-        # DeepSpeed keeps its own float32 master weights; frozen weights need none.
-        in_deepspeed = params.deepspeed.zero_stage != "off"
-        low = bfloat16 and (in_deepspeed or params.lora.rank > 0)
         return cls(
             device=torch.device("cuda", local_rank) if on_gpu else torch.device("cpu"),
-            weights="bfloat16" if low else "float32",
-            autocast=bfloat16 and not in_deepspeed,
-            bfloat16=bfloat16,
+            # Weights that are trained must hold updates far smaller than themselves.
+            weights="bfloat16" if bfloat16 and params.lora.rank else "float32",
+            autocast=bfloat16,
         )
 
     def forward_context(self) -> torch.autocast:

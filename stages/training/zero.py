@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
@@ -25,25 +24,8 @@ from stages.training.policy import Numerics, check_model
 class ZeroEngine(Engine):
     """An engine whose gradients, optimizer state and weights DeepSpeed shards as its stage says.
 
-    Under ZeRO-3 the policy is loaded within :func:`sharded_loading`. In bfloat16 the optimizer
-    updates float32 copies of the weights, the masters; the model computes with their roundings.
+    Under ZeRO-3 the policy is loaded within :func:`sharded_loading`.
     """
-
-    def set_masters(self, weights: dict[str, Tensor]) -> None:
-        """Starts from float32 weights, which DeepSpeed was given rounded; a collective call.
-
-        ``weights`` are the policy's trained ones, by name, in the first process.
-        """
-        import torch.distributed as dist
-
-        for name, share in self.model.policy.named_parameters():
-            if share.requires_grad:
-                shape = getattr(share, "ds_shape", share.shape)
-                whole = torch.empty(shape, device=self.device)
-                if self._process.is_first:
-                    whole.copy_(weights[name])
-                dist.broadcast(whole, src=0)
-                self._set_master(share, whole)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of a micro-batch's loss."""
@@ -73,28 +55,12 @@ class ZeroEngine(Engine):
         norm = self._wrapped.get_global_grad_norm()
         return norm.item() if isinstance(norm, Tensor) else norm
 
-    def _set_master(self, share: Tensor, whole: Tensor) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
-        if not hasattr(share, "ds_tensor"):
-            safe_set_full_fp32_param(share, whole)
-            return
-        # DeepSpeed's own division of a whole weight fails unless all shards are full.
-        size = share.ds_tensor.numel()
-        padding = size * self._process.world_size - whole.numel()
-        shards = functional.pad(whole.flatten(), (0, padding)).split(size)
-        safe_set_local_fp32_param(share, shards[self._process.rank])
-
     def _whole(self, share: Tensor) -> Tensor | None:
         import deepspeed
-        from deepspeed.utils import safe_get_full_fp32_param
 
-        master = safe_get_full_fp32_param(share) if share.requires_grad else None
-        is_sharded = master is None and hasattr(share, "ds_id")
-        with deepspeed.zero.GatheredParameters([share], enabled=is_sharded):
-            whole = share if master is None else master
+        with deepspeed.zero.GatheredParameters([share], enabled=hasattr(share, "ds_id")):
             # DeepSpeed's tensors are parts of large ones, which would be written whole.
-            return whole.detach().to("cpu", copy=True) if self._process.is_first else None
+            return share.detach().to("cpu", copy=True) if self._process.is_first else None
 
 
 def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
@@ -103,15 +69,9 @@ def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     config = _config(params, numerics, params.deepspeed.zero_stage)
     if params.deepspeed.offload_optimizer:
         config["zero_optimization"]["offload_optimizer"] = _on_host(numerics)
-    elif params.deepspeed.zero_stage == 1:
-        # Its gradients are one tensor, which would be copied, and rounded to bfloat16, on the way.
-        config["bf16"]["immediate_grad_update"] = True
-        config["communication_data_type"] = "fp32"
     return config | {
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": params.max_grad_norm,
-        # In bfloat16 the sum over micro-batches would lose their last digits.
-        "data_types": {"grad_accum_dtype": "fp32"},
         # DeepSpeed wants its compiled AdamW for an offloaded optimizer; torch's is the one
         # that gives the same result everywhere.
         "zero_force_ds_cpu_optimizer": False,
@@ -128,7 +88,12 @@ def _config(params: TrainingParams, numerics: Numerics, stage: int | str) -> dic
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": stage}
         | ({"offload_param": _on_host(numerics)} if offload else {}),
-        "bf16": {"enabled": numerics.bfloat16},
+        # Weights, gradients and their sums are float32 in all processes.
+        "torch_autocast": {
+            "enabled": numerics.autocast,
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
         "steps_per_print": 2**31,
     }
 
