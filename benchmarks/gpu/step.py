@@ -147,8 +147,6 @@ class _Chooser(Fit[TrainParams]):
         self.plan = plan
         self.numerics = numerics
         self.process = process
-        self.cautions = []
-        self._compiling_failed = False
 
     def load_model(self) -> ResponseLogprobs:
         raise NotImplementedError
@@ -296,10 +294,8 @@ def _engine(
     policy: Any = random_model(shape)
     policy = policy.to(numerics.device, getattr(torch, numerics.weights))
     model = logprob_model(policy, params, numerics)
-    if variation.compiled_reference:
+    if variation.compiled_reference or (variation.as_stage and chooser.pays_to_compile()):
         compile_layers(model.policy)
-    if variation.as_stage:
-        chooser.compile_layers(model.eval())
     ref_logprobs = _reference(model, plan.samples, numerics)
     leave_layers_eager(model.policy)
     if task.lora_rank:
@@ -312,8 +308,6 @@ def _engine(
         compile_layers(model.policy)
     if variation.as_stage:
         chooser._choose_by_memory(model)
-        for caution in chooser.cautions:
-            print(caution)
         plan = chooser.plan
     kind = MasterEngine if variation.masters else Engine
     return kind(model, plan, numerics, process), ref_logprobs

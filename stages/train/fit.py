@@ -24,7 +24,7 @@ from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.metrics import StepLog, summarize
-from stages.training.policy import leave_layers_eager, load_logprob_model
+from stages.training.policy import compile_layers, leave_layers_eager, load_logprob_model
 
 LARGE_GAP = 0.1
 """Nats a token between log π_ref and the sampler's, in the mean, above which the result is in
@@ -55,13 +55,14 @@ class PairFit(Fit[TrainParams]):
             require_same_tokenizer(self._models["policy"], self._models["reference"])
         self.set_plan(self._pairs, ctx.params.global_batch_pairs, self._models.values())
         self._loaded: ResponseLogprobs | None = None
+        self._cautions: list[str] = []
         self._tell_counts()
 
     def prepare(self) -> None:
         """Computes log π_ref, or reads what an earlier attempt computed."""
         params = self.ctx.params
         stage = params.deepspeed.zero_stage
-        layers = "compiled" if self._pays_to_compile() else "eager"
+        layers = "compiled" if self.pays_to_compile() else "eager"
         # An attempt with other kernels or types rounds differently: its parts are not read.
         folder = f"reference-{self.numerics.device.type}-{params.row_layout}-zero-{stage}-{layers}"
         self._ref_logprobs = reference.compute_reference(
@@ -98,7 +99,7 @@ class PairFit(Fit[TrainParams]):
             "pair_counts": asdict(self._counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": self._gap,
-            "cautions": self.cautions,
+            "cautions": self._cautions,
             "metrics": summarize(log.records, epoch=params.epochs),
         }
         (out / "summary.json").write_text(dump_json(summary))
@@ -129,7 +130,8 @@ class PairFit(Fit[TrainParams]):
                 yield engine
             return
         whole = self._load("reference").eval()
-        self.compile_layers(whole)
+        if self.pays_to_compile():
+            compile_layers(whole.policy)
         yield whole
         leave_layers_eager(whole.policy)
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
@@ -159,7 +161,9 @@ class PairFit(Fit[TrainParams]):
                 "generate.backend=transformers; if they agree then, the sampler's engine is wrong",
             )
         if mean > LARGE_GAP:
-            self.caution(f"{finding}; set generate.dtype=float32, or sample by transformers")
+            caution = f"{finding}; set generate.dtype=float32, or sample by transformers"
+            self.process.events.warning(caution)
+            self._cautions = [caution]
         return gap
 
     def _tell_counts(self) -> None:

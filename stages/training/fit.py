@@ -26,7 +26,7 @@ from stages.training.adapters import (
     merge_adapters,
     save_adapters,
 )
-from stages.training.batches import ROWS, Plan
+from stages.training.batches import Plan
 from stages.training.checkpoints import Checkpoints
 from stages.training.engine import Engine, Process
 from stages.training.launch import P
@@ -38,7 +38,6 @@ from stages.training.policy import (
     compile_layers,
     compute_repeatably,
     enable_gradient_checkpointing,
-    leave_layers_eager,
     pays_to_compile,
     with_memory_choices,
 )
@@ -60,9 +59,6 @@ class Fit(ABC, Generic[P]):
         self.numerics = Numerics.of(
             ctx.params, on_gpu=ctx.request.resources.gpus > 0, local_rank=process.local_rank
         )
-        self.cautions: list[str] = []
-        """Doubts about the result, which the report repeats."""
-        self._compiling_failed = False
         self._checkpoints = Checkpoints(ctx.work, ctx.params, process)
 
     @abstractmethod
@@ -79,11 +75,6 @@ class Fit(ABC, Generic[P]):
 
     def prepare(self) -> None:
         """Computes what the first step needs; nothing by default."""
-
-    def caution(self, sentence: str) -> None:
-        """Warns of something that the report repeats."""
-        self.cautions.append(sentence)
-        self.process.events.warning(sentence)
 
     def run(self) -> None:
         """Trains, and writes the artifact's files; on the CPU the same bytes each time.
@@ -165,27 +156,8 @@ class Fit(ABC, Generic[P]):
             leave_casts_to_autocast(model.policy)
         return model
 
-    def compile_layers(self, model: ResponseLogprobs) -> None:
-        """Compiles a model's layers if that pays; leaves them eager, with a caution, if it fails.
-
-        Policy and reference are compiled alike: rounding differs between compiled and eager layers.
-        """
-        if not self._pays_to_compile() or self._compiling_failed:
-            return
-        compile_layers(model.policy)
-        try:
-            self._pass(model, self.plan.samples[:1])
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            self._compiling_failed = True
-            leave_layers_eager(model.policy)
-            reason = str(error).strip().partition("\n")[0]
-            self.caution(
-                f"layers are not compiled, training is slower: {type(error).__name__}: {reason}"
-            )
-
-    def _pays_to_compile(self) -> bool:
+    def pays_to_compile(self) -> bool:
+        """True if layers are compiled: the policy's and the reference's, which round alike then."""
         params = self.ctx.params
         tokens = sum(sample.num_tokens_shared for sample in self.plan.samples) * params.epochs
         tokens //= self.process.world_size
@@ -200,7 +172,7 @@ class Fit(ABC, Generic[P]):
             # All processes plan the same micro-batches, whatever card they have.
             own_memory = torch.cuda.get_device_properties(device).total_memory
             memory = min(self.process.gathered(own_memory))
-        compiled = self._pays_to_compile()
+        compiled = self.pays_to_compile()
         chosen = with_memory_choices(params, model.policy, memory, compiled=compiled)
         self.plan = replace(self.plan, params=chosen)
         if chosen.gradient_checkpointing:
@@ -210,17 +182,8 @@ class Fit(ABC, Generic[P]):
             self.process.events.info(
                 f"micro-batches of {chosen.token_budget} tokens, activations {kept}"
             )
-        model.train()
-        self.compile_layers(model)
-
-    def _pass(self, model: ResponseLogprobs, samples: Sequence[Any]) -> None:
-        """A micro-batch's passes for nothing; of a model that is not trained the forward pass."""
-        rows = ROWS[self.ctx.params.row_layout](samples).to(self.numerics.device)
-        with torch.set_grad_enabled(model.training), self.numerics.forward_context():
-            logprobs = rows.logprobs(model.to(self.numerics.device))
-        if model.training:
-            logprobs.sum().backward()
-            model.zero_grad()
+        if compiled:
+            compile_layers(model.policy)
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, or adapters in its place."""

@@ -185,7 +185,11 @@ def pays_to_compile(params: TrainingParams, tokens: int, *, on_gpu: bool) -> boo
 
 
 def compile_layers(policy: nn.Module) -> None:
-    """Compiles the decoder's layers once for rows of all lengths; attention is not compiled."""
+    """Compiles the decoder's layers once for rows of all lengths; attention is not compiled.
+
+    What cannot be compiled stays as it is, with a warning in the log.
+    """
+    torch._dynamo.config.suppress_errors = True
     model = causal_lm(policy)
     if not model.get_input_embeddings().weight.requires_grad:
         # Or the first layer, whose input has no gradient, would be compiled apart.
