@@ -131,12 +131,12 @@ def main(stage: Stage[Any]) -> NoReturn:
     run_program(work)
 
 
-def run_program(work: Callable[[Emitter], None], events: Emitter | None = None) -> NoReturn:
+def run_program(work: Callable[[Emitter], None]) -> NoReturn:
     """Does the work of a program and ends it; the exit code is the result.
 
-    ``events``, by default on stdout, take why it failed as well.
+    Stdout takes its events, among them why it failed.
     """
-    events = events or Emitter(_claim_stdout())
+    events = Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)
     try:
         work(events)

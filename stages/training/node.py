@@ -24,8 +24,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
@@ -38,7 +36,7 @@ from stages.contract.errors import (
     StoppedError,
     UserError,
 )
-from stages.contract.events import Emitter, Failure
+from stages.contract.events import Emitter, Failure, parse_event
 from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
 
@@ -86,10 +84,10 @@ class Node:
             return
         self.start()
         with deferred_stop() as stop_requested:
-            workers = [_Worker(self, number) for number in range(self.resources.devices)]
+            workers = [_Worker(self, number, events) for number in range(self.resources.devices)]
             reason = None
             try:
-                self._watch(workers, stop_requested, events)
+                self._watch(workers, stop_requested)
             except Exception as error:
                 reason = str(error)
                 raise
@@ -145,16 +143,11 @@ class Node:
             if self._reason is not None:
                 self.store.set("failed", self._reason)
 
-    def _watch(
-        self, workers: Sequence[_Worker], stop_requested: Callable[[], bool], events: Emitter
-    ) -> None:
+    def _watch(self, workers: Sequence[_Worker], stop_requested: Callable[[], bool]) -> None:
         """Waits for the end of the workers; raises why training failed."""
         is_forwarded = False
         while True:
-            # Before the pipes are read: they then hold all events of a worker that has ended.
             codes = [worker.process.poll() for worker in workers]
-            for worker in workers:
-                worker.hear(events)
             failures = [
                 worker.failure_of(code)
                 for worker, code in zip(workers, codes, strict=True)
@@ -177,60 +170,61 @@ class Node:
                 is_forwarded = True
                 for worker in workers:
                     worker.process.terminate()
-            wait([one.connection for one in workers if not one.connection.closed], _LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
 
 class _Worker:
-    """A worker process of this node, and the pipe through which it reports."""
+    """A worker process of this node, and a thread that reads its events."""
 
-    def __init__(self, node: Node, local_rank: int) -> None:
+    def __init__(self, node: Node, local_rank: int, events: Emitter) -> None:
         per_node = node.resources.devices
-        rank = node.rank * per_node + local_rank
-        world_size = node.resources.world_size
-        self._name = f"training process {rank} of {world_size}"
+        self._rank = node.rank * per_node + local_rank
+        self._world_size = node.resources.world_size
         environment = {
-            "RANK": str(rank),
+            "RANK": str(self._rank),
             "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(world_size),
+            "WORLD_SIZE": str(self._world_size),
             "LOCAL_WORLD_SIZE": str(per_node),
             "MASTER_ADDR": node.store.host,
             "MASTER_PORT": str(node.store.port),
         }
         self._failure: tuple[float, Failure] | None = None
-        self.connection, other = Pipe(duplex=False)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "stages.training.worker", str(os.getpid())],
             env=os.environ | environment,
-            stdout=other.fileno(),
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
         )
-        other.close()
-
-    def hear(self, events: Emitter) -> None:
-        """Repeats the events that it has sent, and notes when and why it failed."""
-        try:
-            while not self.connection.closed and self.connection.poll():
-                at, event = self.connection.recv()
-                if isinstance(event, Failure):
-                    self._failure = at, event
-                else:
-                    events.emit(event)
-        except (EOFError, OSError):
-            self.connection.close()
+        self._reader = threading.Thread(target=self._read, args=(events,), daemon=True)
+        self._reader.start()
 
     def failure_of(self, code: int) -> tuple[float, Exception]:
         """When and why it failed, given its exit code."""
+        self._reader.join(_BEAT_SECONDS)
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         # A killed one reports nothing; the others then lost their connection.
         at, failure = self._failure or (0.0, Failure(kind="crash", message=ended))
         if failure.kind == "user":
             return at, UserError(failure.message, failure.remedy)
-        return at, StageFailedError(f"{self._name} failed: {failure.message}")
+        name = f"training process {self._rank} of {self._world_size}"
+        return at, StageFailedError(f"{name} failed: {failure.message}")
 
     def end(self) -> None:
         """Kills the process; after a failure it waits in a collective."""
         self.process.kill()
         self.process.wait()
-        self.connection.close()
+        # What the process left behind may still hold its stdout.
+        self._reader.join(_BEAT_SECONDS)
+
+    def _read(self, events: Emitter) -> None:
+        """Notes when and why it failed, and repeats how far the first worker is."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event = parse_event(line)
+            if isinstance(event, Failure):
+                self._failure = time.monotonic(), event
+            elif event is not None and self._rank == 0:
+                events.emit(event)
 
 
 def host(work: Path, resources: Resources, call: str) -> Node:

@@ -1,38 +1,21 @@
 """A worker process of a training: ``python -m stages.training.worker PARENT``.
 
 A node (`stages/training/node.py`), whose process id is ``PARENT``, starts it with the variables
-that ``torchrun`` sets, too, and hears on its stdout what it reports and why it failed.
+that ``torchrun`` sets, too, and reads its events, among them why it failed.
 """
 
 import os
 import sys
-import time
 from datetime import timedelta
-from multiprocessing.connection import Connection
-
-from pydantic import BaseModel
 
 from stages.contract.errors import EXIT_STOPPED
-from stages.contract.events import Emitter, Failure
+from stages.contract.events import Emitter
 from stages.harness.program import deferred_stop, run_program
 from stages.harness.supervisor import die_with_parent
 from stages.training.launch import fit_of, load_call
 
 # All wait while the first process writes the checkpoint. Nodes notice by themselves what fails.
 _TIMEOUT = timedelta(hours=6)
-
-
-class _Sender(Emitter):
-    """Emitter whose events go to the node's process, each with its time."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(sys.stderr)
-        self._connection = connection
-
-    def emit(self, event: BaseModel) -> None:
-        """Sends why this worker failed; how far the training is, if it is the first one."""
-        if isinstance(event, Failure) or os.environ["RANK"] == "0":
-            self._connection.send((time.time(), event))
 
 
 def _train(events: Emitter) -> None:
@@ -68,7 +51,4 @@ if __name__ == "__main__":
     die_with_parent()
     if os.getppid() != int(sys.argv[1]):
         os._exit(EXIT_STOPPED)
-    stdout = Connection(os.dup(1), readable=False)
-    # Whatever libraries print goes to stderr, the log.
-    os.dup2(2, 1)
-    run_program(_train, _Sender(stdout))
+    run_program(_train)
