@@ -175,7 +175,7 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     ours, _ = load_pairs([Path(job.pairs)], TrainParams())
     plan = Plan(ours, TrainParams(epochs=1), job.batch_pairs, world_size=1, seed=0)
     rows = list(read_rows(Path(job.pairs), PAIRS))
-    order = [place for step in range(plan.num_steps) for place in plan.places_of(step)]
+    order = [pair.index for step in range(plan.num_steps) for pair in plan.samples_of(step)]
     tokenizer: Any = AutoTokenizer.from_pretrained(job.model)
     # The tokenizer of one token per word needs a space between prompt and response.
     space = "" if tokenizer.decode(rows[0]["prompt_token_ids"]).endswith("\n") else " "

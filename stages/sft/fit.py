@@ -103,9 +103,6 @@ class ConversationFit(Fit[SftParams]):
         summary = {
             "rows": len(self._examples),
             "rows_dropped_too_long": self._num_dropped,
-            "response_tokens": sum(example.loss_terms for example in self._examples),
-            "vocabulary": len(self.tokenizer),
-            "steps": self.plan.num_steps,
             "final_loss": log.records[-1]["loss"],
         }
         (self.ctx.out / "summary.json").write_text(dump_json(summary))

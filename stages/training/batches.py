@@ -213,7 +213,7 @@ class Plan(Generic[S]):
     """Samples of each step, and the number of its micro-batches."""
 
     samples: Sequence[S]
-    """All that is trained on; a sample's place in it is its name here."""
+    """All that is trained on."""
     params: TrainingParams
     """Passes over them, layout of rows, and most tokens of a micro-batch of a process, padding
     counted; a longer sample makes a micro-batch alone."""
@@ -244,30 +244,30 @@ class Plan(Generic[S]):
 
         The same for all steps, as DeepSpeed wants it.
         """
-        steps = [self.places_of(step) for step in range(self.num_steps)]
-        at_once = self.params.token_budget * self.world_size
-        count = max(math.ceil(self._tokens(places) / at_once) for places in steps)
-        if self.params.row_layout == "padded":
-            count = 1
-        while not all(self._fits(self._deal(places, count)) for places in steps):
+        steps = [self.samples_of(step) for step in range(self.num_steps)]
+        count = 1
+        if self.params.row_layout == "packed":
+            at_once = self.params.token_budget * self.world_size
+            count = math.ceil(max(map(self.tokens, steps)) / at_once)
+        while not all(self._fits(self._deal(samples, count)) for samples in steps):
             count += 1
         return count
 
-    def places_of(self, step: int) -> list[int]:
-        """Places of the samples of a step (from 0), in the epoch's shuffled order."""
+    def samples_of(self, step: int) -> list[S]:
+        """The samples of a step (from 0), which its epoch's shuffled order chooses."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         order = _permutation(len(self.samples), derive_seed(self.seed, "order", epoch))
         start = batch * self.global_batch
-        return order[start : start + self.global_batch].tolist()
+        return [self.samples[place] for place in sorted(order[start : start + self.global_batch])]
 
-    def micro_batches(self, step: int) -> list[list[list[int]]]:
+    def micro_batches(self, step: int) -> list[list[list[S]]]:
         """Deals the samples of a step out, so that processes have about as much to do.
 
         Returns:
-            For each micro-batch of the step, for each process, the places of its samples. A process
-            for which no sample is left gets an empty list.
+            For each micro-batch of the step, for each process, its samples. A process for which no
+            sample is left gets an empty list.
         """
-        parts = self._deal(self.places_of(step), self.accumulation)
+        parts = self._deal(self.samples_of(step), self.accumulation)
         return [
             parts[start : start + self.world_size]
             for start in range(0, len(parts), self.world_size)
@@ -275,44 +275,38 @@ class Plan(Generic[S]):
 
     def batches(self, step: int, rank: int) -> list[Batch[S]]:
         """The micro-batches of one process in a step (from 0)."""
-        terms = sum(self.samples[place].loss_terms for place in self.places_of(step))
+        terms = sum(sample.loss_terms for sample in self.samples_of(step))
         # Rounded as the loss that it weighs.
         weight = float(np.float32(1.0 / terms))
-        batches = []
-        for parts in self.micro_batches(step):
-            samples = [self.samples[place] for place in parts[rank]]
-            batches.append(Batch(samples, weight) if samples else Batch([self.shortest], 0.0))
-        return batches
+        parts = [parts[rank] for parts in self.micro_batches(step)]
+        return [Batch(part, weight) if part else Batch([self.shortest], 0.0) for part in parts]
 
-    def tokens(self, places: Sequence[int]) -> int:
-        """Tokens of a micro-batch of the samples at ``places``, padding counted."""
+    def tokens(self, samples: Sequence[S]) -> int:
+        """Tokens of a micro-batch, padding counted."""
         if self.params.row_layout == "packed":
-            return self._tokens(places)
-        rows = sum(len(self.samples[place].responses) for place in places)
-        return rows * max((self.samples[place].row_tokens for place in places), default=0)
+            return sum(sample.num_tokens_shared for sample in samples)
+        return sum(len(sample.responses) for sample in samples) * max(
+            sample.row_tokens for sample in samples
+        )
 
-    def _tokens(self, places: Sequence[int]) -> int:
-        return sum(self.samples[place].num_tokens_shared for place in places)
-
-    def _fits(self, parts: Sequence[Sequence[int]]) -> bool:
+    def _fits(self, parts: Sequence[Sequence[S]]) -> bool:
         budget = self.params.token_budget
         return all(len(part) <= 1 or self.tokens(part) <= budget for part in parts)
 
-    def _deal(self, places: Sequence[int], accumulation: int) -> list[list[int]]:
+    def _deal(self, samples: Sequence[S], accumulation: int) -> list[list[S]]:
         """Splits samples into micro-batches, the largest first: what needs too much fails early."""
         count = accumulation * self.world_size
         if self.params.row_layout == "padded":
-            by_length = sorted(places, key=lambda place: (-self.samples[place].row_tokens, place))
-            return [part.tolist() for part in np.array_split(np.array(by_length), count)]
-        by_size = sorted(places, key=lambda place: (-self.samples[place].num_tokens_shared, place))
-        parts: list[list[int]] = [[] for _ in range(count)]
+            by_length = np.array(sorted(samples, key=lambda sample: -sample.row_tokens), object)
+            return [part.tolist() for part in np.array_split(by_length, count)]
+        parts: list[list[S]] = [[] for _ in range(count)]
         # The longest sample that is left goes where the fewest tokens are.
         loads = [(0, part) for part in range(count)]
-        for place in by_size:
+        for sample in sorted(samples, key=lambda sample: -sample.num_tokens_shared):
             load, part = heapq.heappop(loads)
-            parts[part].append(place)
-            heapq.heappush(loads, (load + self.samples[place].num_tokens_shared, part))
-        return [parts[part] for _, part in sorted(loads, key=lambda each: (-each[0], each[1]))]
+            parts[part].append(sample)
+            heapq.heappush(loads, (load + sample.num_tokens_shared, part))
+        return [parts[part] for _, part in sorted(loads, key=lambda load: (-load[0], load[1]))]
 
 
 # The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million

@@ -219,12 +219,13 @@ class _Worker:
     def _read(self, events: Emitter) -> None:
         """Notes when and why it failed, and repeats how far the first worker is."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            event = parse_event(line)
-            if isinstance(event, Failure):
-                self._failure = time.monotonic(), event
-            elif event is not None and self._rank == 0:
-                events.emit(event)
+        with self.process.stdout as lines:
+            for line in lines:
+                event = parse_event(line)
+                if isinstance(event, Failure):
+                    self._failure = time.monotonic(), event
+                elif event is not None and self._rank == 0:
+                    events.emit(event)
 
 
 def host(work: Path, resources: Resources, call: str) -> Node:

@@ -90,7 +90,6 @@ def test_a_policy_from_scratch_learns_to_answer(sft):
     assert (progress[-1].done, progress[-1].total) == (40 * 5, 40 * 5)
     summary = json.loads((artifact / "summary.json").read_text())
     assert summary["rows"] == len(ROWS)
-    assert summary["response_tokens"] == 6 * len(ROWS)
     assert summary["final_loss"] < 0.05
 
 

@@ -31,6 +31,10 @@ def make_plan(
     return Plan(pairs, params, global_batch, world_size, seed)
 
 
+def indices(plan: Plan[Pair], step: int) -> list[int]:
+    return [pair.index for pair in plan.samples_of(step)]
+
+
 def odd_pairs(num_pairs: int) -> list[Pair]:
     return [
         make_pair(place, 1 + place % 3, 1 + (7 * place) % 5, 1 + (5 * place) % 11)
@@ -64,10 +68,10 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
             assert all(len(parts) == world_size for parts in dealt)
             for part in (part for parts in dealt for part in parts):
                 if len(part) > 1:
-                    rows = ROWS[row_layout]([plan.samples[place] for place in part])
+                    rows = ROWS[row_layout](part)
                     assert rows.input_ids.numel() <= budget
-            pairs = sorted(place for parts in dealt for part in parts for place in part)
-            assert pairs == sorted(plan.places_of(step))
+            pairs = sorted(pair.index for parts in dealt for part in parts for pair in part)
+            assert pairs == indices(plan, step)
             seen += pairs
         assert sorted(seen) == list(range(num_pairs))
 
@@ -75,10 +79,10 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
 def test_the_seed_and_not_the_layout_chooses_a_step_s_pairs():
     plan = make_plan(odd_pairs(10))
     steps = range(plan.num_steps)
-    order = [plan.places_of(step) for step in steps]
+    order = [indices(plan, step) for step in steps]
     wide = make_plan(odd_pairs(10), micro_batch_tokens=1, world_size=3, row_layout="padded")
-    assert [wide.places_of(step) for step in steps] == order
-    assert [make_plan(odd_pairs(10), seed=1).places_of(step) for step in steps] != order
+    assert [indices(wide, step) for step in steps] == order
+    assert [indices(make_plan(odd_pairs(10), seed=1), step) for step in steps] != order
     assert order[: len(order) // 2] != order[len(order) // 2 :]
 
 
@@ -86,7 +90,7 @@ def test_processes_have_about_as_much_to_do():
     pairs = [make_pair(place, 2, 1 + 9 * (place % 4), 3) for place in range(32)]
     plan = make_plan(pairs, global_batch=32, world_size=4, micro_batch_tokens=100)
     for parts in plan.micro_batches(0):
-        loads = [sum(pairs[place].num_tokens_shared for place in part) for part in parts]
+        loads = [sum(pair.num_tokens_shared for pair in part) for part in parts]
         assert max(loads) - min(loads) <= 9
 
 
@@ -97,7 +101,9 @@ def test_padded_rows_of_like_length_meet():
     plan = make_plan(
         pairs, global_batch=8, world_size=2, micro_batch_tokens=40, row_layout="padded"
     )
-    by_micro = [[sorted(part) for part in parts] for parts in plan.micro_batches(0)]
+    by_micro = [
+        [sorted(pair.index for pair in part) for part in parts] for parts in plan.micro_batches(0)
+    ]
     assert by_micro == [[[1, 3], [4, 5]], [[6, 7], [0, 2]]]
 
 

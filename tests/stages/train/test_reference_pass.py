@@ -17,7 +17,7 @@ from stages.training.engine import Process
 from stages.training.policy import Numerics
 from tests.stages.train.train_helpers import PARAMS, make_pairs
 
-NUMERICS = Numerics(torch.device("cpu"), "float32", autocast=False, bfloat16=False)
+NUMERICS = Numerics(torch.device("cpu"), "float32", autocast=False)
 
 
 class CountedModel(torch.nn.Module):
