@@ -46,7 +46,7 @@ def read_messages(value: Any, name: str) -> Messages:
 
 def with_system(messages: Messages, system: str | None) -> Messages:
     """The messages, after a system message if there is one to add and they have none."""
-    if system is None or messages[0]["role"] == "system":
+    if not system or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]
 

@@ -219,12 +219,10 @@ def checked_params(kind: type[StageParams], request: Request) -> StageParams:
     Raises:
         UserError: It is for another stage or version, or something in it is wrong.
     """
-    if request.stage != kind.stage:
-        raise UserError(f"the request is for stage {request.stage!r}, this is {kind.stage!r}")
-    if request.version != kind.version:
+    if (request.stage, request.version) != (kind.stage, kind.version):
         raise UserError(
-            f"the request wants {kind.stage} version {request.version}, this program is version "
-            f"{kind.version}",
+            f"the request is for {request.stage} version {request.version}, this program is "
+            f"{kind.stage} version {kind.version}",
             "install the same version of geb for the orchestrator and for the stage (rebuild the "
             "image, or the stage's environment)",
         )

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stages.contract.errors import UserError
+from stages.contract.messages import Messages, with_system
 from stages.contract.params import ChatSettings
 
-Conversation = Sequence[Mapping[str, str]]
 # Templates that ask for the date get this one, so that a key's prompts are the same on every day.
 # Llama 3.2's template falls back on it by itself.
 _DAY = datetime.datetime(2024, 7, 26)
@@ -42,14 +42,7 @@ def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] =
         )
 
 
-def with_system_prompt(messages: Conversation, system_prompt: str) -> Conversation:
-    """``messages`` with a system turn in front if they open without one."""
-    if system_prompt and messages[0]["role"] != "system":
-        return [{"role": "system", "content": system_prompt}, *messages]
-    return messages
-
-
-def render_prompt(tokenizer: Any, messages: Conversation, settings: ChatSettings) -> list[int]:
+def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) -> list[int]:
     """Token ids after which the model's next token is the first of its response.
 
     A system prompt is put in front of messages that open without a system turn.
@@ -61,13 +54,11 @@ def render_prompt(tokenizer: Any, messages: Conversation, settings: ChatSettings
     if not any(message["role"] == "user" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "none"
         raise UserError(f"a prompt has no user turn (its roles: {roles})", "add a user message")
-    messages = with_system_prompt(messages, settings.system_prompt)
+    messages = with_system(messages, settings.system_prompt)
     return _render_checked(tokenizer, messages, settings, add_generation_prompt=True)
 
 
-def spelled_control_tokens(
-    tokenizer: Any, messages: Conversation, **template_args: Any
-) -> str | None:
+def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
     """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none.
 
     Control tokens are special, or the template writes them into the same turns with a neutral text.
@@ -91,7 +82,7 @@ def spelled_control_tokens(
 
 
 def render_answered(
-    tokenizer: Any, messages: Conversation, answer: str, settings: ChatSettings
+    tokenizer: Any, messages: Messages, answer: str, settings: ChatSettings
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt and of its answer; the prompt's are as in :func:`render_prompt`.
 
@@ -103,7 +94,7 @@ def render_answered(
     """
     arguments = settings.chat_template_args
     prompt = render_prompt(tokenizer, messages, settings)
-    messages = with_system_prompt(messages, settings.system_prompt)
+    messages = with_system(messages, settings.system_prompt)
     answer = answer.removesuffix(tokenizer.eos_token or "")
     answered = [*messages, {"role": "assistant", "content": answer}]
     whole = _render_checked(tokenizer, answered, settings, add_generation_prompt=False)
@@ -144,7 +135,7 @@ def _end_of_turn(tokenizer: Any, template_args: str) -> int | None:
 
 
 def _render_checked(
-    tokenizer: Any, messages: Conversation, settings: ChatSettings, **template_args: Any
+    tokenizer: Any, messages: Messages, settings: ChatSettings, **template_args: Any
 ) -> list[int]:
     spelled = spelled_control_tokens(tokenizer, messages, **template_args)
     if spelled and not settings.allow_control_tokens:
@@ -153,13 +144,13 @@ def _render_checked(
     return render_conversation(tokenizer, messages, **template_args | settings.chat_template_args)
 
 
-def render_conversation(tokenizer: Any, messages: Conversation, **template_args: Any) -> list[int]:
+def render_conversation(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:
     """Token ids of a whole conversation."""
     text = _text(tokenizer, messages, **template_args)
     return with_one_bos(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _text(tokenizer: Any, messages: Conversation, **template_args: Any) -> str:
+def _text(tokenizer: Any, messages: Messages, **template_args: Any) -> str:
     try:
         return tokenizer.apply_chat_template(
             [dict(message) for message in messages],

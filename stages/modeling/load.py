@@ -11,7 +11,6 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
@@ -74,7 +73,7 @@ def load_causal_lm(
         UserError: The checkpoint or some of its weights are missing, weights have other shapes, one
             is not a finite number, or the adapter does not fit.
     """
-    model = _load(AutoModelForCausalLM, source, dtype, device)
+    model = load_model(AutoModelForCausalLM, source, dtype=dtype, device=device)
     return model if source.adapter is None else merge_adapter(model, Path(source.adapter))
 
 
@@ -93,23 +92,6 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
             "name the checkpoint that the adapter was trained on as the policy",
         ) from error
     return merged.merge_and_unload().eval()
-
-
-def load_sequence_classifier(source: ModelSource, *, dtype: NumberType) -> Any:
-    """Loads a sequence classifier (a reward model) as :func:`load_causal_lm` loads its models.
-
-    A checkpoint without a classification head is refused: transformers would start it at random.
-    """
-    return _load(AutoModelForSequenceClassification, source, dtype)
-
-
-def load_exactly(model_class: Any, source: ModelSource, *, dtype: NumberType) -> Any:
-    """Loads a model of one of our classes as :func:`load_causal_lm` loads its models.
-
-    Besides, a checkpoint with weights that the class does not know, or with other shapes, is
-    refused.
-    """
-    return _load(model_class, source, dtype, exactly=True)
 
 
 def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
@@ -163,14 +145,19 @@ def _stored_weight(source: ModelSource, name: str) -> torch.Tensor | None:
         return file.get_tensor(name) if name in set(file.keys()) else None
 
 
-def _load(
+def load_model(
     auto_class: Any,
     source: ModelSource,
+    *,
     dtype: NumberType,
     device: torch.device | None = None,
-    *,
     exactly: bool = False,
 ) -> Any:
+    """Loads a model of a class as :func:`load_causal_lm` does; missing weights are refused.
+
+    transformers would start them at random, as a reward model's head. With ``exactly``, weights
+    that the class does not know are refused, too.
+    """
     config = load_model_config(source)
     if (folder := checkpoint_folder(source)) is not None:
         check_weight_files(folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSequenceClassification
 
 from stages.contract.errors import UserError
 from stages.contract.messages import Messages
@@ -21,7 +22,7 @@ from stages.modeling.chat import (
     require_chat_template,
     spelled_control_tokens,
 )
-from stages.modeling.load import context_tokens, load_model_config, load_sequence_classifier
+from stages.modeling.load import context_tokens, load_model, load_model_config
 from stages.modeling.probe import require_static_rope
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
@@ -164,7 +165,7 @@ def load_reward_model(
 
 def load_classifier(source: ModelSource, dtype: NumberType) -> Classifier:
     """Loads a sequence classifier; refuses one with several outputs."""
-    model = load_sequence_classifier(source, dtype=dtype)
+    model = load_model(AutoModelForSequenceClassification, source, dtype=dtype)
     num_outputs = model.config.num_labels
     if num_outputs != 1:
         raise UserError(

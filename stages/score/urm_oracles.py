@@ -15,7 +15,7 @@ from transformers import LlamaModel, LlamaPreTrainedModel
 
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
-from stages.modeling.load import load_exactly
+from stages.modeling.load import load_model
 from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 from stages.score.reward_model import Classifier, RewardModel, load_reward_model
@@ -91,7 +91,7 @@ def load_urm(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:
     """Loads the model, to be read as the oracle of that name does."""
     reading = _READINGS[oracle]
     return Classifier(
-        model=load_exactly(UrmModel, source, dtype=dtype),
+        model=load_model(UrmModel, source, dtype=dtype, exactly=True),
         # The model finds the last token by the mask: any id pads.
         pad_id=0,
         read=lambda output: to_verdicts(output, reading),

@@ -172,14 +172,10 @@ class PairFit(Fit[TrainParams]):
             f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
         )
-        if counts.truncated:
+        if counts.truncated or counts.dropped_empty:
             self.process.events.warning(
-                f"{counts.truncated} pairs were cut: longer than "
-                f"{self.ctx.params.max_length_tokens} tokens"
-            )
-        if counts.dropped_empty:
-            self.process.events.warning(
-                f"{counts.dropped_empty} pairs dropped: an empty prompt or response"
+                f"{counts.truncated} pairs were cut to {self.ctx.params.max_length_tokens} tokens, "
+                f"{counts.dropped_empty} left out: an empty prompt or response"
             )
 
 

@@ -64,7 +64,7 @@ def compute_reference(
     folder.mkdir(parents=True, exist_ok=True)
     starts = range(0, len(pairs), PART_PAIRS)
     # The first process's view: on a shared file system others may see less.
-    missing = process.agreed([start for start in starts if not _part(folder, start).exists()])
+    missing, *_ = process.gathered([start for start in starts if not _part(folder, start).exists()])
     if missing:
         with load_model() as model:
             for done, start in enumerate(missing):

@@ -101,9 +101,10 @@ class Checkpoints:
         """The newest checkpoint that this layout can load; None if there is none."""
         process = self._process
         # One process reads them through, and all take the same one.
-        newest: Checkpoint | None = process.agreed(
-            newest_whole(self._folder, process.events.warning) if process.is_first else None
-        )
+        newest: Checkpoint | None = None
+        if process.is_first:
+            newest = newest_whole(self._folder, process.events.warning)
+        newest, *_ = process.gathered(newest)
         if newest is None:
             return None
         if newest.state["layout"] != self._layout:

@@ -63,14 +63,6 @@ class Process:
             dist.all_reduce(values)
         return values
 
-    def agreed(self, value: Any) -> Any:
-        """The first process's value, in all; a collective call."""
-        if self.world_size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box)
-        return box[0]
-
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, in all; a collective call."""
         values = [value] * self.world_size

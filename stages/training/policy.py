@@ -150,7 +150,7 @@ def with_memory_choices(
     ``memory`` are the bytes of the GPU. Where it is None all activations are recomputed. Layers are
     ``compiled``, or eager.
     """
-    tokens = params.micro_batch_tokens or (FEWEST_TOKENS if memory is None else MOST_TOKENS)
+    tokens = params.micro_batch_tokens or MOST_TOKENS
     kept = _BYTES_KEPT_COMPILED if compiled else _BYTES_KEPT_EAGER
     is_short = memory is None or bytes_needed(policy, tokens, kept) > _USABLE * memory
     recompute = params.gradient_checkpointing

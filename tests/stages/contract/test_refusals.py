@@ -89,8 +89,8 @@ def test_a_file_elsewhere_that_is_denied_is_named(store):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stage": "other"}, "the request is for stage 'other'"),
-        ({"version": "0"}, "wants writer version 0, this program is version 1"),
+        ({"stage": "other"}, "the request is for other version 1"),
+        ({"version": "0"}, "for writer version 0, this program is writer version 1"),
         ({"params": {"txt": "x"}}, "wrong parameters for writer"),
         ({"seed": 5}, "is not the key of its content"),
     ],

@@ -3,12 +3,14 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
@@ -16,7 +18,7 @@ from stages.generate.policy import Policy
 from stages.generate.vllm_engine import start_engine
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files
-from stages.modeling.load import load_causal_lm, load_model_config, load_sequence_classifier
+from stages.modeling.load import load_causal_lm, load_model, load_model_config
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
 
@@ -200,7 +202,8 @@ def test_a_damaged_reward_model_is_refused(tmp_path, reward_model, name):
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(reward_model, tmp_path / "model", damage)
     parts = [part for part in parts if "x32 for" not in part]
-    refused(lambda source: load_sequence_classifier(source, dtype="float32"), folder, parts)
+    load = partial(load_model, AutoModelForSequenceClassification, dtype="float32")
+    refused(load, folder, parts)
 
 
 @pytest.mark.parametrize("name", OF_THE_TOKENIZER)

@@ -176,7 +176,7 @@ def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
     settings = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
     training = train(tmp_path / "store", policy, [pairs], **settings)
     assert training.summary["pair_counts"]["truncated"] > 0
-    assert any("longer than 8 tokens" in message for message in training.warnings)
+    assert any("cut to 8 tokens" in message for message in training.warnings)
 
 
 def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
