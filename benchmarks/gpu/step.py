@@ -334,14 +334,13 @@ def _zero_engine(
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         plain.save_pretrained(folder)
         del plain
-        config = zero.training_config(plan, numerics)
-        with zero.sharded_loading(config):
+        with zero.sharded_loading(plan.params, numerics):
             dtype = getattr(torch, numerics.weights)
             policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model = logprob_model(policy, plan.params, numerics)
     if variation.compiled:
         compile_layers(model.policy)
-    engine = zero.ZeroEngine(model, plan, numerics, process, config)
+    engine = zero.ZeroEngine(model, plan, numerics, process)
     # Weights in shards get the attention of packed rows once they can be run.
     check_model(causal_lm(model.policy), plan.params, numerics)
     return engine, ref_logprobs

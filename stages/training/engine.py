@@ -77,10 +77,7 @@ class Process:
 
 
 class Engine:
-    """A model that is trained by torch alone; gradients are averaged over processes.
-
-    ``config`` is DeepSpeed's, for its engine.
-    """
+    """A model that is trained by torch alone; gradients are averaged over processes."""
 
     def __init__(
         self,
@@ -88,13 +85,11 @@ class Engine:
         plan: Plan[Any],
         numerics: Numerics,
         process: Process,
-        config: dict[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.device = numerics.device
         self._numerics = numerics
         self._process = process
-        self._config = config
         params = plan.params
         # No norm is above infinity: the gradient stays as it is.
         self._max_grad_norm = params.max_grad_norm or float("inf")

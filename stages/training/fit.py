@@ -126,23 +126,20 @@ class Fit(ABC, Generic[P]):
 
     def _engine(self) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
-        zero_stage = self.ctx.params.deepspeed.zero_stage
-        if zero_stage == "off":
+        params = self.ctx.params
+        if params.deepspeed.zero_stage == "off":
             model = self._policy()
-            self._choose_by_memory(model)
             return Engine(model, self.plan, self.numerics, self.process)
-        from stages.training import zero
+        from stages.training.zero import ZeroEngine, sharded_loading
 
         self.process.events.info(
-            f"DeepSpeed ZeRO-{zero_stage}, world size {self.process.world_size}"
+            f"DeepSpeed ZeRO-{params.deepspeed.zero_stage}, world size {self.process.world_size}"
         )
-        config = zero.training_config(self.plan, self.numerics)
-        with zero.sharded_loading(config):
+        with sharded_loading(params, self.numerics):
             model = self._policy()
-            self._choose_by_memory(model)
-        engine = zero.ZeroEngine(model, self.plan, self.numerics, self.process, config)
-        if zero_stage == 3:
-            check_model(causal_lm(model.policy), self.ctx.params, self.numerics)
+        engine = ZeroEngine(model, self.plan, self.numerics, self.process)
+        if params.deepspeed.zero_stage == 3:
+            check_model(causal_lm(model.policy), params, self.numerics)
         return engine
 
     def _policy(self) -> ResponseLogprobs:
@@ -154,6 +151,7 @@ class Fit(ABC, Generic[P]):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
         if self.numerics.autocast:
             leave_casts_to_autocast(model.policy)
+        self._choose_by_memory(model)
         return model
 
     def pays_to_compile(self) -> bool:

@@ -45,7 +45,9 @@ class ZeroEngine(Engine):
         import deepspeed
 
         wrapped, *_ = deepspeed.initialize(
-            model=self.model, optimizer=self.optimizer, config=self._config
+            model=self.model,
+            optimizer=self.optimizer,
+            config=training_config(self._plan, self._numerics),
         )
         assert isinstance(wrapped, nn.Module)
         return wrapped
@@ -66,7 +68,7 @@ class ZeroEngine(Engine):
 def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     """DeepSpeed's configuration of a training; optimizer and schedule are the engine's own."""
     params = plan.params
-    config = _config(params, numerics, params.deepspeed.zero_stage)
+    config = _config(params, numerics)
     if params.deepspeed.offload_optimizer:
         config["zero_optimization"]["offload_optimizer"] = _on_host(numerics)
     return config | {
@@ -79,14 +81,14 @@ def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
     }
 
 
-def _config(params: TrainingParams, numerics: Numerics, stage: int | str) -> dict[str, Any]:
+def _config(params: TrainingParams, numerics: Numerics) -> dict[str, Any]:
     if numerics.device.type == "cpu":
         _reduce_by_gloo()
     offload = params.deepspeed.offload_parameters
     return {
         # A micro-batch is one item of the data set, however many pairs are in it.
         "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": stage}
+        "zero_optimization": {"stage": params.deepspeed.zero_stage}
         | ({"offload_param": _on_host(numerics)} if offload else {}),
         # Weights, gradients and their sums are float32 in all processes.
         "torch_autocast": {
@@ -114,10 +116,10 @@ def _reduce_by_gloo() -> None:
 
 
 @contextmanager
-def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
+def sharded_loading(params: TrainingParams, numerics: Numerics) -> Iterator[None]:
     """Has transformers shard what it loads within the block, if DeepSpeed's stage is 3."""
     # transformers looks for the newest one that lives.
-    sharding = HfDeepSpeedConfig(config)
+    sharding = HfDeepSpeedConfig(_config(params, numerics))
     try:
         yield
     finally:
@@ -135,12 +137,11 @@ def sharded_logprob_model(
     """
     import deepspeed
 
-    config = _config(params, numerics, stage=3)
     devices = [numerics.device] if numerics.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        with sharded_loading(config):
+        with sharded_loading(params, numerics):
             module = load()
-        engine, *_ = deepspeed.initialize(model=module, config=config)
+        engine, *_ = deepspeed.initialize(model=module, config=_config(params, numerics))
         try:
             check_model(causal_lm(module.policy), params, numerics)
             engine.eval()
