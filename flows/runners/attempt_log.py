@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 import time
 import uuid
 from collections import deque
@@ -28,24 +27,18 @@ _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 def new_log(request: Request) -> Path:
     """Path for the log of a new attempt at a request, named by its start; its folder is made."""
     stamp = time.strftime(_STARTED, time.gmtime())
-    return _folder(request) / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
-
-
-def write_request(request: Request) -> str:
-    """Writes the request where the stage's folder of logs keeps it and returns its path."""
-    descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=_folder(request))
-    os.close(descriptor)
-    request.write(Path(name))
-    # A request holds no secrets, and its stage may run as another user in a container.
-    Path(name).chmod(0o644)
-    return name
-
-
-def _folder(request: Request) -> Path:
-    """The folder of a stage's logs, which is made."""
     folder = Store.open(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
+
+
+def write_request(request: Request, log: Path) -> str:
+    """Writes the request beside the attempt's log and returns its path."""
+    path = log.with_suffix(".json")
+    request.write(path)
+    # A request holds no secrets, and its stage may run as another user in a container.
+    path.chmod(0o644)
+    return str(path)
 
 
 class AttemptLog:

@@ -114,7 +114,7 @@ class Runner:
         path = new_log(request)
         with path.open("a", encoding="utf-8") as file:
             log = AttemptLog(path, file)
-            sent = write_request(request)
+            sent = write_request(request, path)
             job = StageJob(request, sent, log, on_event, self._stopping, check_owner)
             try:
                 ending = self._follow(job)

@@ -8,6 +8,7 @@ import contextlib
 import math
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import docker
@@ -46,8 +47,8 @@ _ENGINE_ERRORS = (
 class StageContainer:
     """A container of this process.
 
-    ``held`` has the container, its stdin, whose end is the end of the stage, its GPUs, and the
-    connection to the engine.
+    ``held`` ends and removes the container; it has its stdin, its GPUs, and the connection to the
+    engine.
     """
 
     def __init__(
@@ -61,18 +62,15 @@ class StageContainer:
 
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`."""
-        with ends_when(self._job.stopping, self._end):
+        end = partial(stop_container, self._container, self._grace_seconds)
+        with ends_when(self._job.stopping, end):
             for line in self._lines():
                 self._job.handle_line(line)
             return self._wait()
 
     def remove(self) -> None:
         """See :class:`flows.runners.place.Work`."""
-        self._end()
         self._held.close()
-
-    def _end(self) -> None:
-        stop_container(self._container, self._grace_seconds)
 
     def _lines(self) -> Iterator[str]:
         """Yields the lines that the container printed and prints, until it ends.
@@ -114,8 +112,9 @@ def stop_container(container: Container, grace_seconds: float) -> None:
         client.api.stop(str(container.id), timeout=timeout)
 
 
-def remove_container(container: Container) -> None:
-    """Removes a container, running or not."""
+def remove_container(container: Container, grace_seconds: float) -> None:
+    """Ends and removes a container, running or not."""
+    stop_container(container, grace_seconds)
     # Without an engine there is nothing to remove; a reaper finds the container.
     with contextlib.suppress(*_ENGINE_ERRORS):
         container.remove(force=True, v=True)
@@ -136,19 +135,11 @@ def reap_containers(grace_seconds: float) -> list[str]:
         for container in containers_with(client, KEY_LABEL):
             labels = container.labels
             if is_left(labels[STORE_LABEL], labels[STAGE_LABEL], labels[KEY_LABEL]):
-                removed.append(remove_left(container, grace_seconds))
+                remove_container(container, grace_seconds)
+                removed.append(f"removed container {container.name}: its orchestrator is gone")
         return removed
 
 
 def containers_with(client: docker.DockerClient, *labels: str) -> Any:
     """Containers with these labels, running or not."""
     return client.containers.list(all=True, filters={"label": list(labels)}, ignore_removed=True)
-
-
-def remove_left(container: Container, grace_seconds: float) -> str:
-    """Removes the container of a dead orchestrator; returns a message about it."""
-    # Another reaper may be as far as this one.
-    with contextlib.suppress(APIError):
-        stop_container(container, grace_seconds)
-        container.remove(force=True, v=True)
-    return f"removed container {container.name}: its orchestrator is gone"

@@ -23,7 +23,6 @@ from flows.runners.docker.container import (
     containers_with,
     reap_containers,
     remove_container,
-    remove_left,
 )
 from flows.runners.docker.images import find_image
 from flows.runners.docker.options import (
@@ -62,7 +61,7 @@ class DockerPlace:
         labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={store}"]
         with contextlib.closing(connect()) as client:
             for container in containers_with(client, *labels):
-                remove_left(container, self._grace_seconds)
+                remove_container(container, self._grace_seconds)
 
     def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
@@ -75,7 +74,7 @@ class DockerPlace:
                 raise NoRoomError("a container still uses the GPU")
             try:
                 container = self._create(client, job, tuple(gpus))
-                stack.callback(remove_container, container)
+                stack.callback(remove_container, container, self._grace_seconds)
                 stack.enter_context(_started(container, self._secrets(request)))
             except APIError as error:
                 raise _refused(request, error) from error

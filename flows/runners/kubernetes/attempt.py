@@ -28,7 +28,7 @@ from flows.runners.kubernetes.diagnosis import (
 )
 from flows.runners.kubernetes.identity import ATTEMPT, Pod, name_of
 from flows.runners.place import PlaceAwayError, StageJob
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER, UserError
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from stages.contract.events import Failure, parse_event
 
 # Volumes and networks that cannot be had show in a pod's events alone.
@@ -65,7 +65,7 @@ class _Node:
 
     @property
     def rank(self) -> int:
-        """Order of explanations: causes come before lost connections and ended pods."""
+        """Order of explanations: causes come before lost connections."""
         assert self.ending is not None
         code = self.ending.code
         if code == EXIT_USER:
@@ -74,7 +74,7 @@ class _Node:
             return 1
         if is_killed(code):
             return 2
-        return 4 if code in (EXIT_OK, EXIT_STOPPED) else 3
+        return 4 if code == EXIT_OK else 3
 
 
 class PodAttempt:
@@ -182,18 +182,13 @@ class PodAttempt:
 
     def _see(self, node: _Node, pod: Pod | None) -> None:
         if pod is None:
-            stopped = Ending("exited", EXIT_STOPPED)
-            node.ending = stopped if node.is_ended_by_us else self._taken(node)
+            node.ending = self._taken(node)
             return
         node.pod = pod
-        ending = ending_of(pod)
-        if node.is_ended_by_us:
-            has_failed = ending is not None and ending.code != EXIT_OK
-            node.ending = Ending("exited", EXIT_STOPPED) if has_failed else ending
-        elif is_asked_to_end(pod) and _is_deletion(pod, ending):
+        node.ending = ending_of(pod)
+        is_others_wish = is_asked_to_end(pod) and not node.is_ended_by_us
+        if is_others_wish and _is_deletion(pod, node.ending):
             node.ending = self._taken(node)
-        else:
-            node.ending = ending
         if has_started(pod):
             where = pod["spec"].get("nodeName", "a node")
             self._job.notice(f"pod {node.name} runs on {where}")
@@ -226,6 +221,7 @@ class PodAttempt:
                 continue
             if now > self._asked_at + self._seconds_to_end:
                 node.ending = Ending("taken", None, "its node does not answer")
+                node.is_ended_by_us = False
             elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
                 with contextlib.suppress(*_AWAY):
                     # The others that have ended keep their logs.
@@ -235,7 +231,9 @@ class PodAttempt:
     def _ending(self) -> Ending:
         """The ending of the pod whose failure explains the other failures."""
         first = self._nodes[0].ending
-        cause = min(self._nodes, key=lambda node: node.rank)
+        # Those that were asked to end explain nothing.
+        causes = [node for node in self._nodes if not node.is_ended_by_us] or self._nodes
+        cause = min(causes, key=lambda node: node.rank)
         ending = cause.ending
         assert first is not None
         assert ending is not None

@@ -186,11 +186,8 @@ def _pod(
         "resources": {"limits": limits, "requests": limits},
         "securityContext": {
             "allowPrivilegeEscalation": False,
-            "privileged": False,
             "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
             "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": mounts,
     }

@@ -70,9 +70,9 @@ class KubernetesPlace:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
         with explain_api_errors(self._cluster):
-            for pods in self._attempts(job.request):
+            for name, pods in self._attempts(job.request).items():
                 if taken is None and _is_whole(pods, job.request.resources.nodes):
-                    taken = self._work(job, pods[0])
+                    taken = PodAttempt(self._cluster, job, self._execution, name)
                     continue
                 for pod in pods:
                     self._cluster.delete_pod(name_of(pod))
@@ -80,24 +80,21 @@ class KubernetesPlace:
 
     def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
+        name = work_name(job.request)
         with explain_api_errors(self._cluster):
-            first = self._create(job)
-        return self._work(job, first)
+            create_all(self._cluster, job.request, self._manifests(job, name))
+        return PodAttempt(self._cluster, job, self._execution, name)
 
-    def _work(self, job: StageJob, first: Pod) -> PodAttempt:
-        return PodAttempt(self._cluster, job, self._execution, label(first, ATTEMPT))
-
-    def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
-        """Pods for a key, by attempt."""
-        attempts: dict[str, list[dict[str, Any]]] = {}
+    def _attempts(self, request: Request) -> dict[str, list[Pod]]:
+        """Pods for a key, by the attempt's name."""
+        attempts: dict[str, list[Pod]] = {}
         store = Store.open(request.store).identity
         for pod in self._cluster.pods(SELECTOR):
             if annotation(pod, STORE) == store and annotation(pod, KEY) == request.key:
                 attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
-        return list(attempts.values())
+        return attempts
 
-    def _create(self, job: StageJob) -> Pod:
-        """Creates the attempt's pods; returns the first one."""
+    def _manifests(self, job: StageJob, name: str) -> list[dict[str, Any]]:
         request = job.request
         store = Store.open(request.store)
         path = job.request_path
@@ -108,14 +105,12 @@ class KubernetesPlace:
         attempt = PodGroup(
             request,
             self._execution,
-            name=work_name(request),
+            name=name,
             user=self._user,
             request_path=path,
             store=store.identity,
         )
-        manifests = pods_for(attempt)
-        create_all(self._cluster, request, manifests)
-        return manifests[0]
+        return pods_for(attempt)
 
 
 def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any]]) -> None:
@@ -139,7 +134,7 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
         raise
 
 
-def _is_whole(pods: list[dict[str, Any]], num_nodes: int) -> bool:
+def _is_whole(pods: list[Pod], num_nodes: int) -> bool:
     """True while all pods of an attempt are at work."""
     at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
     return len(at_work) == num_nodes

@@ -125,7 +125,7 @@ def _call(
             text=True,
             errors="replace",
             # `sbatch_options` may make sbatch pass the environment on.
-            env=clean_environment(stage_environment(in_bucket=False)),
+            env=clean_environment(),
             timeout=seconds,
             check=False,
         )
@@ -138,10 +138,10 @@ def _call(
         raise SlurmUnavailableError(f"{command[0]}: {error}") from None
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables of a job that the orchestrator itself may be."""
+def clean_environment() -> dict[str, str]:
+    """This process's variables without secrets, and without those of a job that it may be."""
     return {
         name: value
-        for name, value in environment.items()
+        for name, value in stage_environment(in_bucket=False).items()
         if name in _KEPT or not name.startswith(_LEFT_OUT)
     }
