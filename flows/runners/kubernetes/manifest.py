@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.command_lines import SUPERVISOR_SECONDS, thread_variables
@@ -31,6 +34,8 @@ from stages.harness.from_bucket import OWNER_VARIABLE, SYNC_SECONDS_VARIABLE
 from stages.store.opening import CACHE_VARIABLE
 from stages.store.remote.sync import owner_of
 
+_TEMPLATE = files(__package__).joinpath("pod.yaml").read_text()
+_APART = "requiredDuringSchedulingIgnoredDuringExecution"
 # The store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
 
@@ -47,11 +52,7 @@ def _mounts_for(attempt: PodGroup) -> list[dict[str, Any]]:
     else:
         mounts |= _shared_mounts(attempt.request, settings)
     # A runtime mounts in this order: what is inside another mount comes after it.
-    return [
-        *(mounts[path] for path in sorted(mounts)),
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
+    return [mounts[path] for path in sorted(mounts)]
 
 
 def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, dict[str, Any]]:
@@ -114,12 +115,6 @@ def _mib(gib: float) -> str:
     return f"{int(gib * 1024)}Mi"
 
 
-_HOSTNAME = "kubernetes.io/hostname"
-# Taints of a node that does not answer; the cluster waits 300 seconds otherwise.
-_LOST_SECONDS = 60
-_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-
-
 @dataclass(frozen=True)
 class PodGroup:
     """One attempt at a request, in one pod for each of its nodes.
@@ -174,80 +169,41 @@ def pods_for(attempt: PodGroup) -> list[dict[str, Any]]:
 def _pod(
     attempt: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    request = attempt.request
-    limits = _limits(attempt)
-    container = {
-        "name": "stage",
-        "image": attempt.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "env": _environment(attempt),
-        # The same as limits and requests: memory that is not there cannot be taken from a stage.
-        "resources": {"limits": limits, "requests": limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": mounts,
-    }
-    metadata = {
+    pod: dict[str, Any] = yaml.safe_load(_TEMPLATE)
+    spec = pod["spec"]
+    execution = attempt.execution
+    chosen = attempt.settings
+    pod["metadata"] = {
         "name": f"{attempt.name}-{node}",
         # What the runner finds its pods by comes last, so that no setting changes it.
-        "labels": attempt.settings.labels
-        | {
-            MANAGED_BY: GEB,
-            COMPONENT: request.stage,
-            ATTEMPT: attempt.name,
-        },
+        "labels": chosen.labels
+        | {MANAGED_BY: GEB, COMPONENT: attempt.request.stage, ATTEMPT: attempt.name},
         "annotations": {
             STORE: attempt.store,
-            KEY: request.key,
-            DEATH: attempt.execution.on_orchestrator_death,
+            KEY: attempt.request.key,
+            DEATH: execution.on_orchestrator_death,
         },
     }
-    spec = _spec(attempt, container)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def _spec(attempt: PodGroup, container: dict[str, Any]) -> dict[str, Any]:
-    chosen = attempt.settings
-    resources = attempt.request.resources
-    settings = attempt.execution.kubernetes
-    grace_seconds = attempt.execution.grace_seconds
-    wait = {"tolerationSeconds": _LOST_SECONDS}
-    lost = [{"key": key, "operator": "Exists", "effect": "NoExecute"} | wait for key in _LOST]
-    uid, gid = attempt.user
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(grace_seconds) + SUPERVISOR_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": uid,
-            "runAsGroup": gid,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": _volumes_for(attempt),
-        "tolerations": [*chosen.spec.get("tolerations", ()), *lost],
-    }
-    if resources.nodes > 1:
-        # No two pods of an attempt on one node.
-        term = {
-            "labelSelector": {"matchLabels": {ATTEMPT: attempt.name}},
-            "topologyKey": _HOSTNAME,
-        }
-        rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        spec["affinity"] = {"podAntiAffinity": rule}
-    if settings.fs_group is not None:
-        # A large store takes minutes otherwise, at the start of each pod.
-        spec["securityContext"] |= {
-            "fsGroup": settings.fs_group,
-            "fsGroupChangePolicy": "OnRootMismatch",
-        }
-    return chosen.spec | spec
+    # The same as limits and requests: memory that is not there cannot be taken from a stage.
+    limits = _limits(attempt)
+    [container] = spec["containers"]
+    container["image"] = attempt.image
+    container["command"] = command
+    container["env"] = _environment(attempt)
+    container["resources"] = {"limits": limits, "requests": limits}
+    container["volumeMounts"] = [*mounts, *container["volumeMounts"]]
+    spec["volumes"] = _volumes_for(attempt)
+    spec["terminationGracePeriodSeconds"] = math.ceil(execution.grace_seconds) + SUPERVISOR_SECONDS
+    security = spec["securityContext"]
+    security["runAsUser"] = attempt.user[0]
+    security["runAsGroup"] = attempt.user[1]
+    if execution.kubernetes.fs_group is not None:
+        security["fsGroup"] = execution.kubernetes.fs_group
+    [others] = spec["affinity"]["podAntiAffinity"][_APART]
+    others["labelSelector"]["matchLabels"] = {ATTEMPT: attempt.name}
+    spec["tolerations"] = [*chosen.spec.get("tolerations", ()), *spec["tolerations"]]
+    pod["spec"] = chosen.spec | spec
+    return pod
 
 
 def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
