@@ -26,7 +26,6 @@ from stages.contract.errors import (
     DamagedRecordError,
     RunCancelledError,
     RunInterruptedError,
-    StoppedError,
     StoreError,
     UserError,
 )
@@ -274,13 +273,9 @@ def attempts(record: RunRecord) -> list[Attempt]:
 
 
 def _state_of(error: BaseException) -> AttemptState:
-    if isinstance(error, RunInterruptedError):
+    if isinstance(error, RunInterruptedError) or not isinstance(error, Exception):
         return "stopped"
-    if isinstance(error, RunCancelledError):
-        return "cancelled"
-    if isinstance(error, StoppedError) or not isinstance(error, Exception):
-        return "stopped"
-    return "failed"
+    return "cancelled" if isinstance(error, RunCancelledError) else "failed"
 
 
 def _save(record: RunRecord, attempt: Attempt) -> None:

@@ -33,7 +33,7 @@ def new_log(request: Request) -> Path:
 
 
 def write_request(request: Request, log: Path) -> str:
-    """Writes the request beside the attempt's log and returns its path."""
+    """Writes the request next to the log of its attempt; returns its path."""
     path = log.with_suffix(".json")
     request.write(path)
     # A request holds no secrets, and its stage may run as another user in a container.

@@ -164,7 +164,7 @@ def test_an_orchestrator_in_a_job_keeps_that_job_s_settings_back(monkeypatch):
 
 
 def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End:
-    values = {"job": "12", "code": code, "reason": reason}
+    values = {"code": code, "reason": reason}
     status = None if code is None else Status.model_validate(values)
     return status, {"JobState": state} | fields
 

@@ -58,37 +58,35 @@ def _mounts_for(attempt: PodGroup) -> list[dict[str, Any]]:
 def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, dict[str, Any]]:
     """Mounts of the store's folders that a stage writes to; it must see store and inputs."""
     root = Path(request.store)
-    _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
-    for source in request.sources():
-        if isinstance(source, FileInput):
-            path = Path(source.location)
-            _mount_of(path, settings, "an input", f"{path.parent}: {{claim: NAME}}")
+    inputs = [source for source in request.sources() if isinstance(source, FileInput)]
+    for location in (root, *(Path(source.location) for source in inputs)):
+        _volume_of(location, settings)
     mounts = {}
     for folder in writable_folders(request):
-        path, volume = _mount_of(folder, settings, "the store", "")
+        path, volume = _volume_of(folder, settings)
         within = (Path(volume.sub_path) / folder.relative_to(path)).as_posix()
         mounts[str(folder)] = _mount(volume.claim, str(folder), within, read_only=False)
     return mounts
 
 
-def _mount_of(
-    location: Path, settings: KubernetesSettings, what: str, example: str
-) -> tuple[Path, ClaimMount]:
+def _volume_of(location: Path, settings: KubernetesSettings) -> tuple[Path, ClaimMount]:
     volume = settings.volume_at(location)
     if volume is None:
         raise UserError(
-            f"{what} is at {location}, and pods see no volume there",
-            f"name the claim that holds it in execution.kubernetes.volumes (`{example}`), or put "
-            "the store into a bucket",
+            f"{location} lies in no volume of the pods",
+            "name the claim that holds it in execution.kubernetes.volumes (`{FOLDER: {claim: "
+            "NAME}}`), or put the store into a bucket",
         )
     return volume
 
 
 def _mount(claim: str, path: str, within: str, *, read_only: bool) -> dict[str, Any]:
-    mount = {"name": _volume_name(claim), "mountPath": path, "readOnly": read_only}
-    if within and within != ".":
-        mount["subPath"] = within
-    return mount
+    return {
+        "name": _volume_name(claim),
+        "mountPath": path,
+        "readOnly": read_only,
+        "subPath": "" if within == "." else within,
+    }
 
 
 def _volume_name(claim: str) -> str:

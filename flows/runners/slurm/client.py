@@ -139,7 +139,7 @@ def _call(
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables without secrets, and without those of a job that it may be."""
+    """This process's variables without secrets and without variables of an enclosing job."""
     return {
         name: value
         for name, value in stage_environment(in_bucket=False).items()

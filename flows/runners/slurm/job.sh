@@ -12,8 +12,8 @@ exec >"$folder/slurm.out" 2>&1
 
 write_status() {
     local code=$?
-    printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s", "silent": %s}\n' \
-        "$job" "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
+    printf '{"code": %d, "others": %d, "reason": "%s", "silent": %s}\n' \
+        "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
         mv "$folder/status.new" "$folder/status"
 }
 trap write_status EXIT

@@ -5,7 +5,7 @@ each other::
 
     events, log, others    stdout and stderr of the stage; all that other nodes print
     slurm.out              what the batch program and srun print
-    status                 how it ended: {"job": "12", "code": 0, …}, written last
+    status                 how it ended: {"code": 0, …}, written last
     stop                   exists when the orchestrator wants the job to end
 
 A batch program whose folder is gone does not start its stage.
@@ -54,7 +54,6 @@ class Status(BaseModel):
         silent: Whether another node did not end its part after the first node's end.
     """
 
-    job: str
     code: int
     others: int = 0
     reason: Literal["", "asked", "node"] = ""
