@@ -69,9 +69,13 @@ class ConsoleObserver(Observer):
         elif state in ("cancelled", "stopped"):
             how = f"{state} after {how}"
         with self._lock:
-            self._num_ended += state in ("done", "reused")
-            count = f"{self._num_ended:>3}/{self._num_steps} " if self._num_steps else ""
-            self._say(request.run, f"{count}{_MARKS[state]} {request.step} [dim]{how}[/]")
+            if state in ("done", "reused"):
+                self._num_ended += 1
+            count = ""
+            if self._num_steps:
+                count = f"{self._num_ended:>3}/{self._num_steps} "
+            mark = _MARKS[state]
+            self._say(request.run, f"{count}{mark} {request.step} [dim]{how}[/]")
             if state == "failed":
                 self._say(request.run, f"      [red]{escape(message)}[/]")
 

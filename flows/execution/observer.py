@@ -62,9 +62,12 @@ class StepLines:
         return None
 
     def _progress(self, event: Progress) -> Log:
-        share = 100 * event.done / max(event.total, 1)
-        text = f"{event.done}/{event.total} {event.unit} ({share:.0f} %)"
-        return Log(message=f"{text} {self._metrics or event.note}".rstrip())
+        done = event.done
+        total = event.total
+        share = 100 * done / max(total, 1)
+        more = self._metrics or event.note
+        text = f"{done}/{total} {event.unit} ({share:.0f} %) {more}"
+        return Log(message=text.rstrip())
 
 
 @dataclass(frozen=True)

@@ -93,5 +93,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
         path = f"{at}.{name}" if at else name
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, path)
-        elif old != new:
-            yield f"input {name}" if at == "inputs" else f"{path} {old!r} → {new!r}"
+        elif old == new:
+            continue
+        elif at == "inputs":
+            yield f"input {name}"
+        else:
+            yield f"{path} {old!r} → {new!r}"

@@ -195,12 +195,18 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
 
 def _to_give(request: Request) -> Iterator[Path]:
     store = Store.open(request.store)
+    stage = request.stage
+    key = request.key
     yield from writable_folders(request)
     if request.writes_registry:
-        yield from (store.root / "models").rglob("*")
+        models = store.root / "models"
+        yield from models.rglob("*")
     # Files of earlier attempts, perhaps by another runner.
-    yield from store.work_path(request.stage, request.key).rglob("*")
-    yield from (store.root / "leases" / request.stage).glob(f"{request.key}*")
-    for scratch in (store.root / "artifacts" / request.stage).glob(f".scratch-{request.key}-*"):
+    work = store.work_path(stage, key)
+    yield from work.rglob("*")
+    leases = store.root / "leases" / stage
+    yield from leases.glob(f"{key}*")
+    artifacts = store.root / "artifacts" / stage
+    for scratch in artifacts.glob(f".scratch-{key}-*"):
         yield scratch
         yield from scratch.rglob("*")

@@ -28,12 +28,21 @@ GPUS_LABEL = "geb.gpus"
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
     """Mounts of a stage: files and folders of the host, at the path that they have there."""
     root = str(Store.open(request.store).root)
-    mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
+    modes = {root: "ro"}
+    for folder in writable_folders(request):
+        modes[str(folder)] = "rw"
     for source in request.sources():
-        if isinstance(source, FileInput) and not Path(source.location).is_relative_to(root):
-            mounts |= {str(path): "ro" for path in _with_link_targets(Path(source.location))}
-    mounts |= settings.mounts
-    return [Mount(path, path, type="bind", read_only=mode == "ro") for path, mode in mounts.items()]
+        if isinstance(source, FileInput):
+            location = Path(source.location)
+            if not location.is_relative_to(root):
+                for path in _with_link_targets(location):
+                    modes[str(path)] = "ro"
+    modes |= settings.mounts
+    mounts = []
+    for place, mode in modes.items():
+        is_read_only = mode == "ro"
+        mounts.append(Mount(place, place, type="bind", read_only=is_read_only))
+    return mounts
 
 
 def _with_link_targets(path: Path) -> Iterator[Path]:

@@ -98,15 +98,19 @@ def _volumes_for(attempt: PodGroup) -> list[dict[str, Any]]:
     """Volumes of a pod: its claims, and room that ends with it."""
     settings = attempt.execution.kubernetes
     chosen = attempt.settings
-    return [
-        *([{"name": "cache", "emptyDir": {}}] if attempt.fetches else ()),
-        *(
-            {"name": _volume_name(claim), "persistentVolumeClaim": {"claimName": claim}}
-            for claim in sorted({volume.claim for volume in settings.volumes.values()})
-        ),
-        {"name": "tmp", "emptyDir": {"sizeLimit": _mib(chosen.tmp_gib)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _mib(chosen.shm_gib)}},
+    tmp = {"sizeLimit": _mib(chosen.tmp_gib)}
+    shm = {"sizeLimit": _mib(chosen.shm_gib), "medium": "Memory"}
+    volumes: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": tmp},
+        {"name": "shm", "emptyDir": shm},
     ]
+    if attempt.fetches:
+        volumes.append({"name": "cache", "emptyDir": {}})
+    claims = {volume.claim for volume in settings.volumes.values()}
+    for claim in sorted(claims):
+        source = {"claimName": claim}
+        volumes.append({"name": _volume_name(claim), "persistentVolumeClaim": source})
+    return volumes
 
 
 def _mib(gib: float) -> str:
@@ -215,24 +219,29 @@ def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
         plain[OWNER_VARIABLE] = owner_of(attempt.store)
         plain[SYNC_SECONDS_VARIABLE] = str(attempt.execution.sync_seconds)
     # A pod's name leads nowhere on other nodes.
-    sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {
-        name: {"secretKeyRef": dict(zip(("name", "key"), secret.split("/"), strict=True))}
-        for name, secret in chosen.secrets.items()
-    }
-    return [
-        *({"name": name, "value": value} for name, value in plain.items()),
-        *({"name": name, "valueFrom": source} for name, source in sources.items()),
-    ]
+    address = {"fieldRef": {"fieldPath": "status.podIP"}}
+    variables: list[dict[str, Any]] = [{"name": "GEB_NODE_ADDRESS", "valueFrom": address}]
+    for name, value in plain.items():
+        variables.append({"name": name, "value": value})
+    for name, reference in chosen.secrets.items():
+        secret, _, key = reference.partition("/")
+        source = {"secretKeyRef": {"name": secret, "key": key}}
+        variables.append({"name": name, "valueFrom": source})
+    return variables
 
 
 def _limits(attempt: PodGroup) -> dict[str, str]:
     resources = attempt.request.resources
     chosen = attempt.settings
-    limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}
+    limits = {}
+    for name, amount in chosen.extra_resources.items():
+        limits[name] = str(amount)
     if resources.cpus is not None:
-        limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"
+        thousandths = math.ceil(resources.cpus * 1000)
+        limits["cpu"] = f"{thousandths}m"
     if resources.memory_gib is not None:
-        limits["memory"] = f"{math.ceil(resources.memory_gib * 1024)}Mi"
+        mebibytes = math.ceil(resources.memory_gib * 1024)
+        limits["memory"] = f"{mebibytes}Mi"
     if resources.gpus:
         limits[chosen.gpu_resource] = str(resources.gpus)
     return limits

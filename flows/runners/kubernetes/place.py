@@ -90,8 +90,11 @@ class KubernetesPlace:
         attempts: dict[str, list[Pod]] = {}
         store = Store.open(request.store).identity
         for pod in self._cluster.pods(SELECTOR):
-            if annotation(pod, STORE) == store and annotation(pod, KEY) == request.key:
-                attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
+            is_of_store = annotation(pod, STORE) == store
+            if is_of_store and annotation(pod, KEY) == request.key:
+                name = label(pod, ATTEMPT)
+                attempts.setdefault(name, [])
+                attempts[name].append(pod)
         return attempts
 
     def _manifests(self, job: StageJob, name: str) -> list[dict[str, Any]]:

@@ -120,10 +120,13 @@ class ProcessPlace:
 
 
 def _environment(request: Request, gpus: Iterable[str]) -> dict[str, str]:
-    in_bucket = Store.open(request.store).mirror_of is not None
+    store = Store.open(request.store)
+    in_bucket = store.mirror_of is not None
+    variables = stage_environment(in_bucket=in_bucket)
     # A stage that holds no GPU must not see the GPUs of other stages.
-    variables = device_variables(gpus) | thread_variables(request.resources)
-    return stage_environment(in_bucket=in_bucket) | variables
+    variables |= device_variables(gpus)
+    variables |= thread_variables(request.resources)
+    return variables
 
 
 def _quote_tail(log: AttemptLog) -> None:

@@ -105,7 +105,12 @@ def details(job: str) -> dict[str, str]:
     if done.returncode and _FORGOTTEN not in done.stderr:
         raise SlurmUnavailableError(f"scontrol: {done.stderr.strip()}")
     # Only the first word of a value with spaces.
-    return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+    fields = {}
+    for word in done.stdout.split():
+        name, sign, value = word.partition("=")
+        if sign:
+            fields[name] = value
+    return fields
 
 
 def cancel(job: str, option: str = "--quiet") -> None:
