@@ -82,11 +82,8 @@ class RowLayout:
 
     def varlen(self, device: torch.device) -> VarlenPlaces:
         """Arguments of a kernel of variable length; kept for all layers."""
-        if self._varlen is None:
-            self._varlen = self._varlen_places(device)
-        return self._varlen
-
-    def _varlen_places(self, device: torch.device) -> VarlenPlaces:
+        if self._varlen is not None:
+            return self._varlen
         places = []
         starts = [0]
         prompt_start = start = 0
@@ -100,13 +97,14 @@ class RowLayout:
             start += tokens
             starts.append(start)
         key_starts = np.cumsum([0, *(len(place) for place in places)])
-        return VarlenPlaces(
+        self._varlen = VarlenPlaces(
             keys=on_device(torch.from_numpy(np.concatenate(places)), device),
             query_starts=on_device(torch.tensor(starts, dtype=torch.int32), device),
             key_starts=on_device(torch.from_numpy(key_starts.astype(np.int32)), device),
             most_queries=int(np.diff(starts).max()),
             most_keys=int(np.diff(key_starts).max()),
         )
+        return self._varlen
 
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from stages.tables.schemas import TableWriter, read_rows
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
 from stages.training.engine import Process
-from stages.training.params import RowLayoutName, TrainingParams
+from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
 
 PART_PAIRS = 512
@@ -95,9 +95,13 @@ def _share(
     for first in range(0, len(batches), process.world_size):
         # A process for which none is left computes the last one, too.
         places = batches[min(first + process.rank, len(batches) - 1)]
+        batch = [part[place] for place in places]
+        rows = ROWS[params.row_layout](batch)
         with torch.no_grad(), numerics.forward_context():
-            batch = [part[place] for place in places]
-            share |= _logprobs(model, batch, params.row_layout, numerics.device)
+            flat = rows.to(numerics.device).logprobs(model).cpu()
+        by_row = [row.numpy() for row in flat.split(rows.response_mask.sum(dim=1).tolist())]
+        for place, pair in enumerate(batch):
+            share[pair.index] = by_row[place], by_row[len(batch) + place]
         process.check_stop(everywhere=True)
     return share
 
@@ -144,18 +148,6 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Gap:
             largest = max(largest, float(gaps.max(initial=0.0)))
             tokens += len(gaps)
     return {"mean": total / tokens, "max": largest} if tokens else {"mean": None, "max": None}
-
-
-def _logprobs(
-    model: nn.Module, batch: Sequence[Pair], layout: RowLayoutName, device: torch.device
-) -> RefLogprobs:
-    rows = ROWS[layout](batch)
-    flat = rows.to(device).logprobs(model).cpu()
-    lengths = rows.response_mask.sum(dim=1).tolist()
-    by_row = [row.numpy() for row in flat.split(lengths)]
-    return {
-        pair.index: (by_row[place], by_row[len(batch) + place]) for place, pair in enumerate(batch)
-    }
 
 
 def _part(folder: Path, start: int) -> Path:
