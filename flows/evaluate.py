@@ -148,6 +148,8 @@ def compare_models(
 def _evaluate(
     config: RunConfig, models: ComparedModels, external: Externals, session: Session
 ) -> ModelComparison:
+    check_environment(config)
+    try_own_code(config, {"score"})
     store = open_store(config.store)
     is_split = models.suite is None and not external["test_prompts"]
     if is_split and isinstance(external["policy"][-1], ArtifactInput):

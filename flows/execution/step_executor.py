@@ -78,6 +78,7 @@ class StepExecutor:
         self._observers = observers
         self._forced = recompute
         self._set_aside: set[str] = set()
+        self._setting_aside = threading.Lock()
         self._stopping = threading.Event()
         self._end: State = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
@@ -165,11 +166,15 @@ class StepExecutor:
         )
 
     def _set_aside_if_forced(self, step: Step, request: Request, on_event: OnEvent) -> None:
-        # Once in a run: an artifact that it has computed since then stays.
-        if not self._forced(step) or request.key in self._set_aside:
+        if not self._forced(step):
             return
-        self._set_aside.add(request.key)
-        if self._find(request, on_event) is None:
-            return
-        aside = self.store.set_aside(request.stage, request.key)
+        # Steps of two suites may have one key: the second waits until the artifact is away.
+        with self._setting_aside:
+            # Once in a run: an artifact that it has computed since then stays.
+            if request.key in self._set_aside:
+                return
+            self._set_aside.add(request.key)
+            if self._find(request, on_event) is None:
+                return
+            aside = self.store.set_aside(request.stage, request.key)
         on_event(Log(message=f"computed again on purpose; the artifact before is in {aside}"))

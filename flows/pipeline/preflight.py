@@ -34,7 +34,7 @@ def check_run(config: RunConfig, external: Externals) -> None:
     _check_checkpoints(config, external)
     _check_data(config.prepare, external)
     _check_context(config, external)
-    _check_environment(config)
+    check_environment(config)
     for tracker in config.tracking.report_to:
         package = PACKAGES[tracker]
         if find_spec(package) is None:
@@ -130,7 +130,7 @@ def _check_context(config: RunConfig, external: Externals) -> None:
             )
 
 
-def _check_environment(config: RunConfig) -> None:
+def check_environment(config: RunConfig) -> None:
     """Checks that interpreters and servers' keys are there, where stages run on this machine.
 
     Raises:
