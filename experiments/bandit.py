@@ -16,7 +16,7 @@ from flows.report.table import FittedTable
 from stages.contract.digests import derive_seed
 from stages.objectives.bonuses import exploratory_bonus
 from stages.objectives.objective import preference_loss
-from stages.objectives.params import undefined
+from stages.objectives.params import ObjectiveParams, undefined
 
 LABELS = {
     "none": "f-DPO",
@@ -149,14 +149,10 @@ def loss(method: str, divergence: str, logp: Tensor, rewards: Tensor) -> Tensor:
     preference = preference_loss(
         winner - winner.detach(), loser - loser.detach(), beta=BETA, divergence=divergence
     )
-    bonus = exploratory_bonus(
-        loser.flatten(),
-        loser.detach().flatten(),
-        design=method,
-        divergence=divergence,
-        numerics="exact",
-        beta=BETA,
+    params = ObjectiveParams.model_validate(
+        {"design": method, "divergence": divergence, "beta": BETA}
     )
+    bonus = exploratory_bonus(loser.flatten(), loser.detach().flatten(), params)
     kappa = torch.tensor(KAPPAS, dtype=torch.float64)[:, None, None]
     losses = preference.masked_fill(first == second, 0.0) - kappa * bonus.value.view_as(loser)
     return losses.mean(dim=-1)

@@ -122,9 +122,6 @@ def token_logprobs(
     bias: Tensor | None,
     targets: Tensor,
     mapped: LogitMap = LogitMap(),
-    *,
-    chunk_bytes: int = LOGIT_CHUNK_BYTES,
-    keep_bytes: int = LOGIT_KEEP_BYTES,
 ) -> Tensor:
     """Computes log softmax(mapped(hidden · weightᵀ + bias))[targets] in float32.
 
@@ -134,8 +131,6 @@ def token_logprobs(
         bias: The head's bias, [V], or None.
         targets: Token ids, [N].
         mapped: What the model makes of the head's logits.
-        chunk_bytes: Memory that one chunk of float32 logits may take.
-        keep_bytes: See `LOGIT_KEEP_BYTES`.
 
     Returns:
         Log-probabilities, [N].
@@ -154,8 +149,8 @@ def token_logprobs(
     else:
         softmax = _Softmax(mapped)
         row_bytes = 4 * len(weight)
-        keep = is_trained and rows * row_bytes <= keep_bytes
-        chunk = max(FEWEST_ROWS[weight.is_cuda], chunk_bytes // row_bytes)
+        keep = is_trained and rows * row_bytes <= LOGIT_KEEP_BYTES
+        chunk = max(FEWEST_ROWS[weight.is_cuda], LOGIT_CHUNK_BYTES // row_bytes)
     return _TokenLogprobs.apply(hidden, weight, bias, targets, softmax, dtype, chunk, keep)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from stages.objectives.designs import DESIGNS, PUBLISHED_BONUSES, Design, Terms
 from stages.objectives.divergences import resolve_divergence
 from stages.objectives.numerics import working_precision
-from stages.objectives.params import undefined
+from stages.objectives.params import ObjectiveParams
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Bonus:
     """Arguments of the design, elementwise."""
     mask: Tensor | None
     """Booleans [B, T] for probability="token", else None."""
-    numerics: str
-    """"exact", or "paper" for the published code's ε forms."""
+    is_exact: bool
+    """False for the published code's ε forms."""
 
     def saturation(self) -> tuple[Tensor, Tensor]:
         """Tell which responses have a clamped bonus or one without gradient.
@@ -55,7 +55,7 @@ class Bonus:
         if self.mask is not None:
             without_gradient = (without_gradient | ~self.mask).all(dim=1)
             clamped = (clamped & self.mask).any(dim=1)
-        if self.numerics == "paper":
+        if not self.is_exact:
             clamped = torch.zeros_like(without_gradient)
         return clamped, without_gradient & ~clamped
 
@@ -63,14 +63,10 @@ class Bonus:
 def exploratory_bonus(
     logp: Tensor,
     ref_logp: Tensor,
+    params: ObjectiveParams,
     *,
-    design: str,
-    divergence: str | float,
-    beta: float,
     num_tokens: Tensor | None = None,
     mask: Tensor | None = None,
-    probability: str = "sequence",
-    numerics: str = "exact",
 ) -> Bonus:
     """L_bonus of each response, which the loss *subtracts*: L − κ · L_bonus (Eq. 3, Eq. 11).
 
@@ -84,41 +80,32 @@ def exploratory_bonus(
     Args:
         logp: log π, summed over the response [B]; for probability="token" per token [B, T].
         ref_logp: log π_ref in the shape of `logp`, for feb, selm, vpo and se_popo.
-        design: a name in `DESIGNS`.
-        divergence: a name in `DIVERGENCES` or α in [0, 1].
-        beta: β of the preference loss, for selm and se_popo.
+        params: the design, its divergence, β, its probability and its numerics.
         num_tokens: response lengths [B], for probability="token_mean".
         mask: booleans [B, T], true on response tokens, for probability="token". A response without
             tokens has bonus zero.
-        probability: which probability enters the bonus; see the module.
-        numerics: "exact", or "paper" for the published code's ε forms.
 
     Returns:
         Bonuses [B], in float64 for float64 input and float32 otherwise.
-
-    Raises:
-        ValueError: the design is not defined under the divergence.
     """
-    reason = undefined(design, divergence, numerics)
-    if reason:
-        raise ValueError(f"design {design!r} under {divergence!r}: {reason}")
-    row = DESIGNS[design]
-    resolved = resolve_divergence(divergence)
+    design = DESIGNS[params.design]
+    divergence = resolve_divergence(params.divergence)
 
     def per_unit(values: Tensor) -> Tensor:
         """The log π that `probability` means: [B], or [B, T] made harmless off the mask."""
-        if probability == "token":
+        if params.probability == "token":
             assert mask is not None, "one bonus for each token of a mask"
             return torch.where(mask, working_precision(values), -1.0)
-        if probability == "token_mean":
+        if params.probability == "token_mean":
             assert num_tokens is not None, "a mean is over tokens"
             return working_precision(values) / num_tokens
         return working_precision(values)
 
-    terms = Terms(per_unit(logp), resolved, per_unit(ref_logp), beta)
-    published = PUBLISHED_BONUSES.get((design, resolved.name)) if numerics == "paper" else None
-    value = published(terms.logp) if published else row.bonus(terms)
-    if probability != "token" or mask is None:
-        return Bonus(value, logp, row, terms, None, numerics)
+    terms = Terms(per_unit(logp), divergence, per_unit(ref_logp), params.beta)
+    is_exact = params.numerics == "exact"
+    published = None if is_exact else PUBLISHED_BONUSES.get((design.name, divergence.name))
+    value = published(terms.logp) if published else design.bonus(terms)
+    if params.probability != "token" or mask is None:
+        return Bonus(value, logp, design, terms, None, is_exact)
     value = torch.where(mask, value, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    return Bonus(value, logp, row, terms, mask, numerics)
+    return Bonus(value, logp, design, terms, mask, is_exact)

@@ -67,18 +67,14 @@ class ResponseLogps:
         return self.logratio / self.num_tokens if params.length_normalised else self.logratio
 
     def bonus(self, params: ObjectiveParams) -> Bonus:
-        """The exploratory bonus of each response; without a design, any unit of π will do."""
-        probability = "sequence" if params.design == "none" else params.probability
-        logps = (self.logp, self.ref_logp)
+        """The exploratory bonus of each response."""
+        per_token = params.probability == "token"
         bonus = exploratory_bonus(
-            *((self.token_logp, self.ref_token_logp) if probability == "token" else logps),
-            design=params.design,
-            divergence=params.divergence,
-            beta=params.beta,
+            self.token_logp if per_token else self.logp,
+            self.ref_token_logp if per_token else self.ref_logp,
+            params,
             num_tokens=self.num_tokens,
             mask=self.mask,
-            probability=probability,
-            numerics=params.numerics,
         )
         factor = self.bonus_factor
         return bonus if factor is None else replace(bonus, value=bonus.value * factor)

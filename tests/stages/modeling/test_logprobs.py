@@ -95,8 +95,10 @@ def test_values_and_gradients_equal_the_plain_forward_pass(family):
     ids=["as they are", "scaled", "divided", "capped"],
 )
 def test_neither_chunks_nor_what_is_kept_change_anything(
-    chunk_rows, with_bias, keep_bytes, frozen, mapped
+    monkeypatch, chunk_rows, with_bias, keep_bytes, frozen, mapped
 ):
+    monkeypatch.setattr("stages.modeling.logprobs.LOGIT_CHUNK_BYTES", 4 * 11 * chunk_rows)
+    monkeypatch.setattr("stages.modeling.logprobs.LOGIT_KEEP_BYTES", keep_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, requires_grad=True)
     weight = torch.randn(11, 5, requires_grad=not frozen)
@@ -106,8 +108,7 @@ def test_neither_chunks_nor_what_is_kept_change_anything(
         tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad
     ]
 
-    chunks = {"chunk_bytes": 4 * 11 * chunk_rows, "keep_bytes": keep_bytes}
-    logprobs = token_logprobs(hidden, weight, bias, targets, mapped, **chunks)
+    logprobs = token_logprobs(hidden, weight, bias, targets, mapped)
     logits = torch.nn.functional.linear(hidden, weight, bias) * mapped.factor / mapped.divisor
     if mapped.cap is not None:
         logits = mapped.cap * torch.tanh(logits / mapped.cap)

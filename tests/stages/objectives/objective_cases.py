@@ -6,7 +6,7 @@ from torch import Tensor
 from stages.objectives.bonuses import Bonus, exploratory_bonus
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
-from stages.objectives.params import undefined
+from stages.objectives.params import ObjectiveParams, undefined
 
 BETA = 0.125
 ALL_DIVERGENCES: tuple[str | float, ...] = (*DIVERGENCES, 0.25, 0.75)
@@ -36,8 +36,9 @@ def evaluated(
     """`exploratory_bonus` with β and a reference (0.75 log π − ⅜ unless given)."""
     if ref_logp is None:
         ref_logp = 0.75 * logp.detach() - 0.375
-    arguments = {"design": design, "divergence": divergence, "beta": BETA} | more
-    return exploratory_bonus(logp, ref_logp, **arguments)
+    shapes = {name: more.pop(name) for name in ("mask", "num_tokens") if name in more}
+    params = ObjectiveParams(design=design, divergence=divergence, beta=BETA, **more)
+    return exploratory_bonus(logp, ref_logp, params, **shapes)
 
 
 def bonus_of(logp: Tensor, *arguments: object, **more: object) -> Tensor:
