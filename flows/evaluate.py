@@ -14,12 +14,14 @@ from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
+from flows.execution.trial import try_own_code
 from flows.iterate import NOTHING, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.form import RunOverrides
 from flows.pipeline.inputs import ComparedModels, resolve_compared
+from flows.pipeline.preflight import check_environment
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
@@ -42,6 +44,7 @@ from flows.report.table import (
     column_of,
     ordered,
 )
+from flows.runners.choose import check_place
 from stages.contract.errors import GebError, UserError
 from stages.contract.request import ArtifactInput
 from stages.store.opening import open_store
@@ -149,6 +152,7 @@ def _evaluate(
     config: RunConfig, models: ComparedModels, external: Externals, session: Session
 ) -> ModelComparison:
     check_environment(config)
+    check_place(config.execution, config.resources, config.store)
     try_own_code(config, {"score"})
     store = open_store(config.store)
     is_split = models.suite is None and not external["test_prompts"]

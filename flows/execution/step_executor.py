@@ -10,7 +10,7 @@ from flows.execution.run_record import RunRecord, State
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.step import Output, Source, Step, StepFilter, no_step
-from flows.runners.choose import check_place, make_runner
+from flows.runners.choose import make_runner
 from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import (
     DamagedArtifactError,
@@ -73,7 +73,6 @@ class StepExecutor:
         self.config = config
         self.store = open_store(config.store, create=True)
         self.record = RunRecord(self.store, config.name)
-        check_place(config.execution, config.resources, config.store)
         self.runner = make_runner(config.execution)
         self._observers = observers
         self._forced = recompute

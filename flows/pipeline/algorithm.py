@@ -57,26 +57,27 @@ def _steps(config: RunConfig, inputs: Externals) -> list[Step]:
         return step.output
 
     policy = inputs["policy"] or (unread("", "model"),)
-    iterative_geb(config, Steps(config, inputs), policy[0], keep)
+    iterative_geb(Steps(config, inputs), policy[0], keep)
     return steps
 
 
-def iterative_geb(config: RunConfig, steps: Steps, start: Source, do: Do) -> None:
+def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
     """Runs T iterations of generate → score → pair → train → evaluate → promote.
 
     A supervised warm start, if there is one, makes the first policy of ``start``. ``do`` takes a
     step in hand and returns its output at once; the executor sees to the order that the inputs
     demand.
     """
+    config = steps.config
     prompts = do(steps.prepare())
     warm = config.inputs.warm_start
     base = Model(do(steps.warm_start()).at("checkpoint") if warm else start)
     evaluation = steps.for_evaluation()
     test_prompts = prompts.at("test.parquet")
     base_samples = sample_and_score(steps, do, "base", evaluation, base, test_prompts)
-    suites = _base_of_suites(config, steps, do, base, test_prompts, base_samples)
+    suites = _base_of_suites(steps, do, base, test_prompts, base_samples)
     train_prompts = {
-        iteration: _train_prompts(config, steps, do, iteration, base, prompts)
+        iteration: _train_prompts(steps, do, iteration, base, prompts)
         for iteration in range(1, config.iterations + 1)
     }
     policy = reference = base
@@ -156,14 +157,14 @@ _Suite = tuple[Steps, Output, Samples]
 
 
 def _base_of_suites(
-    config: RunConfig, steps: Steps, do: Do, base: Model, held_out: Output, base_samples: Samples
+    steps: Steps, do: Do, base: Model, held_out: Output, base_samples: Samples
 ) -> dict[str, _Suite]:
     """Samples and scores the base's responses to the prompts of each suite, once for all.
 
     A suite without prompts scores the responses to the held-out prompts once more.
     """
     suites = {}
-    for name, suite in config.suites.items():
+    for name, suite in steps.config.suites.items():
         suite_steps = steps.of_suite(name)
         prefix = suite_prefix("base", name)
         prompts = held_out
@@ -206,12 +207,10 @@ def _run_suites(
     return metrics
 
 
-def _train_prompts(
-    config: RunConfig, steps: Steps, do: Do, iteration: int, base: Model, prompts: Output
-) -> Output:
+def _train_prompts(steps: Steps, do: Do, iteration: int, base: Model, prompts: Output) -> Output:
     """D_t, without the prompts that the starting policy solves if those are screened."""
     table = prompts.at(f"iteration-{iteration}.parquet")
-    if config.screen.num_samples == 0:
+    if steps.config.screen.num_samples == 0:
         return table
     prefix = f"screen/iteration-{iteration}"
     do = _within(do, iteration, "screen")

@@ -51,48 +51,48 @@ class Steps:
     """
 
     def __init__(self, config: RunConfig, external: Externals) -> None:
-        self._config = config
+        self.config = config
         self._external = external
 
     def _seed(self, *names: str | int) -> int:
-        return derive_seed(self._config.seed, *names)
+        return derive_seed(self.config.seed, *names)
 
     def of_suite(self, name: str) -> Steps:
         """Builds the steps of one of the run's suites."""
-        names = input_locations(self._config, name)
+        names = input_locations(self.config, name)
         external = {title: self._external[suite_input(name, title)] for title in names}
-        return Steps(self._config.for_suite(name), external)
+        return Steps(self.config.for_suite(name), external)
 
     def prepare(self, name: str = "prepare") -> Step:
         """Splits the prompts into D_1…D_T and a held-out test set."""
-        params = self._config.prepare.model_copy(update={"iterations": self._config.iterations})
+        params = self.config.prepare.model_copy(update={"iterations": self.config.iterations})
         inputs = {"train": self._external["prompts"], "test": self._external["test_prompts"]}
         return Step(name, params, _given(inputs), self._seed("prepare"))
 
     def warm_start(self) -> Step:
         """Makes the starting policy by supervised training."""
         inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
-        params = self._config.sft.model_copy(update=self._chat())
+        params = self.config.sft.model_copy(update=self._chat())
         return Step("sft", params, _given(inputs), self._seed("sft"))
 
     def _chat(self) -> dict[str, Any]:
         """Rendering of conversations as `generate` does it, for other stages."""
-        return {name: getattr(self._config.generate, name) for name in ChatSettings.model_fields}
+        return {name: getattr(self.config.generate, name) for name in ChatSettings.model_fields}
 
     def for_training(self, iteration: int) -> Sampling:
         """K responses to each prompt of D_t."""
-        return Sampling(self._config.generate, self._seed("generate", iteration))
+        return Sampling(self.config.generate, self._seed("generate", iteration))
 
     def for_screening(self, iteration: int) -> Sampling:
         """A few responses, to see which prompts the starting policy solves."""
-        config = self._config
+        config = self.config
         sampling = {"num_samples": config.screen.num_samples, "temperature": SCREEN_TEMPERATURE}
         params = config.generate.model_copy(update=sampling)
         return Sampling(params, self._seed("screen", iteration))
 
     def for_evaluation(self) -> Sampling:
         """Responses to the held-out prompts; a judge that compares sets them against others."""
-        config = self._config
+        config = self.config
         sampling = config.evaluation.model_dump(include=set(SAMPLING))
         params = config.generate.model_copy(update=sampling)
         return Sampling(params, self._seed("evaluate"), against_opponents=config.score.compares)
@@ -112,7 +112,7 @@ class Steps:
         """Drops the prompts of D_t that those samples solve."""
         return Step(
             f"screen/iteration-{iteration}",
-            self._config.screen,
+            self.config.screen,
             {"prompts": [prompts], "responses": samples.responses, "scores": samples.scores},
         )
 
@@ -125,31 +125,31 @@ class Steps:
             "opponents": [opponents] if opponents else [],
             **self._oracle_inputs(),
         }
-        update = {"allow_control_tokens": self._config.generate.allow_control_tokens}
-        params = self._config.score.model_copy(update=update)
+        update = {"allow_control_tokens": self.config.generate.allow_control_tokens}
+        params = self.config.score.model_copy(update=update)
         return Step(f"{prefix}/score/{shard}", params, _given(inputs))
 
     def _oracle_inputs(self) -> Externals:
         """Inputs that the oracle uses; others must not change the key."""
-        reads = self._config.score.reads
+        reads = self.config.score.reads
         return {name: self._external[title] for name, title in ORACLE_INPUTS.items() if reads(name)}
 
     def pair(self, iteration: int, samples: Samples) -> Step:
         """Chooses a chosen and a rejected response per prompt."""
         return Step(
             f"iteration-{iteration}/pair",
-            self._config.pair,
+            self.config.pair,
             {
                 "responses": samples.responses,
                 "scores": samples.scores,
-                **self._own_code("strategy_code", self._config.pair.strategy),
+                **self._own_code("strategy_code", self.config.pair.strategy),
             },
             self._seed("pair", iteration),
         )
 
     def preferences(self, iteration: int, prompts: Output, policy: Model) -> Step:
         """Takes the pairs of D_t from a data set of preferences, in the tokens of ``policy``."""
-        config = self._config
+        config = self.config
         params = config.preferences.model_copy(
             update={"prompt_system": config.prepare.system_prompt, **self._chat()}
         )
@@ -165,7 +165,7 @@ class Steps:
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
     ) -> Step:
         """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
-        params = self._config.train
+        params = self.config.train
         return Step(
             f"iteration-{iteration}/train",
             params,
@@ -185,7 +185,7 @@ class Steps:
     def trained(self, policy: Model, made: Output) -> Model:
         """The policy that a training from ``policy`` made."""
         checkpoint = made.at("checkpoint")
-        kept = self._config.train.lora.save == "adapter"
+        kept = self.config.train.lora.save == "adapter"
         return Model(policy.base, checkpoint) if kept else Model(checkpoint)
 
     def evaluate(self, name: str, policy: Samples, base: Samples, reference: Model) -> Step:
@@ -197,8 +197,8 @@ class Steps:
             "base_scores": base.scores,
             **reference.inputs("reference"),
         }
-        evaluation = self._config.evaluation
-        params = self._config.evaluate.model_copy(
+        evaluation = self.config.evaluation
+        params = self.config.evaluate.model_copy(
             update={"correct_from": evaluation.correct_from, "pass_at_k": evaluation.pass_at_k}
         )
         return Step(name, params, _given(inputs))
@@ -216,9 +216,9 @@ class Steps:
         It waits for the ``previous`` promotion: an alias moves from iteration to iteration, never
         back. Gates may also look at the metrics of ``suites``.
         """
-        params = self._config.promote.model_copy(
+        params = self.config.promote.model_copy(
             update={
-                "model_name": self._config.model or self._config.name,
+                "model_name": self.config.model or self.config.name,
                 "measured_by": self._measure(),
             }
         )
@@ -240,7 +240,7 @@ class Steps:
 
         Scores of a judge that compares are relative to the base.
         """
-        config = self._config
+        config = self.config
         inputs = self._oracle_inputs()
         inputs["prompts"] = self._external["test_prompts"] or self._external["prompts"]
         parts = [

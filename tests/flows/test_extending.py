@@ -74,12 +74,12 @@ class ToyConfig(RunConfig):
 
 
 def toy(self: Steps, iteration: int, prompts: Output) -> Step:
-    params = self._config.toy
+    params = self.config.toy
     inputs = {"prompts": [prompts]}
     return Step(f"iteration-{iteration}/toy", params, inputs, iteration=iteration)
 
 
-def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
+def algorithm(steps: Any, start: object, do: Do) -> None:
     prompts = do(steps.prepare())
     kept = do(steps.toy(1, prompts.at("iteration-1.parquet"))).at("first.parquet")
     do(steps.toy(2, kept))

@@ -1,6 +1,7 @@
 """Observers of a step's execution, and steps to compute again."""
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -117,3 +118,24 @@ def test_a_forced_step_is_computed_again_once_in_a_run(config):
     assert "computed again on purpose" in recorder.heard[0]
     ended = [line for line in recorder.heard if line in ("probe done", "probe reused")]
     assert ended == ["probe done", "probe reused"]
+
+
+def test_a_step_of_the_same_key_waits_until_its_artifact_is_aside(config, monkeypatch):
+    execute(config, "tell_place")
+    executor = StepExecutor(config, recompute=lambda step: True)
+    step = Step("probe", ProbeParams(behaviour="tell_place"), {})
+    set_aside = executor.store.set_aside
+    waited = []
+
+    def with_another(stage: str, key: str) -> str:
+        other.start()
+        # It would find the artifact that goes now.
+        other.join(0.5)
+        waited.append(other.is_alive())
+        return set_aside(stage, key)
+
+    other = threading.Thread(target=executor.execute, args=(step, {}))
+    monkeypatch.setattr(executor.store, "set_aside", with_another)
+    executor.execute(step, {})
+    other.join()
+    assert waited == [True]
