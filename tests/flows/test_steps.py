@@ -254,5 +254,7 @@ def test_rendering_of_conversations_is_the_same_in_all_stages(tmp_path):
     for name in ("sft", "iteration-1/generate/0"):
         assert {field: getattr(by_name[name].params, field) for field in chat} == chat
     assert by_name["base/score/0"].params.allow_control_tokens
-    by_name = steps_of(*given, "iterations=1", "inputs.preferences=data/quickstart/sft.jsonl")
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "one?", "chosen": "yes", "rejected": "no"}\n')
+    by_name = steps_of(*given, "iterations=1", f"inputs.preferences={pairs}")
     assert {field: getattr(by_name["iteration-1/pair"].params, field) for field in chat} == chat
