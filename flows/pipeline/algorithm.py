@@ -173,7 +173,13 @@ def _base_of_suites(
             prompts = do(suite_steps.prepare(f"{prefix}/prepare")).at("test.parquet")
         sampling = suite_steps.for_evaluation()
         samples = sample_and_score(
-            suite_steps, do, prefix, sampling, base, prompts, sampled=sampled
+            suite_steps,
+            do,
+            prefix,
+            sampling,
+            base,
+            prompts,
+            sampled=sampled,
         )
         suites[name] = suite_steps, prompts, samples
     return suites
@@ -212,8 +218,13 @@ def _train_prompts(steps: Steps, do: Do, iteration: int, base: Model, prompts: O
     table = prompts.at(f"iteration-{iteration}.parquet")
     if steps.config.screen.num_samples == 0:
         return table
-    prefix = f"screen/iteration-{iteration}"
     do = _within(do, iteration, "screen")
-    sampling = steps.for_screening(iteration)
-    samples = sample_and_score(steps, do, prefix, sampling, base, table)
+    samples = sample_and_score(
+        steps,
+        do,
+        f"screen/iteration-{iteration}",
+        steps.for_screening(iteration),
+        base,
+        table,
+    )
     return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

@@ -105,7 +105,8 @@ def exploratory_bonus(
     is_exact = params.numerics == "exact"
     published = None if is_exact else PUBLISHED_BONUSES.get((design.name, divergence.name))
     value = published(terms.logp) if published else design.bonus(terms)
-    if params.probability != "token" or mask is None:
-        return Bonus(value, logp, design, terms, None, is_exact)
-    value = torch.where(mask, value, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    return Bonus(value, logp, design, terms, mask, is_exact)
+    tokens = mask if params.probability == "token" else None
+    if tokens is not None:
+        num_tokens = tokens.sum(dim=1).clamp(min=1)
+        value = torch.where(tokens, value, 0.0).sum(dim=1) / num_tokens
+    return Bonus(value, logp, design, terms, tokens, is_exact)
