@@ -107,7 +107,7 @@ class TestCheckpoint:
             (
                 None,
                 {"add": {"score.weight": torch.zeros(1, 32)}},
-                r"other shapes than its config\.json says 1 weights.*score\.weight 1x32",
+                r"other shapes than its config\.json says 1 weights.*score\.weight \[1, 32\]",
             ),
             ("{{ bos_token }}" + CHAT_TEMPLATE, {}, "doubled BOS"),
             (CHAT_TEMPLATE.removeprefix("{{ bos_token }}"), {}, "does not open with the BOS"),
