@@ -13,7 +13,6 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from stages.objectives.kappa import KappaController
 from stages.train.data import Pair, load_pairs
 from stages.train.objective import PairObjective
 from stages.train.params import TrainParams
-from stages.train.reference import _logprobs
+from stages.train.reference import _share
 from stages.training.adapters import add_adapters, leave_casts_to_autocast
 from stages.training.batches import Plan
 from stages.training.engine import Engine, Process
@@ -296,7 +295,7 @@ def _engine(
     model = logprob_model(policy, params, numerics)
     if variation.compiled_reference or (variation.as_stage and chooser.pays_to_compile()):
         compile_layers(model.policy)
-    ref_logprobs = _reference(model, plan.samples, numerics)
+    ref_logprobs = _share(model, plan.samples, numerics, plan.params, process)
     leave_layers_eager(model.policy)
     if task.lora_rank:
         model = ResponseLogprobs(add_adapters(model.policy, params.lora))
@@ -330,7 +329,7 @@ def _zero_engine(
         torch.distributed.init_process_group(backend)
     plain: Any = random_model(shape).to(numerics.device)
     model = logprob_model(plain, plan.params, numerics)
-    ref_logprobs = _reference(model, plan.samples, numerics)
+    ref_logprobs = _share(model, plan.samples, numerics, plan.params, process)
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         plain.save_pretrained(folder)
         del plain
@@ -361,18 +360,6 @@ def accept_older_torch() -> None:
 def fast_folder() -> str | None:
     """A folder in memory, where there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-@torch.no_grad()
-def _reference(
-    model: ResponseLogprobs, pairs: Sequence[Pair], numerics: Numerics
-) -> dict[int, tuple[Any, Any]]:
-    logprobs: dict[int, tuple[Any, Any]] = {}
-    bfloat16 = torch.autocast(numerics.device.type, torch.bfloat16, enabled=numerics.bfloat16)
-    with bfloat16:
-        for start in range(0, len(pairs), 16):
-            logprobs |= _logprobs(model, pairs[start : start + 16], "packed", numerics.device)
-    return logprobs
 
 
 def _pairs(shape: Shape, folder: Path, count: int, scale: float) -> list[Pair]:
