@@ -9,7 +9,7 @@ from statistics import fmean
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.loop import ROOT, geb, geb_json, geb_ok, write_config
+from tests.flows.loop import ROOT, geb, geb_json, geb_ok, geb_refused, write_config
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,14 @@ def test_figures_of_policy_and_base_are_their_own(trained):
     assert means["policy"] != means["base"]
     for model, mean in means.items():
         assert done["figures"][model]["mean_response_tokens"]["value"] == pytest.approx(mean)
+
+
+def test_a_broken_oracle_is_refused_before_models_are_sampled(trained, tmp_path):
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text("def score(responses):\n    return 1\n")
+    broken = ("--set", f"inputs.oracle_code={oracle}", "--set", "generate.top_p=0.5")
+    refused = geb_refused("evaluate", trained, "small:1", "--base", "small:1", *broken)
+    assert "the oracle was tried before the run" in refused
 
 
 @pytest.mark.slow
