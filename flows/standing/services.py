@@ -120,7 +120,8 @@ def _end_flow_runs(supervisor: int) -> None:
             while left and (rest := deadline - time.monotonic()) > 0:
                 ended, _, _ = select.select(left, [], [], rest)
                 left = [process for process in left if process not in ended]
-        os.kill(worker, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGCONT)
 
 
 def _children(pid: int) -> list[int]:
