@@ -74,7 +74,7 @@ class Runner:
             lease.acquire(
                 waiting=lambda holder: on_event(
                     PlaceNotice(
-                        message=f"another run on {holder['host']} looks after it; waiting for it",
+                        message=f"another run on {holder.host} looks after it; waiting for it",
                         waits=True,
                     )
                 ),

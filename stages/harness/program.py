@@ -71,8 +71,8 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
     with explain_disk_errors(store.root):
         lease.acquire(
             waiting=lambda holder: events.info(
-                f"{request.stage} {request.key[:12]} is being computed by pid {holder['pid']} on "
-                f"{holder['host']}; waiting"
+                f"{request.stage} {request.key[:12]} is being computed by pid {holder.pid} on "
+                f"{holder.host}; waiting"
             )
         )
     with explain_disk_errors(store.root), lease:

@@ -11,7 +11,6 @@ while it lives, however long its threads are held up.
 """
 
 import fcntl
-import json
 import os
 import socket
 import threading
@@ -20,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel
 
@@ -99,15 +98,15 @@ def _machine() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-class _Record(BaseModel):
-    """Content of a lease file; times are seconds since the epoch."""
+class LeaseHolder(BaseModel):
+    """Content of a lease file; its process is 0 if that is not known."""
 
     owner: str
     host: str
     machine: str
     pid: int
-    since: float
     expires: float
+    """Seconds since the epoch."""
 
 
 class FileLease:
@@ -126,8 +125,8 @@ class FileLease:
         self._alive_path = path.with_suffix(".alive")
         self._alive_lock: int | None = None
 
-    def holder(self) -> dict[str, Any] | None:
-        """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
+    def holder(self) -> LeaseHolder | None:
+        """Holder of the lease now, or None."""
         if not self._path.exists():
             return None
         # Within the guard: the look locks the alive file for a moment, and no process must take the
@@ -139,12 +138,12 @@ class FileLease:
     def acquire(
         self,
         *,
-        waiting: Callable[[dict[str, Any]], None] | None = None,
+        waiting: Callable[[LeaseHolder], None] | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         """Takes the lease, waiting for its present holder.
 
-        ``waiting`` is called once with the holder's record, before the first wait.
+        ``waiting`` is called once with the holder, before the first wait.
 
         Raises:
             StoppedError: ``stopping`` was set.
@@ -178,16 +177,16 @@ class FileLease:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _try_acquire(self) -> dict[str, Any] | None:
+    def _try_acquire(self) -> LeaseHolder | None:
         """Takes the lease and returns None, or returns its living holder."""
         with exclusive_lock(self._guard_path):
             record = self._read()
-            if record is not None and record["owner"] != self._owner and self._is_alive(record):
+            if record is not None and record.owner != self._owner and self._is_alive(record):
                 return record
             self._alive_lock = try_lock(self._alive_path)
             if self._alive_lock is None:
                 # Some process has the lock, whatever the record holds.
-                return record or {"host": socket.gethostname(), "pid": "unknown"}
+                return record or self._holder(pid=0)
             try:
                 self._write()
             except BaseException:
@@ -211,7 +210,7 @@ class FileLease:
     def _renew(self) -> bool:
         with exclusive_lock(self._guard_path):
             record = self._read()
-            if record is None or record["owner"] != self._owner:
+            if record is None or record.owner != self._owner:
                 return False
             self._write()
         return True
@@ -219,7 +218,7 @@ class FileLease:
     def _give_back(self) -> None:
         with exclusive_lock(self._guard_path):
             record = self._read()
-            if record is not None and record["owner"] == self._owner:
+            if record is not None and record.owner == self._owner:
                 self._path.unlink()
                 self._alive_path.unlink(missing_ok=True)
                 self._guard_path.unlink()
@@ -228,27 +227,27 @@ class FileLease:
                 self._alive_lock = None
 
     def _write(self) -> None:
-        now = time.time()
-        record = {
-            "owner": self._owner,
-            "host": socket.gethostname(),
-            "machine": _machine(),
-            "pid": os.getpid(),
-            "since": now,
-            "expires": now + EXPIRY_SECONDS,
-        }
-        write_atomically(self._path, json.dumps(record))
+        write_atomically(self._path, self._holder(os.getpid()).model_dump_json())
 
-    def _read(self) -> dict[str, Any] | None:
+    def _holder(self, pid: int, owner: str | None = None) -> LeaseHolder:
+        return LeaseHolder(
+            owner=self._owner if owner is None else owner,
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=pid,
+            expires=time.time() + EXPIRY_SECONDS,
+        )
+
+    def _read(self) -> LeaseHolder | None:
         try:
-            return read_record(self._path, _Record).model_dump()
+            return read_record(self._path, LeaseHolder)
         except FileNotFoundError:
             return None
         except DamagedRecordError:
             # The lock of the alive file still tells whether a holder lives.
-            return {"owner": "", "host": "unknown", "machine": _machine(), "pid": "unknown"}
+            return self._holder(pid=0, owner="")
 
-    def _is_alive(self, record: dict[str, Any]) -> bool:
-        if record["machine"] == _machine():
+    def _is_alive(self, record: LeaseHolder) -> bool:
+        if record.machine == _machine():
             return is_held(self._alive_path)
-        return time.time() < record["expires"]
+        return time.time() < record.expires

@@ -76,7 +76,7 @@ def test_a_second_process_waits_for_the_first(path):
     waits = threading.Event()
 
     def waiting(holder):
-        seen.append(holder["pid"])
+        seen.append(holder.pid)
         waits.set()
 
     lease = FileLease(path)
@@ -93,7 +93,7 @@ def test_a_second_process_waits_for_the_first(path):
 
 def test_a_lease_ends_with_its_killed_holder(path):
     process = start_holder(path)
-    assert FileLease(path).holder()["pid"] == process.pid
+    assert FileLease(path).holder().pid == process.pid
     process.send_signal(signal.SIGKILL)
     process.wait()
     lease = FileLease(path)
@@ -108,7 +108,7 @@ def test_a_holder_on_this_machine_does_not_expire_while_it_lives(path):
     process = start_holder(path)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"expires": 0.0}))
-    assert FileLease(path).holder()["pid"] == process.pid
+    assert FileLease(path).holder().pid == process.pid
     process.communicate()
 
 
@@ -156,7 +156,7 @@ def test_lease_outlives_several_heartbeats_for_other_hosts(path, monkeypatch):
     with_lease.acquire()
     written = json.loads(path.read_text())
     monkeypatch.setattr(lease_module, "_machine", lambda: "another")
-    missed = written["since"] + 5 * lease_module.HEARTBEAT_SECONDS
+    missed = written["expires"] - lease_module.EXPIRY_SECONDS + 5 * lease_module.HEARTBEAT_SECONDS
     monkeypatch.setattr(lease_module.time, "time", lambda: missed)
     assert FileLease(path).holder() is not None
     with_lease.release()
