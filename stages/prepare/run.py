@@ -1,10 +1,12 @@
 """Prepare: sources in, ``iteration-<t>.parquet`` and ``test.parquet`` out.
 
-Two passes over the sources. The first keeps 24 bytes a row, a digest of the prompt and its source.
-From them :mod:`stages.prepare.split` decides where each row goes. The second writes. Texts are
-never held, so that memory hardly grows with the number of prompts. Rows keep their source's order.
+Two passes over the sources. The first keeps 40 bytes a row: digests of the prompt, alone and with
+its answer, and its source. From them :mod:`stages.prepare.split` decides where each row goes. The
+second writes. Texts are never held, so that memory hardly grows with the number of prompts. Rows
+keep their source's order.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +28,14 @@ from stages.tables.schemas import PROMPTS, TableWriter
 # Rows are held for each part at once: a smaller group than elsewhere keeps long prompts bounded.
 _ROWS_PER_GROUP = 1024
 _TEST_SOURCE = 0
+# Counts that a person should look at.
+_TOLD = (
+    "duplicates",
+    "other_reference_answers",
+    "overlap_with_test",
+    "invalid_rows",
+    "assistant_turns_cut",
+)
 _Sources = list[tuple[int, RowSource]]
 """Sources in reading order, each with its label for :func:`stages.prepare.split.split`."""
 
@@ -35,6 +45,8 @@ class _Scan:
     """Rows of the first pass: one entry per usable row, in reading order."""
 
     identities: bytearray = field(default_factory=bytearray)
+    answered: bytearray = field(default_factory=bytearray)
+    """Identities of the prompts together with their reference answers."""
     labels: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -56,7 +68,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     _write(ctx, sources, scan, decided, total)
     report = _report(ctx.params, scan, decided)
     (ctx.out / "metrics.json").write_text(dump_json(report))
-    for name in ("duplicates", "overlap_with_test", "invalid_rows", "assistant_turns_cut"):
+    for name in _TOLD:
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
     for _, source in sources:
@@ -112,6 +124,8 @@ def _scan(ctx: StageContext[PrepareParams], sources: _Sources, total: int) -> _S
                 scan.counts["invalid_rows"] += 1
             else:
                 scan.identities += identity
+                answered = identity + str(prompt.reference).encode()
+                scan.answered += hashlib.blake2b(answered, digest_size=16).digest()
                 scan.labels.append(label)
                 scan.counts["assistant_turns_cut"] += prompt.cut
             if scan.counts["rows"] < total:
@@ -160,10 +174,16 @@ def _write(
     ctx.events.progress(total, total, "rows")
 
 
+def _distinct(identities: bytearray) -> int:
+    return len(np.unique(as_ids(identities)))
+
+
 def _report(params: PrepareParams, scan: _Scan, decided: Split) -> dict[str, int | list[int]]:
     return {
         **{name: scan.counts[name] for name in ("rows", "invalid_rows", "assistant_turns_cut")},
         "duplicates": decided.duplicates,
+        # Of prompts that another row has, too; the first row's answer counts.
+        "other_reference_answers": _distinct(scan.answered) - _distinct(scan.identities),
         "overlap_with_test": decided.overlap,
         "unused": decided.unused,
         "test_prompts": decided.size(TEST),

@@ -3,7 +3,7 @@
 Shapes: ``N`` rows of all sources, the ``test`` source's last.
 
 Every decision looks only at the seed and the prompt's identity, so that it does not depend on the
-order of rows. At 24 bytes a row, a million prompts cost tens of MiB here, not their texts.
+order of rows. At 40 bytes a row, a million prompts cost tens of MiB, not their texts.
 """
 
 import hashlib

@@ -55,7 +55,13 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
     answered = [{"role": "user", "content": "cut me"}, {"role": "assistant", "content": "gone"}]
     train = write_jsonl(
         tmp_path / "train.jsonl",
-        [*questions(10), *questions(4), {"messages": answered}, {"messages": []}],
+        [
+            *questions(10),
+            *questions(3),
+            {**questions(1)[0], "reference_answer": "another"},
+            {"messages": answered},
+            {"messages": []},
+        ],
     )
     test = write_jsonl(tmp_path / "test.jsonl", questions(2))
     artifact = prepare(
@@ -66,6 +72,7 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
         "invalid_rows": 1,
         "assistant_turns_cut": 1,
         "duplicates": 4,
+        "other_reference_answers": 1,
         "overlap_with_test": 2,
         "unused": 3,
         "test_prompts": 2,
