@@ -141,6 +141,11 @@ def check_environment(config: RunConfig) -> None:
         return
     for stage, interpreter in execution.interpreters.items():
         require_interpreter(stage, interpreter)
+    if not execution.interpreters and find_spec("torch") is None:
+        raise UserError(
+            "stages run in this environment, which has no torch",
+            "pip install 'geb[torch]', or name execution.interpreters or another execution.runner",
+        )
     for section, score in oracles(config).items():
         for part in score.parts:
             name = getattr(getattr(score, ORACLES[part].section, None), "key_env", None)
