@@ -45,7 +45,7 @@ class SftParams(TrainingParams, ChatSettings):
     """
 
     stage: ClassVar[str] = "sft"
-    version: ClassVar[str] = "5"
+    version: ClassVar[str] = "6"
     inputs = {
         "data": InputSpec("file", many=True),
         "policy": InputSpec("model", optional=True),

@@ -53,7 +53,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """
 
     stage: ClassVar[str] = "train"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     inputs = {
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),
