@@ -32,7 +32,7 @@ from flows.report.prefect_artifacts import (
 )
 from flows.report.summary import Summary, kappa_label, summarise
 from flows.report.verdict import verdict
-from flows.runners.choose import check_gpus
+from flows.runners.choose import check_host
 from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.events import Log
@@ -117,7 +117,7 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     try:
         tag_flow_run(config)
         try_own_code(config)
-        check_gpus(config.execution, config.resources)
+        check_host(config.execution, config.resources)
         ready = StepExecutor(config, session.observers, run.recompute)
         with recorded_attempt(ready.record, lambda: _put_on_record(run, ready.record)):
             executor = ready

@@ -38,7 +38,7 @@ from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.show import cost_lines
 from flows.report.table import FittedTable
-from flows.runners.choose import check_gpus
+from flows.runners.choose import check_host
 from stages.contract.errors import EXIT_FAILED, StoreError
 from stages.store.opening import location_of, open_store
 
@@ -135,7 +135,7 @@ def _warn(message: str) -> None:
 
 def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
     config = resolved.config
-    check_gpus(config.execution, config.resources)
+    check_host(config.execution, config.resources)
     counts = Counter(line.action for line in lines)
     shown = watched(as_json)
     shown.print(

@@ -103,7 +103,6 @@ def estimate(
     config: RunConfig,
     steps: Sequence[Step],
     planned: Sequence[PlannedStep],
-    rates: Rates | None = None,
 ) -> RunEstimate:
     """Estimates a run without starting anything.
 
@@ -111,11 +110,10 @@ def estimate(
         config: The run.
         steps: Its steps.
         planned: Its plan, which says what the store has.
-        rates: Measured rates; unset, the rates of the store's last runs.
     """
     store = open_store(config.store)
     cached = {line.step for line in planned if line.action == "reuse"}
-    rates = measured_rates(store) if rates is None else rates
+    rates = measured_rates(store)
     works = work_of_steps(config, store, steps)
     estimates = []
     seconds = {}

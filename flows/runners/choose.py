@@ -34,8 +34,16 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
         check_pods(execution, resources, store)
 
 
-def check_gpus(execution: Execution, resources: Settings) -> None:
-    """Refuses stages that are to run on this host and ask for more GPUs than it has."""
+def check_host(execution: Execution, resources: Settings) -> None:
+    """Refuses a run whose stages this host cannot take.
+
+    Raises:
+        UserError: Stages ask for more GPUs than it has, or its Docker engine does not answer.
+    """
+    if execution.runner == "docker":
+        from flows.runners.docker.container import require_engine
+
+        require_engine().close()
     most = max(getattr(resources, stage).gpus for stage in type(resources).model_fields)
     if most and execution.runner == "process":
         require_gpus(most, gpus_of_this_host())

@@ -120,17 +120,18 @@ def remove_container(container: Container, grace_seconds: float) -> None:
         container.remove(force=True, v=True)
 
 
-def reap_containers(grace_seconds: float) -> list[str]:
-    """Removes containers that dead orchestrators left; returns a line for each.
-
-    UserError if no engine answers.
-    """
+def require_engine() -> docker.DockerClient:
+    """Connects to the engine; UserError if none answers."""
     try:
-        client = connect()
+        return connect()
     except PlaceAwayError as error:
         remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
         raise UserError(str(error), remedy) from error
-    with contextlib.closing(client):
+
+
+def reap_containers(grace_seconds: float) -> list[str]:
+    """Removes containers that dead orchestrators left; returns a line for each."""
+    with contextlib.closing(require_engine()) as client:
         removed = []
         for container in containers_with(client, KEY_LABEL):
             labels = container.labels
