@@ -32,7 +32,7 @@ from flows.report.prefect_artifacts import (
 )
 from flows.report.summary import Summary, kappa_label, summarise
 from flows.report.verdict import verdict
-from flows.runners.choose import check_host
+from flows.runners.choose import check_host, check_place
 from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.events import Log
@@ -118,6 +118,7 @@ def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
         tag_flow_run(config)
         try_own_code(config)
         check_host(config.execution, config.resources)
+        check_place(config.execution, config.resources, config.store)
         ready = StepExecutor(config, session.observers, run.recompute)
         with recorded_attempt(ready.record, lambda: _put_on_record(run, ready.record)):
             executor = ready

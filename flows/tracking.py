@@ -11,6 +11,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from stages.contract.digests import sha256_of
 # Time for the trackers to take what is left when the run is over.
 _LAST_SECONDS = 60.0
 # Sections that change no figure.
-_NO_RESULT = {"execution", "resources", "estimation", "store"}
+_NO_RESULT = {"execution", "resources", "estimation", "store", "tracking"}
 Points = list[tuple[int, dict[str, float]]]
 News = dict[str, tuple[str, Points]]
 
@@ -86,13 +87,13 @@ class _Mlflow:
 
 
 class _TensorBoard:
-    """Event files in ``tensorboard/RUN``; a resumed run adds a file."""
+    """Event files in ``tensorboard/RUN-TIME``; a resumed run adds a file."""
 
     def __init__(self, package: str, config: RunConfig, folder: Path, session: str | None) -> None:
         writer = importlib.import_module(package).SummaryWriter
-        self._writer = writer(str(folder / "tensorboard" / config.name))
+        self.id = session or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self._writer = writer(str(folder / "tensorboard" / self.id))
         self._writer.add_text("configuration", json.dumps(config.to_values(), indent=2))
-        self.id = config.name
 
     def log(self, axis: str, points: Points) -> None:
         for step, values in points:

@@ -86,8 +86,8 @@ def run(ctx: StageContext[ProbeParams]) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
             _hang(ctx)
         case "save_when_stopped" if not (ctx.work / "saved").exists():
-            _tell_pids(ctx)
             with deferred_stop() as stop_requested:
+                _tell_pids(ctx)
                 while not stop_requested():
                     ctx.events.metric(1, loss=1.0)
                     time.sleep(0.01)

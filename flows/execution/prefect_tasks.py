@@ -76,7 +76,12 @@ class StepTasks:
         self._steps: dict[str, Step] = {}
 
     def submit(self, step: Step) -> Output:
-        """Submits a step; its task starts when the steps that it waits for have completed."""
+        """Submits a step; its task starts when the steps that it waits for have completed.
+
+        A run that stops takes no more; :meth:`wait` tells why.
+        """
+        if self._executor.stopping:
+            return step.output
         self._steps[step.name] = step
         upstream = {name: self._futures[name] for name in (*step.upstream(), *step.after)}
         self._futures[step.name] = self._task(step).submit(step.name, upstream)
@@ -97,6 +102,8 @@ class StepTasks:
         failed.sort(key=lambda future: (future.state.is_pending(), future.state.is_cancelled()))
         for future in failed:
             future.result()
+        if self._executor.stopping:
+            raise StoppedError("the run stops")
         return {name: future.result() for name, future in self._futures.items()}
 
     def _task(self, step: Step) -> Task[Any, Any]:

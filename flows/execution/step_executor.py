@@ -82,12 +82,17 @@ class StepExecutor:
         self._end: State = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
 
+    @property
+    def stopping(self) -> bool:
+        """True once :meth:`stop` was called."""
+        return self._stopping.is_set()
+
     def stop(self, end: State = "stopped") -> None:
         """Ends all running stages and every wait; returns when the stages are gone.
 
         Steps that this ends get the state ``end``: `stopped` or `cancelled`.
         """
-        if not self._stopping.is_set():
+        if not self.stopping:
             self._end = end
         self._stopping.set()
         self.runner.stop_all()
@@ -124,7 +129,7 @@ class StepExecutor:
         in_a_row = 0
         while True:
             with self._slots:
-                if self._stopping.is_set():
+                if self.stopping:
                     raise StoppedError(f"{request.title}: not started, the run stops")
                 status.started()
                 try:
@@ -137,7 +142,7 @@ class StepExecutor:
                             f"{error}; {in_a_row} in a row without a new checkpoint",
                             error.last_lines,
                         ) from error
-                    if self._stopping.is_set():
+                    if self.stopping:
                         raise
                     seen.add(saved)
                     status.preempted(str(error))

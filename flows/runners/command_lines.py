@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from stages.contract.request import Request, Resources
@@ -46,13 +48,16 @@ _LOOK_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def ends_when(stopping: threading.Event, end: Callable[[], None]) -> Iterator[None]:
-    """Calls ``end`` in a thread if ``stopping`` is set before the block is over."""
+def ends_when(
+    stopping: threading.Event, end: Callable[[], None], seconds: float | None = None
+) -> Iterator[None]:
+    """Calls ``end`` in a thread once ``stopping`` is set, or the block has taken ``seconds``."""
     over = threading.Event()
+    deadline = time.monotonic() + (math.inf if seconds is None else seconds)
 
     def watch() -> None:
-        while not over.is_set():
-            if stopping.wait(_LOOK_SECONDS):
+        while not over.wait(_LOOK_SECONDS):
+            if stopping.is_set() or time.monotonic() > deadline:
                 end()
                 return
 
@@ -63,6 +68,13 @@ def ends_when(stopping: threading.Event, end: Callable[[], None]) -> Iterator[No
     finally:
         over.set()
         watcher.join()
+
+
+def longest_seconds(resources: Resources, grace_seconds: float) -> float | None:
+    """Time after which a stage has ended whose supervisor works; None without a time limit."""
+    if resources.timeout_seconds is None:
+        return None
+    return resources.timeout_seconds + grace_seconds + SUPERVISOR_SECONDS
 
 
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:

@@ -79,7 +79,7 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
             )
         case "failed":
             message = ending.message
-        case "exited" if ending.code == EXIT_OVERDUE:
+        case "exited" if ending.code == EXIT_OVERDUE and request.resources.timeout_seconds:
             message = f"took longer than timeout_seconds={request.resources.timeout_seconds:g}"
         case "exited":
             message = _exited(ending, log)

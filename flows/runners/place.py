@@ -27,7 +27,7 @@ from stages.store.locks import EXPIRY_SECONDS, FileLease
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
-_TITLE_CHARACTERS = 36
+_TITLE_CHARACTERS = 35
 ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
@@ -136,7 +136,7 @@ def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
 
 def is_left(store: str, stage: str, key: str) -> bool:
     """True if a key's work has no orchestrator, and this host has the store of that identity."""
-    folder = store.partition("#")[0]
+    folder = store.rpartition("#")[0]
     # It may be the store of a user who lets no other one look.
     with suppress(GebError, OSError):
         is_here = Store.open(folder).identity == store

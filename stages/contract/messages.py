@@ -87,9 +87,13 @@ def listed_messages(value: Any, name: str) -> list[Any] | None:
     return parsed if isinstance(parsed, list) else [parsed]
 
 
+_NOTHING: tuple[object, ...] = (None, [], {}, "", "[]", "{}", "null")
+
+
 def require_text_alone(fields: Mapping[str, Any], place: str = "the row") -> None:
     """Refuses a row or a message that carries more than text."""
-    carriers = [field for field in CARRIERS if fields.get(field)]
+    # Some exports write an empty list as text.
+    carriers = [field for field in CARRIERS if fields.get(field) not in _NOTHING]
     if carriers:
         raise UserError(
             f"{place} holds {', '.join(carriers)}, and only text is read",

@@ -13,7 +13,7 @@ class PreferencesParams(StageParams, ChatSettings):
     """
 
     stage: ClassVar[str] = "preferences"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     inputs = {
         "data": InputSpec("file"),
         "prompts": InputSpec("prompts"),

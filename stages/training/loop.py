@@ -84,7 +84,7 @@ class TrainingLoop(Generic[S]):
             for number, batch in enumerate(batches, 1):
                 batch_loss, batch_sums = self.micro_step(batch, last=number == len(batches))
                 loss += batch_loss
-                sums = sums + batch_sums * (batch.weight > 0.0)
+                sums = sums + (batch_sums if batch.weight else torch.zeros_like(batch_sums))
             learning_rate = engine.learning_rate(step)
             grad_norm = engine.step(learning_rate)
             if every_steps is None:

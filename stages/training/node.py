@@ -194,6 +194,7 @@ class _Worker:
             env=os.environ | environment,
             stdout=subprocess.PIPE,
             encoding="utf-8",
+            errors="replace",
         )
         self._reader = threading.Thread(target=self._read, args=(events,), daemon=True)
         self._reader.start()
@@ -225,7 +226,9 @@ class _Worker:
                 if isinstance(event, Failure):
                     self._failure = time.monotonic(), event
                 elif event is not None and self._rank == 0:
-                    events.emit(event)
+                    # On a full disk a line of progress is lost, and no failure.
+                    with contextlib.suppress(OSError):
+                        events.emit(event)
 
 
 def host(work: Path, resources: Resources, call: str) -> Node:

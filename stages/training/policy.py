@@ -190,6 +190,8 @@ def compile_layers(policy: nn.Module) -> None:
     What cannot be compiled stays as it is, with a warning in the log.
     """
     torch._dynamo.config.suppress_errors = True
+    # The backward graph is compiled with the forward graph: its errors are found there, too.
+    torch._functorch.config.force_non_lazy_backward_lowering = True
     model = causal_lm(policy)
     if not model.get_input_embeddings().weight.requires_grad:
         # Or the first layer, whose input has no gradient, would be compiled apart.

@@ -18,7 +18,13 @@ from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
 from flows.runners.slurm.submission import check_job, is_hopeless, may_pass, mistake
 from flows.runners.slurm.work import Status, Tail, ending_of, folders_for, jobs_folder, status_of
-from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
+from stages.contract.errors import (
+    EXIT_STOPPED,
+    PreemptedError,
+    RefusedError,
+    StageFailedError,
+    UserError,
+)
 from stages.contract.events import Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -131,6 +137,16 @@ def test_a_first_node_that_saves_after_the_others_is_waited_for(tmp_path):
     end = ended_gang(tmp_path, request, "sleep 7; exit 143", "exit 143", grace_seconds=30)
     with pytest.raises(PreemptedError, match="was sent SIGTERM"):
         raise_end(end, request)
+
+
+def test_a_job_whose_folder_is_gone_ends_its_stage(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    commands = 'srun() { rm -r "$folder"; exec sleep 600; }\nscancel() { kill "$main"; }\n'
+    text = program_of(request_for(tmp_path / "store"), folder)
+    environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "1", "PATH": os.environ["PATH"]}
+    done = run_program("bash", input=commands + text, env=environment, timeout=60)
+    assert done.returncode == EXIT_STOPPED, done.stderr
 
 
 @pytest.mark.parametrize(

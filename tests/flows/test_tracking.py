@@ -149,7 +149,7 @@ def read_tensorboard(place: Path) -> Found:
     from tensorboardX.proto.event_pb2 import Event
 
     points, texts = [], ""
-    for path in sorted(place.glob("tensorboard/tracked/events.*")):
+    for path in sorted(place.glob("tensorboard/tracked-*/events.*")):
         content = path.read_bytes()
         while content:
             # Length, its checksum, the event, its checksum.

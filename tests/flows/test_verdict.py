@@ -129,7 +129,16 @@ def record(store, tmp_path) -> RunRecord:
     return record
 
 
+def attempted(record: RunRecord, state: str, **changes: object) -> None:
+    """An attempt at the run, the only one."""
+    folder = record.path / "attempts"
+    folder.mkdir(exist_ok=True)
+    attempt = {"id": "one", "state": state, "started": 0.0, "host": "elsewhere", "pid": 1}
+    (folder / "one.json").write_text(json.dumps(attempt | changes))
+
+
 def test_a_failed_run_is_bad_whatever_its_models_are(record):
+    attempted(record, "failed", ended=3.0)
     result = verdict(summarise(record))
     number = len(unread_steps(record.config()))
     assert result.tone == "bad"
@@ -144,14 +153,11 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record):
 
 
 def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record):
-    attempts = record.path / "attempts"
-    attempts.mkdir()
-    attempt = {"id": "one", "state": "running", "started": 0.0, "host": "elsewhere", "pid": 1}
     for host, tone, start in (
         ("elsewhere", "open", "The run is at work: "),
         (socket.gethostname(), "bad", "The run was killed: "),
     ):
-        (attempts / "one.json").write_text(json.dumps(attempt | {"host": host}))
+        attempted(record, "running", host=host)
         result = verdict(summarise(record))
         assert (result.tone, result.sentence[: len(start)]) == (tone, start)
 
@@ -159,6 +165,7 @@ def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record):
 def test_a_damaged_artifact_is_named_and_makes_the_report_fail(record, geb_here):
     for name in [step.name for step in unread_steps(record.config())]:
         recorded(record, name)
+    attempted(record, "completed", ended=3.0)
     artifact = checkpoint_artifact(record.store, "one")
     recorded(record, "iteration-1/train", key=artifact.manifest.key)
     (artifact.path / "manifest.json").write_text("{}")

@@ -103,18 +103,17 @@ def test_a_stage_tells_how_it_is_called():
 def test_further_sigterms_leave_the_end_of_a_stopped_program_alone():
     """Slurm, a supervisor and a node each send one, at once or when the program has saved."""
     code = """
-import os, signal, sys
+import os, signal
 from stages.contract.errors import StoppedError
-from stages.contract.events import Emitter
-from stages.harness.program import deferred_stop, run_program
+from stages.harness import program
 
-class Interrupted(Emitter):
+class Interrupted(program.Emitter):
     def emit(self, event):
         os.kill(os.getpid(), signal.SIGTERM)
         super().emit(event)
 
 def work(events):
-    with deferred_stop() as stop_requested:
+    with program.deferred_stop() as stop_requested:
         sender = os.fork()
         if sender == 0:
             for _ in range(5000):
@@ -124,7 +123,8 @@ def work(events):
         assert stop_requested()
     raise StoppedError("saved")
 
-run_program(work, Interrupted(sys.stdout))
+program.Emitter = Interrupted
+program.run_program(work)
 """
     done = run_program(sys.executable, "-c", code, timeout=60)
     assert done.returncode == EXIT_STOPPED, done.stderr

@@ -18,7 +18,7 @@ from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
 from flows.runners.attempt_log import whole_lines
-from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when
+from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when, longest_seconds
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
 from flows.runners.place import PlaceAwayError, StageJob, is_left
@@ -63,7 +63,8 @@ class StageContainer:
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`."""
         end = partial(stop_container, self._container, self._grace_seconds)
-        with ends_when(self._job.stopping, end):
+        longest = longest_seconds(self._job.request.resources, self._grace_seconds)
+        with ends_when(self._job.stopping, end, longest):
             for line in self._lines():
                 self._job.handle_line(line)
             return self._wait()

@@ -28,7 +28,7 @@ from flows.runners.kubernetes.diagnosis import (
 )
 from flows.runners.kubernetes.identity import ATTEMPT, Pod, name_of
 from flows.runners.place import PlaceAwayError, StageJob
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_OVERDUE, EXIT_USER, UserError
 from stages.contract.events import Failure, parse_event
 
 # Volumes and networks that cannot be had show in a pod's events alone.
@@ -68,7 +68,7 @@ class _Node:
         """Order of explanations: causes come before lost connections."""
         assert self.ending is not None
         code = self.ending.code
-        if code == EXIT_USER:
+        if code in (EXIT_USER, EXIT_OVERDUE):
             return 0
         if self.ending.kind != "exited":
             return 1

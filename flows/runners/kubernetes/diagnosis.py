@@ -136,7 +136,8 @@ def refused(status: int, reason: str, where: str) -> GebError:
     """The error for a pod that the API server did not create."""
     message = f"{where}: the cluster refuses the pod: {reason}"
     if _QUOTA in reason:
-        return NoRoomError(message, _QUOTA_POLL_SECONDS)
+        remedy = "lower `resources`, or have the quota raised"
+        return NoRoomError(f"{message}; {remedy}", _QUOTA_POLL_SECONDS)
     if 400 <= status < 500 and status not in _BUSY:
         return UserError(message, "correct execution.kubernetes or resources, or what they name")
     return StageFailedError(message)

@@ -6,6 +6,7 @@ its stage is gone, and not a moment earlier, however the orchestrator ended.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import subprocess
@@ -35,15 +36,21 @@ def gpus_of_this_host() -> list[str]:
             # CUDA sees the devices before the first that there cannot be: `-1` hides all.
             return list(itertools.takewhile(lambda name: name not in _NO_DEVICE, devices))
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_LIST_SECONDS,
-        )
+        return _listed_gpus()
     except (OSError, subprocess.SubprocessError):
         return []
+
+
+@functools.cache
+def _listed_gpus() -> list[str]:
+    """The GPUs that nvidia-smi lists, asked once: a stage that waits for one asks every second."""
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_LIST_SECONDS,
+    )
     return listed.stdout.split()
 
 

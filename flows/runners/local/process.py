@@ -12,6 +12,7 @@ from flows.runners.attempt_log import AttemptLog
 from flows.runners.command_lines import (
     SUPERVISOR_SECONDS,
     ends_when,
+    longest_seconds,
     stage_command,
     stage_environment,
     thread_variables,
@@ -44,14 +45,15 @@ class StageProcess:
         self._job = job
         self._process = process
         self._held = held
-        self._seconds_to_end = grace_seconds + SUPERVISOR_SECONDS
+        self._grace_seconds = grace_seconds
         self._ended = threading.Event()
 
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`."""
         process = self._process
         assert process.stdout is not None
-        with ends_when(self._job.stopping, self._end):
+        longest = longest_seconds(self._job.request.resources, self._grace_seconds)
+        with ends_when(self._job.stopping, self._end, longest):
             try:
                 for line in process.stdout:
                     self._job.handle_line(line)
@@ -68,7 +70,7 @@ class StageProcess:
             self._process.end()
         elif self._process.stdin is not None:
             self._process.stdin.close()
-        if not self._ended.wait(self._seconds_to_end):
+        if not self._ended.wait(self._grace_seconds + SUPERVISOR_SECONDS):
             self._process.kill()
 
     def remove(self) -> None:

@@ -56,7 +56,8 @@ rest_failed=
 patience=5
 while kill -0 "$main" 2>/dev/null; do
     sleep 0.5
-    [ ! -e "$folder/stop" ] || end_steps asked
+    # Without its folder it is a job whose number was lost, and another one computes this.
+    { [ -d "$folder" ] && [ ! -e "$folder/stop" ]; } || end_steps asked
     if [ -n "$rest" ] && ! kill -0 "$rest" 2>/dev/null; then
         wait "$rest" || rest_code=$? rest_failed=$SECONDS
         # Others that were asked to end have ended: the first node is still saving.

@@ -27,7 +27,13 @@ from flows.runners.place import KEY_CHARACTERS, StageJob
 from flows.runners.slurm import client, submission
 from flows.runners.slurm.client import Queue, QueuedJob, SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_OVERDUE,
+    EXIT_STOPPED,
+    EXIT_USER,
+)
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -241,7 +247,7 @@ def ending_of(
     """
     code = None if status is None else status.code
     state = fields.get("JobState", "")
-    if code == EXIT_USER:
+    if code in (EXIT_USER, EXIT_OVERDUE):
         return Ending("exited", code)
     # The last word of a job whose node died may be that it ended well.
     if (why := _interruption(status, state, fields)) is not None:

@@ -114,8 +114,8 @@ def test_known_models_have_their_published_numbers_of_parameters():
         ("8B", "off", 1, 4 + 4 + 8),
         ("8B", "1", 1, 4 + 4 + 12 / 8),
         ("8B", "2", 1, 4 + 4 / 8 + 12 / 8),
-        ("8B", "3", 1, 20 / 8),
-        ("70B", "3", 2, 20 / 16),
+        ("8B", "3", 1, 16 / 8),
+        ("70B", "3", 2, 16 / 16),
     ],
 )
 def test_each_stage_of_zero_splits_more(tmp_path, size, stage, nodes, bytes_of_parameter):
@@ -164,7 +164,7 @@ def test_what_does_not_fit_names_the_setting(tmp_path):
     gpus = "resources.train.gpus=8"
     large = "\n".join(estimated(configured(tmp_path, "70B", gpus)).warnings)
     for text in (
-        f"train does not fit: its parameters take {20 * PARAMS['70B'] / 8e9:.1f} GB",
+        f"train does not fit: its parameters take {16 * PARAMS['70B'] / 8e9:.1f} GB",
         "80% of the h200's 141 GB",
         "train.deepspeed.offload_optimizer=true",
         "generate.vllm.tensor_parallel_size",
@@ -273,7 +273,7 @@ def test_a_sum_that_lacks_steps_is_a_least_and_names_their_stages(tmp_path):
 def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path):
     lines = cost_lines(estimated(configured(tmp_path, "8B", "resources.train.gpus=8")))
     assert "GPU-hours" in lines[0]
-    assert f"train {20 * PARAMS['8B'] / 8e9:.1f} of 141 GB" in lines[1]
+    assert f"train {16 * PARAMS['8B'] / 8e9:.1f} of 141 GB" in lines[1]
 
 
 def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path):

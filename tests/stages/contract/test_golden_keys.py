@@ -35,8 +35,8 @@ PAIRS = made("pair", "pairs.parquet")
 SCORED = {"responses": (RESPONSES, RESPONSES), "scores": (SCORES, SCORES)}
 
 GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
-    (PrepareParams(), {"train": (FILE,)}, "afc74e6968058f6e"),
-    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "decdeacf36d77f2e"),
+    (PrepareParams(), {"train": (FILE,)}, "e3485752add0ef72"),
+    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "8e6464aae7c3ef13"),
     (
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},
@@ -69,17 +69,17 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "3e92b2d0aec27016",
+        "c1ca2f21ebd8c9d0",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "a5cf61a1435e9cbb",
+        "61417a69ab861b62",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "5174e82f156c408d",
+        "72d21ea34a3b40de",
     ),
     (
         PreferencesParams(),
@@ -88,7 +88,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "079d02d25d8277ad",
+        "6451846080e9bd8d",
     ),
     (
         EvaluateParams(),
