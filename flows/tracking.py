@@ -26,8 +26,11 @@ from stages.contract.digests import sha256_of
 
 # Time for the trackers to take what is left when the run is over.
 _LAST_SECONDS = 60.0
-# Sections that change no figure.
-_NO_RESULT = {"execution", "resources", "estimation", "store", "tracking"}
+# What changes no figure, and no place of theirs.
+_NO_RESULT: dict[str, Any] = {
+    **dict.fromkeys(("execution", "resources", "estimation", "store"), True),
+    "tracking": {"report_to"},
+}
 Points = list[tuple[int, dict[str, float]]]
 News = dict[str, tuple[str, Points]]
 

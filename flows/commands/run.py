@@ -38,7 +38,7 @@ from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.show import cost_lines
 from flows.report.table import FittedTable
-from flows.runners.choose import check_host
+from flows.runners.choose import check_host, check_place
 from stages.contract.errors import EXIT_FAILED, StoreError
 from stages.store.opening import location_of, open_store
 
@@ -108,6 +108,7 @@ def _run(
     dry_run: bool = False,
 ) -> None:
     resolved = resolve_run(config, forced_from(from_stage, from_iteration, config.iterations))
+    check_place(config.execution, config.resources, config.store)
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
     for warning in try_own_code(config, to_run):

@@ -8,7 +8,6 @@ from flows.execution.run_record import AT_WORK, RunRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.step import Step
-from flows.runners.choose import check_place
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields
 from stages.store.base import Artifact
@@ -30,13 +29,8 @@ class PlannedStep:
 
 
 def plan(run: ResolvedRun) -> list[PlannedStep]:
-    """Looks for each step of a run in the store; nothing is started.
-
-    Raises:
-        UserError: A setting is wrong that only the place of the stages knows.
-    """
+    """Looks for each step of a run in the store; nothing is started."""
     config = run.config
-    check_place(config.execution, config.resources, config.store)
     store = open_store(config.store, create=True)
     record = RunRecord(store, config.name)
     reused: dict[str, Artifact] = {}

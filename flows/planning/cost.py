@@ -63,8 +63,9 @@ def training_bytes(number: int, params: TrainingParams, processes: int) -> float
     size = 2 if adapters and params.precision == "bfloat16" and stage < 3 else 4
     weights = size * number / (processes if stage >= 3 else 1)
     gradients = 4 * number / (processes if stage >= 2 else 1)
-    # Under ZeRO-3 the weights are the copy.
-    states = _MOMENTS + (_MASTER_COPY if deepspeed and stage < 3 else 0)
+    # ZeRO-3 shares the weights with its optimizer where both are on one device.
+    is_copied = deepspeed and (stage < 3 or params.deepspeed.offload_parameters)
+    states = _MOMENTS + (_MASTER_COPY if is_copied else 0)
     optimizer = states * number / (processes if stage >= 1 else 1)
     total = 0.0 if params.deepspeed.offload_parameters else weights
     if not adapters:

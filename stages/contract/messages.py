@@ -87,13 +87,14 @@ def listed_messages(value: Any, name: str) -> list[Any] | None:
     return parsed if isinstance(parsed, list) else [parsed]
 
 
-_NOTHING: tuple[object, ...] = (None, [], {}, "", "[]", "{}", "null")
-
-
 def require_text_alone(fields: Mapping[str, Any], place: str = "the row") -> None:
     """Refuses a row or a message that carries more than text."""
     # Some exports write an empty list as text.
-    carriers = [field for field in CARRIERS if fields.get(field) not in _NOTHING]
+    carriers = [
+        field
+        for field in CARRIERS
+        if fields.get(field) and fields[field] not in ("[]", "{}", "null")
+    ]
     if carriers:
         raise UserError(
             f"{place} holds {', '.join(carriers)}, and only text is read",

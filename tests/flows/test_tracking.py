@@ -206,7 +206,9 @@ def test_other_settings_begin_another_session(tmp_path, monkeypatch):
     attempt(tmp_path, "tensorboard", 1)
     attempt(tmp_path, "tensorboard", 2, execution={"parallel": 2})
     attempt(tmp_path, "tensorboard", 2, train={"beta": 0.07})
-    assert Session.given == [None, "first", None]
+    both = {"report_to": ["tensorboard"], "project": "another"}
+    attempt(tmp_path, "tensorboard", 2, train={"beta": 0.07}, tracking=both)
+    assert Session.given == [None, "first", None, None]
 
 
 class Refusing:

@@ -22,7 +22,7 @@ from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when, longest_s
 from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.ending import Ending
 from flows.runners.place import PlaceAwayError, StageJob, is_left
-from stages.contract.errors import PreemptedError, UserError
+from stages.contract.errors import EXIT_OVERDUE, PreemptedError, UserError
 
 
 def connect() -> docker.DockerClient:
@@ -64,10 +64,11 @@ class StageContainer:
         """See :class:`flows.runners.place.Work`."""
         end = partial(stop_container, self._container, self._grace_seconds)
         longest = longest_seconds(self._job.request.resources, self._grace_seconds)
-        with ends_when(self._job.stopping, end, longest):
+        with ends_when(self._job.stopping, end, longest) as overdue:
             for line in self._lines():
                 self._job.handle_line(line)
-            return self._wait()
+            ending = self._wait()
+        return Ending("exited", EXIT_OVERDUE) if overdue.is_set() else ending
 
     def remove(self) -> None:
         """See :class:`flows.runners.place.Work`."""

@@ -35,7 +35,6 @@ from flows.runners.kubernetes.identity import (
 )
 from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.place import (
-    NoRoomError,
     StageJob,
     Work,
     chown_outputs,
@@ -198,6 +197,6 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
                 cluster.create(pods_for(attempt)[0], dry_run=True)
             except ApiException as error:
                 refusal = refused(error.status, reason_of(error), stage)
-                # Other pods that use up a quota end some time.
-                if not isinstance(refusal, NoRoomError):
+                # A quota, and an API server that is busy, may let it pass later.
+                if isinstance(refusal, UserError):
                     raise refusal from error

@@ -21,6 +21,7 @@ from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpus import device_variables, hold_gpus
 from flows.runners.place import StageJob, Work
+from stages.contract.errors import EXIT_OVERDUE
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -53,7 +54,7 @@ class StageProcess:
         process = self._process
         assert process.stdout is not None
         longest = longest_seconds(self._job.request.resources, self._grace_seconds)
-        with ends_when(self._job.stopping, self._end, longest):
+        with ends_when(self._job.stopping, self._end, longest) as overdue:
             try:
                 for line in process.stdout:
                     self._job.handle_line(line)
@@ -61,6 +62,8 @@ class StageProcess:
             finally:
                 self._ended.set()
         _quote_tail(self._job.log)
+        if overdue.is_set():
+            return Ending("exited", EXIT_OVERDUE)
         # The code is negative if the supervisor itself was killed.
         return Ending("exited", code if code >= 0 else 128 - code)
 

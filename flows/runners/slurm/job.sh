@@ -56,8 +56,9 @@ rest_failed=
 patience=5
 while kill -0 "$main" 2>/dev/null; do
     sleep 0.5
-    # Without its folder it is a job whose number was lost, and another one computes this.
-    { [ -d "$folder" ] && [ ! -e "$folder/stop" ]; } || end_steps asked
+    [ ! -e "$folder/stop" ] || end_steps asked
+    # A job whose number was lost: another one computes this.
+    [ -d "$folder" ] || [ ! -d "${folder%/*}" ] || end_steps asked
     if [ -n "$rest" ] && ! kill -0 "$rest" 2>/dev/null; then
         wait "$rest" || rest_code=$? rest_failed=$SECONDS
         # Others that were asked to end have ended: the first node is still saving.

@@ -247,7 +247,8 @@ def ending_of(
     """
     code = None if status is None else status.code
     state = fields.get("JobState", "")
-    if code in (EXIT_USER, EXIT_OVERDUE):
+    is_overdue = code == EXIT_OVERDUE and request.resources.timeout_seconds is not None
+    if code == EXIT_USER or is_overdue:
         return Ending("exited", code)
     # The last word of a job whose node died may be that it ended well.
     if (why := _interruption(status, state, fields)) is not None:
