@@ -23,7 +23,6 @@ from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset
 from flows.pipeline.step import Step, no_step
 from flows.report import html
 from flows.report.prefect_artifacts import (
-    as_flow,
     failed,
     publish,
     publish_configuration,
@@ -106,7 +105,7 @@ def execute(run: ResolvedRun, session: Session) -> RunResult:
         publish_configuration(run.config)
         return _execute(run, session)
 
-    return as_flow("iterate", telling_name(run.config), run.config.name, call)
+    return stage_flow("iterate", lambda: telling_name(run.config))(call)()
 
 
 def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
