@@ -118,8 +118,8 @@ _COMMON: dict[str, Bad] = {
     "compressed, by another name": Bad(
         "bad.jsonl", b"\x1f\x8b\x08\0\0\0", ("line 1",), by="itself"
     ),
-    "empty": Bad("bad.jsonl", b"", ("no ",)),
-    "blank lines": Bad("bad.jsonl", b"\n \n\n", ("no ",)),
+    "empty": Bad("bad.jsonl", b"", ("bad.jsonl",)),
+    "blank lines": Bad("bad.jsonl", b"\n \n\n", ("3 rows",)),
     "UTF-16": Bad("bad.jsonl", _GOOD.decode().encode("utf-16"), ("line 1",), by="itself"),
     "UTF-16 without a mark": Bad(
         "bad.jsonl", _GOOD.decode().encode("utf-16-le"), ("line 1",), by="itself"
@@ -167,7 +167,7 @@ _PROMPTS: dict[str, Bad] = {
     "a prompt of a number": _row("'prompt'", "int", prompt=3),
     "an empty prompt": _row("empty", prompt=""),
     "a prompt of blanks": _row("empty", prompt=" \n\t"),
-    "an empty conversation": _row("no user turn", messages=[]),
+    "an empty conversation": _row("without messages", messages=[]),
     "a conversation of texts": _row("'messages'", "red", messages=["red"]),
     "a conversation in an object": _row("'messages'", "dict", messages={"role": "user"}),
     "an unknown role": _row("tool", messages=_turns("tool")),
@@ -215,7 +215,7 @@ _PROMPTS: dict[str, Bad] = {
     "JSON that is cut": Bad("bad.json", b'[{"prompt": "red"}', ("no JSON",), by="itself"),
     "JSON of an object": Bad("bad.json", b'{"prompt": "red"}', ("array",), by="itself"),
     "JSON of texts": Bad("bad.json", b'["red"]', ("item 1",), by="itself"),
-    "JSON that is empty": Bad("bad.json", b"[]", ("no prompts",)),
+    "JSON that is empty": Bad("bad.json", b"[]", ("0 rows",)),
     "JSON that is nested deeply": Bad("bad.json", b"[" * 100_000, by="itself"),
     "a folder without data": Bad("bad", _folder(a_txt=b"red"), (".jsonl",)),
     "a folder with a damaged file": Bad(
@@ -235,9 +235,9 @@ _PROMPTS: dict[str, Bad] = {
     "Parquet of bytes": Bad("bad.parquet", _table(prompt=[b"red"]), ("row 1", "bytes")),
     "Parquet with nulls": Bad("bad.parquet", _table(prompt=["red", None]), ("row 2",)),
     "Parquet without rows": Bad(
-        "bad.parquet", _table(prompt=pa.array([], pa.string())), ("no prompts",)
+        "bad.parquet", _table(prompt=pa.array([], pa.string())), ("0 rows",)
     ),
-    "Parquet without columns": Bad("bad.parquet", _table(), ("no prompts",)),
+    "Parquet without columns": Bad("bad.parquet", _table(), ("0 rows",)),
     "Parquet with a date as answer": Bad(
         "bad.parquet",
         _table(prompt=PROMPTS, reference_answer=pa.array([0] * 16, pa.date32())),
