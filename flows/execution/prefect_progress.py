@@ -1,4 +1,4 @@
-"""What a stage says in Prefect's log; outages of the server."""
+"""Lines of stages in Prefect's log, and requests that wait for a server that is away."""
 
 import functools
 import logging

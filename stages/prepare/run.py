@@ -182,7 +182,7 @@ def _report(params: PrepareParams, scan: _Scan, decided: Split) -> dict[str, int
     return {
         **{name: scan.counts[name] for name in ("rows", "invalid_rows", "assistant_turns_cut")},
         "duplicates": decided.duplicates,
-        # Of prompts that another row has, too; the first row's answer counts.
+        # Rows that repeat a prompt with another answer. The first row's answer is used.
         "other_reference_answers": _distinct(scan.answered) - _distinct(scan.identities),
         "overlap_with_test": decided.overlap,
         "unused": decided.unused,
