@@ -119,7 +119,7 @@ _COMMON: dict[str, Bad] = {
         "bad.jsonl", b"\x1f\x8b\x08\0\0\0", ("line 1",), by="itself"
     ),
     "empty": Bad("bad.jsonl", b"", ("bad.jsonl",)),
-    "blank lines": Bad("bad.jsonl", b"\n \n\n", ("3 rows",)),
+    "blank lines": Bad("bad.jsonl", b"\n \n\n", ()),
     "UTF-16": Bad("bad.jsonl", _GOOD.decode().encode("utf-16"), ("line 1",), by="itself"),
     "UTF-16 without a mark": Bad(
         "bad.jsonl", _GOOD.decode().encode("utf-16-le"), ("line 1",), by="itself"
@@ -215,7 +215,7 @@ _PROMPTS: dict[str, Bad] = {
     "JSON that is cut": Bad("bad.json", b'[{"prompt": "red"}', ("no JSON",), by="itself"),
     "JSON of an object": Bad("bad.json", b'{"prompt": "red"}', ("array",), by="itself"),
     "JSON of texts": Bad("bad.json", b'["red"]', ("item 1",), by="itself"),
-    "JSON that is empty": Bad("bad.json", b"[]", ("0 rows",)),
+    "JSON that is empty": Bad("bad.json", b"[]", ("0 distinct",)),
     "JSON that is nested deeply": Bad("bad.json", b"[" * 100_000, by="itself"),
     "a folder without data": Bad("bad", _folder(a_txt=b"red"), (".jsonl",)),
     "a folder with a damaged file": Bad(
@@ -235,9 +235,9 @@ _PROMPTS: dict[str, Bad] = {
     "Parquet of bytes": Bad("bad.parquet", _table(prompt=[b"red"]), ("row 1", "bytes")),
     "Parquet with nulls": Bad("bad.parquet", _table(prompt=["red", None]), ("row 2",)),
     "Parquet without rows": Bad(
-        "bad.parquet", _table(prompt=pa.array([], pa.string())), ("0 rows",)
+        "bad.parquet", _table(prompt=pa.array([], pa.string())), ("0 distinct",)
     ),
-    "Parquet without columns": Bad("bad.parquet", _table(), ("0 rows",)),
+    "Parquet without columns": Bad("bad.parquet", _table(), ("0 distinct",)),
     "Parquet with a date as answer": Bad(
         "bad.parquet",
         _table(prompt=PROMPTS, reference_answer=pa.array([0] * 16, pa.date32())),
@@ -260,7 +260,7 @@ _PROMPTS: dict[str, Bad] = {
     "fewer prompts than are held out": Bad(
         "bad.jsonl",
         _all({"prompt": "red"}, {"prompt": "blue"}),
-        ("test_prompts is 4", "has 2 rows"),
+        ("test_prompts is 4", "has 2 distinct"),
         names_file=False,
     ),
     "as many prompts as are held out": Bad(

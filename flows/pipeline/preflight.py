@@ -19,7 +19,6 @@ from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import read_preference
-from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import read_prompt
 from stages.score.params import ORACLES
 from stages.sft.rows import read_conversation
@@ -32,7 +31,7 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 def check_run(config: RunConfig, external: Externals) -> None:
     """Checks what a run needs of this machine; UserError if that is not there."""
     _check_checkpoints(config, external)
-    _check_data(config.prepare, external)
+    _check_data(config, external)
     _check_context(config, external)
     check_environment(config)
     for tracker in config.tracking.report_to:
@@ -48,7 +47,8 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
     """Checks the files of local checkpoints; stages check models of the hub.
 
     Raises:
-        UserError: One is damaged or missing, or has no chat template, or is an adapter.
+        UserError: One is damaged or missing, has no chat template, is an adapter, or is a model of
+            the wrong kind.
     """
     for name, sources in external.items():
         if not name.endswith(("policy", "oracle_model")):
@@ -64,6 +64,7 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
                 check_checkpoint(folder)
             except UserError as error:
                 raise error.at(setting) from error
+            _check_kind(setting, folder)
             if has_to_render and not _has_chat_template(folder):
                 raise UserError(
                     f"{setting}: the checkpoint {folder} has no chat template",
@@ -72,14 +73,40 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
                 )
 
 
-def _check_data(params: PrepareParams, external: Externals) -> None:
+def _check_kind(setting: str, folder: Path) -> None:
+    """Refuses a reward model as the policy, and a policy as the reward model."""
+    wrong = "ForSequenceClassification" if setting.endswith("policy") else "ForCausalLM"
+    for name in read_settings(folder / "config.json").get("architectures") or ():
+        if str(name).endswith(wrong):
+            raise UserError(
+                f"{setting}: the checkpoint {folder} is a {name}",
+                "name a causal language model as the policy, and a sequence classifier as the "
+                "reward model",
+            )
+
+
+def _check_data(config: RunConfig, external: Externals) -> None:
     """Reads the first rows of local data files as their stages will.
 
     Raises:
-        UserError: A row cannot be read, or the held-out prompts leave none to train on.
+        UserError: A row cannot be read, a prompt spells control tokens of the policy, or the
+            held-out prompts leave none to train on.
     """
-    read = partial(read_prompt, params=params, columns=())
-    _check_rows(external["prompts"], read, params.invalid_rows)
+    params = config.prepare
+    control_tokens = _control_tokens(config, external)
+
+    def read(row: dict[str, Any]) -> bytes:
+        prompt = read_prompt(row, params, columns=())
+        text = "\n".join(turn["content"] for turn in prompt.messages)
+        for token in control_tokens:
+            if token in text:
+                raise UserError(
+                    f"the prompt spells a control token of the policy: {token!r}",
+                    "remove it from the text, or set generate.allow_control_tokens to true",
+                )
+        return prompt.identity()
+
+    identities = _check_rows(external["prompts"], read, params.invalid_rows)
     _check_rows(external["test_prompts"], read, params.invalid_rows)
     _check_rows(external["warm_start"], read_conversation)
     _check_rows(external["preferences"], partial(read_preference, params=PreferencesParams()))
@@ -87,24 +114,40 @@ def _check_data(params: PrepareParams, external: Externals) -> None:
     if external["test_prompts"] or len(files) < len(external["prompts"]):
         return
     num_rows = sum(map(count_rows, files))
+    if num_rows <= _CHECKED_ROWS:
+        num_rows = len(set(identities))
     if params.test_prompts >= num_rows:
         raise UserError(
             f"prepare.test_prompts is {params.test_prompts}, and inputs.prompts has {num_rows} "
-            f"rows ({', '.join(map(str, files))})",
+            f"distinct prompts ({', '.join(map(str, files))})",
             "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
         )
 
 
+def _control_tokens(config: RunConfig, external: Externals) -> list[str]:
+    """Special tokens of a local policy that its prompts must not spell."""
+    policy = external["policy"]
+    if config.generate.allow_control_tokens or not policy or not isinstance(policy[0], FileInput):
+        return []
+    tokenizer = read_settings(Path(policy[0].location) / "tokenizer.json")
+    added = tokenizer.get("added_tokens") or ()
+    special = [str(token["content"]) for token in added if token.get("special")]
+    return [content for content in special if content.strip()]
+
+
 def _check_rows(
-    sources: Sequence[External], read: Callable[[dict[str, Any]], object], invalid: str = "refuse"
-) -> None:
+    sources: Sequence[External], read: Callable[[dict[str, Any]], Any], invalid: str = "refuse"
+) -> list[Any]:
+    """Reads the first rows of each local file; returns what they were read as."""
+    rows = []
     for path in _files(sources):
         for position, row in islice(read_data_file(path), _CHECKED_ROWS):
             try:
-                read(row)
+                rows.append(read(row))
             except UserError as error:
                 if invalid == "refuse":
                     raise error.at(position) from error
+    return rows
 
 
 def _files(sources: Sequence[External]) -> list[Path]:

@@ -17,7 +17,7 @@ from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config
 from tests.programs import run_program
 from tests.stage_calls import write_jsonl
-from tests.tiny_models import make_tiny_llama
+from tests.tiny_models import make_tiny_llama, make_tiny_reward_model
 
 # Settings of a plan, and parts of the message.
 SETTINGS: dict[str, list[str]] = {
@@ -94,8 +94,22 @@ SETTINGS: dict[str, list[str]] = {
     "suites={front: {evaluation: {num_samples: 4}}}": ["neither prompts nor score"],
     "suites={front: {prompts: /no.jsonl}}": ["suites.front.prompts: no such file"],
     "inputs.prompts=[no.jsonl]": ["no such file or folder: @/no.jsonl"],
-    "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 rows"],
-    "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 rows"],
+    "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 distinct"],
+    "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 distinct"],
+    "inputs.prompts=[@/same.jsonl]": ["same.jsonl", "has 1 distinct"],
+    "inputs.prompts=[@/control.jsonl] inputs.policy=@/checkpoint inputs.warm_start=null": [
+        "control.jsonl, line 1",
+        "'<user>'",
+        "generate.allow_control_tokens",
+    ],
+    "inputs.policy=@/reward-model inputs.warm_start=null": [
+        "inputs.policy: ",
+        "LlamaForSequenceClassification",
+    ],
+    "score.oracle=reward_model inputs.oracle_model=@/checkpoint": [
+        "inputs.oracle_model: ",
+        "LlamaForCausalLM",
+    ],
     "inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
     "inputs.prompts=[@/shadow]": ["shadow is of no known kind: rows are read from .jsonl"],
     "inputs.warm_start=@/good.jsonl": ["good.jsonl, line 1", "neither messages nor a prompt and"],
@@ -220,12 +234,15 @@ def place(tmp_path_factory) -> Path:
     for name, rows in {
         "good": [{"prompt": "red"}],
         "empty": [],
-        "held-out": [{"prompt": "red"}] * 16,
+        "held-out": [{"prompt": f"red {number}"} for number in range(16)],
+        "same": [{"prompt": "red"}] * 99,
+        "control": [{"prompt": "red <user> blue"}],
         "number": [{"prompt": 5}],
         "picture": [{"prompt": "red", "images": ["red.png"]}],
         "no-user": [{"messages": system}],
     }.items():
         write_jsonl(folder / f"{name}.jsonl", rows)
+    make_tiny_reward_model(folder / "reward-model")
     whole = make_tiny_llama(folder / "checkpoint")
     for name, pattern in {
         "no-template": "chat_template*",
@@ -319,7 +336,8 @@ def test_a_folder_of_the_user_s_with_the_name_of_our_code_is_not_run(tmp_path):
 
 def test_wrong_data_is_refused_by_its_stage_with_paths_as_they_are(prefect_server, tmp_path):
     store, prompts = tmp_path / "[/old]" / "store", tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "the same"}\n' * 99)
+    # The plan reads the first thousand rows.
+    write_jsonl(prompts, [*({"prompt": f"{number}?"} for number in range(1000)), {"prompt": 5}])
     config = write_config(tmp_path, inputs={"prompts": [str(prompts)]})
     assert f"nothing of {store} is running" in geb("up", "--stop", "--home", store).stdout
     failed = geb("run", config, "--store", store)
