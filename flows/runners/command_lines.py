@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 from stages.contract.request import Request, Resources
 
-_START_SECONDS = 300
 SUPERVISOR_SECONDS = 10
 """A stage is killed after its grace period; the supervisor needs a moment to see that through."""
 # By default GNU OpenMP, which PyTorch has on CPUs, spins for milliseconds. When other
@@ -49,42 +46,23 @@ _LOOK_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def ends_when(
-    stopping: threading.Event, end: Callable[[], None], seconds: float | None = None
-) -> Iterator[threading.Event]:
-    """Calls ``end`` in a thread once ``stopping`` is set, or the block has taken ``seconds``.
-
-    The event that the block gets is set in the second case.
-    """
+def ends_when(stopping: threading.Event, end: Callable[[], None]) -> Iterator[None]:
+    """Calls ``end`` in a thread once ``stopping`` is set, unless the block has ended."""
     over = threading.Event()
-    overdue = threading.Event()
-    deadline = time.monotonic() + (math.inf if seconds is None else seconds)
 
     def watch() -> None:
         while not over.wait(_LOOK_SECONDS):
-            if time.monotonic() > deadline:
-                overdue.set()
-            if stopping.is_set() or overdue.is_set():
+            if stopping.is_set():
                 end()
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield overdue
+        yield
     finally:
         over.set()
         watcher.join()
-
-
-def longest_seconds(resources: Resources, grace_seconds: float) -> float | None:
-    """Time after which a stage has ended whose supervisor works; None without a time limit.
-
-    The supervisor counts from its own start, for which there is time, too.
-    """
-    if resources.timeout_seconds is None:
-        return None
-    return _START_SECONDS + resources.timeout_seconds + grace_seconds + SUPERVISOR_SECONDS
 
 
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:

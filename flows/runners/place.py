@@ -10,7 +10,6 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -132,16 +131,6 @@ def work_name(request: Request) -> str:
 def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
     """The right to look after the work at a key: a file that its holder renews while it lives."""
     return FileLease(Path(store) / "orchestrators" / stage / key)
-
-
-def is_left(store: str, stage: str, key: str) -> bool:
-    """True if a key's work has no orchestrator, and this host has the store of that identity."""
-    folder = store.rpartition("#")[0]
-    # It may be the store of a user who lets no other one look.
-    with suppress(GebError, OSError):
-        is_here = Store.open(folder).identity == store
-        return is_here and orchestrator_lease(folder, stage, key).holder() is None
-    return False
 
 
 def node_commands(

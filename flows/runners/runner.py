@@ -149,16 +149,12 @@ class Runner:
 
     def _start(self, job: StageJob) -> Work:
         """Starts the stage as soon as its place has room for it."""
-        is_told = False
         while not self._stopping.is_set():
             job.check_owner()
             try:
                 return self._place.start(job)
             except NoRoomError as error:
-                # Its words may differ from try to try.
-                if not is_told:
-                    job.waits(f"waiting: {error}")
-                is_told = True
+                job.waits(f"waiting: {error}")
                 self._stopping.wait(error.seconds)
         raise StoppedError(f"{job.request.title}: stopped while waiting for its place")
 

@@ -1,6 +1,5 @@
 """The docker runner with a real engine: users, leases, GPUs, images."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution
 from flows.runners.choose import check_host
-from flows.runners.docker.place import DockerPlace
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from tests.docker.containers import PROBE_IMAGE
@@ -53,9 +51,8 @@ def test_a_manifest_has_the_digest_of_its_image(launcher, store, engine):
         assert manifest.software["image"] == f"{name}@{image_id}"
 
 
-@pytest.mark.parametrize("start", [DockerPlace, partial(check_host, resources=StageResources())])
-def test_without_an_engine_it_says_so(monkeypatch, start):
+def test_without_an_engine_it_says_so(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(UserError, match="no Docker engine answers") as caught:
-        start(Execution(runner="docker"))
+        check_host(Execution(runner="docker"), StageResources())
     assert "DOCKER_HOST" in caught.value.remedy

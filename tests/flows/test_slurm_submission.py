@@ -84,6 +84,21 @@ def test_a_job_is_submitted_until_slurm_takes_it(request_, impatient, monkeypatc
     [_] = jobs_folder(request_).iterdir()
 
 
+def test_each_reason_of_a_wait_is_shown_once(request_, impatient, monkeypatch):
+    Scheduler(monkeypatch, FULL, FULL, "Socket timed out", "")
+    heard = []
+
+    def hear(event):
+        heard.append(str(event))
+        interrupt_at_job(event)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner().run(request_, hear)
+    assert len(heard) == 3
+    assert "QOSMaxSubmitJobPerUserLimit" in heard[0]
+    assert "timed out" in heard[1]
+
+
 def interrupt_at_job(event: Event) -> None:
     if str(getattr(event, "message", "")).startswith("job "):
         interrupt(event)

@@ -1,21 +1,15 @@
 """Pods that a real cluster does not start, a quota, and pods whose orchestrator is dead."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 
-from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.place import KubernetesPlace, reap_pods
 from stages.contract.errors import UserError
 from stages.contract.events import Event
-from stages.contract.request import Request, Resources
-from stages.store.base import Store
+from stages.contract.request import Resources
 from tests.at_work import at_work
 from tests.flows.loop import geb_refused, write_config
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import kubectl
-from tests.kubernetes.pods import RESOURCES, Kubernetes
+from tests.kubernetes.pods import RESOURCES
 from tests.orchestrators import orchestrator
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
@@ -89,26 +83,11 @@ def test_a_plan_names_what_the_cluster_would_refuse(launcher, store, tmp_path, c
     assert not (tmp_path / "store/artifacts").exists()
 
 
-@contextlib.contextmanager
-def killed_orchestrator(launcher: Kubernetes, store: Store, death: str) -> Iterator[Request]:
-    """Request of an orchestrator that is killed while its probe hangs in two pods."""
-    request = launcher.request(store, Resources(nodes=2), behaviour="hang")
-    with orchestrator(request, launcher.execution(request, death=death)):
-        pass
-    try:
-        yield request
-    finally:
-        for pod in launcher.left(store):
-            Cluster(launcher.pod_settings(request)).delete_pod(pod)
-
-
 @pytest.mark.alone
 def test_pods_of_a_dead_orchestrator_are_taken_over_together(launcher, store):
-    with killed_orchestrator(launcher, store, "keep") as request:
-        pods = [pod["metadata"]["uid"] for pod in launcher.cluster.pods()]
-        KubernetesPlace(launcher.execution(request))
-        with at_work(request, launcher.runner(request)):
-            assert [pod["metadata"]["uid"] for pod in launcher.cluster.pods()] == pods
-    with killed_orchestrator(launcher, store, "stop") as request:
-        lines = {f"removed pod {name}: its orchestrator is gone" for name in launcher.left(store)}
-        assert set(reap_pods(Cluster(launcher.pod_settings(request)))) == lines
+    request = launcher.request(store, Resources(nodes=2), behaviour="hang")
+    with orchestrator(request, launcher.execution(request, death="keep")):
+        pass
+    pods = [pod["metadata"]["uid"] for pod in launcher.cluster.pods()]
+    with at_work(request, launcher.runner(request)):
+        assert [pod["metadata"]["uid"] for pod in launcher.cluster.pods()] == pods

@@ -1,8 +1,4 @@
-"""Containers of stages: connect to the engine, follow, find, stop, remove.
-
-Whoever holds the key's lease in the store looks after a container. Containers of a store that this
-process does not see are left alone.
-"""
+"""Containers of stages: connect to the engine, follow, stop, remove."""
 
 import contextlib
 import math
@@ -18,11 +14,10 @@ from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
 from flows.runners.attempt_log import whole_lines
-from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when, longest_seconds
-from flows.runners.docker.options import KEY_LABEL, STAGE_LABEL, STORE_LABEL
+from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when
 from flows.runners.ending import Ending
-from flows.runners.place import PlaceAwayError, StageJob, is_left
-from stages.contract.errors import EXIT_OVERDUE, PreemptedError, UserError
+from flows.runners.place import PlaceAwayError, StageJob
+from stages.contract.errors import PreemptedError, UserError
 
 
 def connect() -> docker.DockerClient:
@@ -63,12 +58,10 @@ class StageContainer:
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`."""
         end = partial(stop_container, self._container, self._grace_seconds)
-        longest = longest_seconds(self._job.request.resources, self._grace_seconds)
-        with ends_when(self._job.stopping, end, longest) as overdue:
+        with ends_when(self._job.stopping, end):
             for line in self._lines():
                 self._job.handle_line(line)
-            ending = self._wait()
-        return Ending("exited", EXIT_OVERDUE) if overdue.is_set() else ending
+            return self._wait()
 
     def remove(self) -> None:
         """See :class:`flows.runners.place.Work`."""
@@ -117,7 +110,7 @@ def stop_container(container: Container, grace_seconds: float) -> None:
 def remove_container(container: Container, grace_seconds: float) -> None:
     """Ends and removes a container, running or not."""
     stop_container(container, grace_seconds)
-    # Without an engine there is nothing to remove; a reaper finds the container.
+    # Without an engine there is nothing to remove; the next attempt finds the container.
     with contextlib.suppress(*_ENGINE_ERRORS):
         container.remove(force=True, v=True)
 
@@ -129,20 +122,3 @@ def require_engine() -> docker.DockerClient:
     except PlaceAwayError as error:
         remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
         raise UserError(str(error), remedy) from error
-
-
-def reap_containers(grace_seconds: float) -> list[str]:
-    """Removes containers that dead orchestrators left; returns a line for each."""
-    with contextlib.closing(require_engine()) as client:
-        removed = []
-        for container in containers_with(client, KEY_LABEL):
-            labels = container.labels
-            if is_left(labels[STORE_LABEL], labels[STAGE_LABEL], labels[KEY_LABEL]):
-                remove_container(container, grace_seconds)
-                removed.append(f"removed container {container.name}: its orchestrator is gone")
-        return removed
-
-
-def containers_with(client: docker.DockerClient, *labels: str) -> Any:
-    """Containers with these labels, running or not."""
-    return client.containers.list(all=True, filters={"label": list(labels)}, ignore_removed=True)

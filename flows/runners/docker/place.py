@@ -6,7 +6,6 @@ held open by the orchestrator.
 
 import contextlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,8 +19,6 @@ from flows.runners.command_lines import stage_command
 from flows.runners.docker.container import (
     StageContainer,
     connect,
-    containers_with,
-    reap_containers,
     remove_container,
 )
 from flows.runners.docker.images import find_image
@@ -39,20 +36,13 @@ from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
 from stages.store.base import Store
 
-_log = logging.getLogger(__name__)
-
 
 class DockerPlace:
-    """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
-
-    UserError if no Docker engine answers.
-    """
+    """The Docker engine of this machine."""
 
     def __init__(self, execution: Execution) -> None:
         self._settings = execution.docker
         self._grace_seconds = execution.grace_seconds
-        for line in reap_containers(execution.grace_seconds):
-            _log.warning(line)
 
     def find(self, job: StageJob) -> None:
         """See :class:`flows.runners.place.Place`: none goes on without its orchestrator."""
@@ -60,7 +50,8 @@ class DockerPlace:
         store = Store.open(request.store).identity
         labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={store}"]
         with contextlib.closing(connect()) as client:
-            for container in containers_with(client, *labels):
+            left = client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
+            for container in left:
                 remove_container(container, self._grace_seconds)
 
     def start(self, job: StageJob) -> Work:

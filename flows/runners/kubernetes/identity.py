@@ -16,7 +16,6 @@ SELECTOR = f"{MANAGED_BY}={GEB}"
 # Annotations: values of any length.
 STORE = "geb/store"
 KEY = "geb/key"
-DEATH = "geb/on-orchestrator-death"
 
 
 def name_of(pod: Pod) -> str:

@@ -20,7 +20,6 @@ from flows.runners.images import image_tags
 from flows.runners.kubernetes.identity import (
     ATTEMPT,
     COMPONENT,
-    DEATH,
     GEB,
     KEY,
     MANAGED_BY,
@@ -183,7 +182,6 @@ def _pod(
         "annotations": {
             STORE: attempt.store,
             KEY: attempt.request.key,
-            DEATH: execution.on_orchestrator_death,
         },
     }
     # The same as limits and requests: memory that is not there cannot be taken from a stage.

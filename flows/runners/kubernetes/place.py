@@ -5,7 +5,6 @@ stop`` the supervisor in the pod ends the stage when that lease is not renewed a
 orchestrator that wants the key takes over pods that still run.
 """
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from flows.runners.kubernetes.diagnosis import (
 )
 from flows.runners.kubernetes.identity import (
     ATTEMPT,
-    COMPONENT,
-    DEATH,
     KEY,
     SELECTOR,
     STORE,
@@ -38,7 +35,6 @@ from flows.runners.place import (
     StageJob,
     Work,
     chown_outputs,
-    is_left,
     work_name,
 )
 from stages.contract.errors import UserError
@@ -47,23 +43,14 @@ from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.opening import local_folder, open_store
 
-_log = logging.getLogger(__name__)
-
 
 class KubernetesPlace:
-    """A namespace of a cluster. Constructing one removes pods of dead orchestrators.
-
-    Raises:
-        UserError: No cluster is configured, or this account may not use it.
-        StageFailedError: The cluster does not answer.
-    """
+    """A namespace of a cluster; UserError if no cluster is configured."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._user = user_of(execution.kubernetes)
         self._cluster = Cluster(execution.kubernetes)
-        for line in reap_pods(self._cluster):
-            _log.warning(line)
 
     def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
@@ -153,29 +140,6 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
             "set execution.kubernetes.user, such as 1000:1000, or run geb as that user",
         )
     return os.geteuid(), os.getegid()
-
-
-def reap_pods(cluster: Cluster) -> list[str]:
-    """Removes pods of dead orchestrators; a stage at work gets its grace period.
-
-    Pods at work that are to outlive their orchestrator stay. Returns a line for each pod that was
-    removed.
-
-    Raises:
-        UserError: This account may not use the cluster.
-        StageFailedError: The cluster does not answer.
-    """
-    removed = []
-    with explain_api_errors(cluster):
-        for pod in cluster.pods(SELECTOR):
-            is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
-            if is_kept or is_asked_to_end(pod):
-                continue
-            if is_left(annotation(pod, STORE), label(pod, COMPONENT), annotation(pod, KEY)):
-                name = name_of(pod)
-                cluster.delete_pod(name)
-                removed.append(f"removed pod {name}: its orchestrator is gone")
-    return removed
 
 
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:

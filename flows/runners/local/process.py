@@ -12,7 +12,6 @@ from flows.runners.attempt_log import AttemptLog
 from flows.runners.command_lines import (
     SUPERVISOR_SECONDS,
     ends_when,
-    longest_seconds,
     stage_command,
     stage_environment,
     thread_variables,
@@ -21,7 +20,6 @@ from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpus import device_variables, hold_gpus
 from flows.runners.place import StageJob, Work
-from stages.contract.errors import EXIT_OVERDUE
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -53,8 +51,7 @@ class StageProcess:
         """See :class:`flows.runners.place.Work`."""
         process = self._process
         assert process.stdout is not None
-        longest = longest_seconds(self._job.request.resources, self._grace_seconds)
-        with ends_when(self._job.stopping, self._end, longest) as overdue:
+        with ends_when(self._job.stopping, self._end):
             try:
                 for line in process.stdout:
                     self._job.handle_line(line)
@@ -62,8 +59,6 @@ class StageProcess:
             finally:
                 self._ended.set()
         _quote_tail(self._job.log)
-        if overdue.is_set():
-            return Ending("exited", EXIT_OVERDUE)
         # The code is negative if the supervisor itself was killed.
         return Ending("exited", code if code >= 0 else 128 - code)
 

@@ -1,4 +1,4 @@
-"""Containers whose orchestrator died: ended, taken over or removed; an engine that is restarted."""
+"""An engine that is restarted."""
 
 import contextlib
 import os
@@ -13,34 +13,13 @@ from pathlib import Path
 import docker
 import pytest
 
-from flows.runners.docker.container import reap_containers
-from stages.store.locks import FileLease
 from tests.docker.containers import PROBE_IMAGE, Docker
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import hanging_pids, write_probes
-from tests.orchestrators import orchestrator
 from tests.probe_stage import ProbeParams
 from tests.programs import lacking
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
-
-
-def test_containers_of_dead_orchestrators_are_removed(launcher, store, monkeypatch):
-    request = launcher.request(store, behaviour="hang")
-    with orchestrator(request, launcher.execution(request)):
-        assert reap_containers(1) == []
-
-    def denied(lease):
-        raise PermissionError("the store of another user")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FileLease, "holder", denied)
-        assert reap_containers(1) == []
-    elsewhere = store.root.rename(store.root.with_name("elsewhere"))
-    assert reap_containers(1) == []
-    elsewhere.rename(store.root)
-    assert launcher.left(store) != []
-    assert len(reap_containers(1)) == 1
 
 
 class Engine:
