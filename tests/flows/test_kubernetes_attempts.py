@@ -27,6 +27,7 @@ def impatient(monkeypatch):
     """Looks at the pods again at once."""
     monkeypatch.setattr(attempt, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(attempt, "_CAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(attempt, "_EVENTS_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -109,8 +110,8 @@ class Views(Pods):
     def pods(self, selector: str) -> list[dict[str, Any]]:
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
-    def events(self, name: str) -> list[Any]:
-        return [{"reason": "Killing", "message": "Stopping container stage"}]
+    def last_events(self, name: str) -> str:
+        return "Killing: Stopping container stage"
 
 
 def deleted(name: str, code: int | None = 143, *, ready: str = "True") -> dict[str, Any]:
@@ -150,7 +151,7 @@ def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (deleted("geb-x-1"), "last events: Killing: Stopping container stage"),
+        (deleted("geb-x-1"), "deleted: Killing: Stopping container stage"),
         (deleted("geb-x-1", None, ready="False"), "does not answer"),
         (never_started("geb-x-1"), "its pod was deleted"),
     ],

@@ -13,9 +13,7 @@ from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes.client import explain_api_errors
 from flows.runners.kubernetes.diagnosis import (
     ending_of,
-    last_warnings,
     refused,
-    why_taken,
 )
 from flows.runners.place import NoRoomError
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
@@ -56,13 +54,6 @@ def disruption(kind: str, reason: str, message: str) -> dict[str, Any]:
 
 def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
     return terminated(143, conditions=(disruption(kind, reason, message),))
-
-
-def test_warnings_tell_why_a_pod_does_not_start():
-    failed = {"type": "Warning", "reason": "FailedMount", "message": "no such device"}
-    normal = {"type": "Normal", "reason": "Pulling", "message": "an image"}
-    assert last_warnings([failed, normal]) == "FailedMount: no such device"
-    assert last_warnings([normal]) == ""
 
 
 @pytest.mark.parametrize(
@@ -127,12 +118,6 @@ def test_a_pod_at_work_has_not_ended():
     assert ending_of(pod("Running", state={"running": {}})) is None
 
 
-def test_the_last_events_tell_why_a_pod_was_deleted():
-    events = [{"reason": reason, "message": "by x"} for reason in ("A", "B", "Preempted", "D")]
-    assert "B: by x; Preempted: by x; D: by x" in why_taken(pod("Running"), events)
-    assert "events" not in why_taken(None, [])
-
-
 PARAMS = TrainParams()
 REQUEST = make_request(
     PARAMS, inputs=stand_ins(PARAMS), seed=0, store="store", resources=Resources(memory_gib=4)
@@ -163,6 +148,10 @@ def test_an_ending_becomes_an_error_that_names_the_log(ending, kind, said):
     assert "stage.log" in str(error)
 
 
+QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: limits.cpu'
+LIMITS = "limits.cpu=1,pods=3"
+
+
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_mistake_comes_before_everything(stopped):
     failure = Failure(kind="user", message="bad value", remedy="use 8")
@@ -174,7 +163,8 @@ def test_a_mistake_comes_before_everything(stopped):
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
-        (403, 'pods "x" is forbidden: exceeded quota: team, requested: pods=1', NoRoomError),
+        (403, f"{QUOTA}=1,pods=1, used: limits.cpu=500m,pods=3, limited: {LIMITS}", NoRoomError),
+        (403, f"{QUOTA}=1500m,pods=1, used: limits.cpu=0,pods=0, limited: {LIMITS}", UserError),
         (403, "failed quota: team: must specify limits.memory", UserError),
         (403, 'pods is forbidden: User "x" cannot create resource "pods"', UserError),
         (422, "spec.x: Invalid value", UserError),

@@ -268,4 +268,3 @@ def test_names_and_labels_are_what_the_api_takes(store):
     assert len(metadata["name"]) <= 63
     assert metadata["name"] == metadata["name"].lower()
     assert all(len(value) <= 63 for value in metadata["labels"].values())
-    assert metadata["annotations"]["geb/key"] == request.key

@@ -186,7 +186,7 @@ def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End
 
 
 def raise_end(end: End, request: Request) -> None:
-    ending = ending_of("12", *end, request)
+    ending = ending_of("12", *end, request.store)
     raise_for(ending, AttemptLog(Path("the.log"), io.StringIO()), request, stopped=False)
 
 

@@ -17,19 +17,17 @@ from flows.runners.command_lines import SUPERVISOR_SECONDS
 from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 from flows.runners.kubernetes.diagnosis import (
-    PodEvent,
+    Pod,
+    disruption_of,
     ending_of,
     has_started,
     is_asked_to_end,
     is_gated,
     is_lost,
-    last_warnings,
-    why_taken,
 )
-from flows.runners.kubernetes.identity import ATTEMPT, Pod, name_of
+from flows.runners.kubernetes.manifest import ATTEMPT
 from flows.runners.place import PlaceAwayError, StageJob
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_OVERDUE, EXIT_USER, UserError
-from stages.contract.events import Failure, parse_event
+from stages.contract.errors import EXIT_OK, EXIT_OVERDUE, EXIT_USER, UserError
 
 # Volumes and networks that cannot be had show in a pod's events alone.
 _EVENTS_SECONDS = 10.0
@@ -37,9 +35,8 @@ _TICK_SECONDS = 2.0
 # Seconds of a log that are read again, whose lines are known by their times: clocks are coarse.
 _OVERLAP_SECONDS = 5
 _FRACTION_DIGITS = 9
-# For the rest of a log: of a node that answers, and of one that may be gone.
-_ANSWER_SECONDS = 60.0
-_GONE_SECONDS = 10.0
+# For the rest of a log, of a busy node or of one that is gone.
+_REST_SECONDS = 30.0
 # Without an answer for so long the attempt is given up; the next one takes its pods over.
 _API_SECONDS = 300.0
 # After the end of a pod's grace period: the time for its node to say so.
@@ -47,6 +44,7 @@ _REPORT_SECONDS = 20.0
 # The node of a killed pod reports the kill after other pods have lost their connections.
 _CAUSE_SECONDS = 5.0
 _AWAY = (ApiException, ValueError, *UNREACHABLE)
+_NO_ANSWER = "its node does not answer"
 
 
 class _Node:
@@ -57,24 +55,10 @@ class _Node:
         self.pod: Pod | None = None
         self.ending: Ending | None = None
         self.is_ended_by_us = False
-        self.failure: Failure | None = None
         self.read_at: float | None = None
         self.last_stamp = ""
         self.waits_since = time.monotonic()
-        self.looked_at = -math.inf
-
-    @property
-    def rank(self) -> int:
-        """Order of explanations: causes come before lost connections."""
-        assert self.ending is not None
-        code = self.ending.code
-        if code in (EXIT_USER, EXIT_OVERDUE):
-            return 0
-        if self.ending.kind != "exited":
-            return 1
-        if is_killed(code):
-            return 2
-        return 4 if code == EXIT_OK else 3
+        self.look_at = self.waits_since + _EVENTS_SECONDS
 
 
 class PodAttempt:
@@ -121,9 +105,7 @@ class PodAttempt:
 
     def _read_rest(self, node: _Node) -> None:
         """Reads the end of a log, which says why a stage failed, from a busy server or node too."""
-        assert node.ending is not None
-        answers = node.ending.kind != "taken"
-        deadline = time.monotonic() + (_ANSWER_SECONDS if answers else _GONE_SECONDS)
+        deadline = time.monotonic() + _REST_SECONDS
         while not self._read(node) and time.monotonic() < deadline:
             time.sleep(_TICK_SECONDS)
 
@@ -158,15 +140,12 @@ class PodAttempt:
         number = self._nodes.index(node)
         if number == 0:
             self._job.handle_line(line)
-            return
-        event = parse_event(line)
-        if isinstance(event, Failure):
-            node.failure = event
-        self._job.log.write(f"[node {number + 1}] {line}")
+        else:
+            self._job.log.write(f"[node {number + 1}] {line}")
 
     def _look(self) -> None:
         try:
-            pods = {name_of(pod): pod for pod in self._cluster.pods(self._selector)}
+            pods = {pod["metadata"]["name"]: pod for pod in self._cluster.pods(self._selector)}
         except _AWAY as error:
             silent = time.monotonic() - self._answered_at
             if silent < _API_SECONDS:
@@ -182,13 +161,12 @@ class PodAttempt:
 
     def _see(self, node: _Node, pod: Pod | None) -> None:
         if pod is None:
-            node.ending = self._taken(node)
+            node.ending = self._deleted(node)
             return
         node.pod = pod
         node.ending = ending_of(pod)
-        is_others_wish = is_asked_to_end(pod) and not node.is_ended_by_us
-        if is_others_wish and _is_deletion(pod, node.ending):
-            node.ending = self._taken(node)
+        if is_asked_to_end(pod) and not node.is_ended_by_us and _is_taken(pod, node.ending):
+            node.ending = self._deleted(node)
         if has_started(pod):
             where = pod["spec"].get("nodeName", "a node")
             self._job.notice(f"pod {node.name} runs on {where}")
@@ -197,8 +175,12 @@ class PodAttempt:
             elif not is_lost(pod):
                 self._read(node)
 
-    def _taken(self, node: _Node) -> Ending:
-        return Ending("taken", None, why_taken(node.pod, self._events_of(node.name)))
+    def _deleted(self, node: _Node) -> Ending:
+        """The ending of a pod that somebody else has deleted."""
+        if node.pod is not None and is_lost(node.pod):
+            return Ending("taken", None, _NO_ANSWER)
+        reason = node.pod and disruption_of(node.pod)
+        return Ending("taken", None, reason or f"its pod was deleted: {self._events_of(node)}")
 
     def _is_decided(self) -> bool:
         """True once the first pod has ended, or another one failed, and the cause had its time."""
@@ -220,7 +202,7 @@ class PodAttempt:
             if node.ending is not None:
                 continue
             if now > self._asked_at + self._seconds_to_end:
-                node.ending = Ending("taken", None, "its node does not answer")
+                node.ending = Ending("taken", None, _NO_ANSWER)
                 node.is_ended_by_us = False
             elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
                 with contextlib.suppress(*_AWAY):
@@ -230,18 +212,13 @@ class PodAttempt:
 
     def _ending(self) -> Ending:
         """The ending of the pod whose failure explains the other failures."""
-        first = self._nodes[0].ending
         # Those that were asked to end explain nothing.
         causes = [node for node in self._nodes if not node.is_ended_by_us] or self._nodes
-        cause = min(causes, key=lambda node: node.rank)
-        ending = cause.ending
-        assert first is not None
-        assert ending is not None
-        if first.code == EXIT_OK or cause is self._nodes[0]:
+        first = _ending_of(self._nodes[0])
+        cause = min(causes, key=_rank)
+        ending = _ending_of(cause)
+        if cause is self._nodes[0] or first.code in _LAST_WORDS:
             return first
-        if ending.code == EXIT_USER and cause.failure is not None:
-            self._job.log.failure = cause.failure
-            return ending
         where = f"node {self._nodes.index(cause) + 1} of {len(self._nodes)}"
         if ending.kind == "exited":
             return Ending("failed", None, f"{where} ended by {describe_exit(ending.code)}")
@@ -249,43 +226,55 @@ class PodAttempt:
 
     def _check_start(self, node: _Node) -> None:
         pod = node.pod
-        # A pod of which nothing has been seen yet has time.
-        if pod is None or has_started(pod):
-            return
         now = time.monotonic()
+        # A pod of which nothing has been seen yet has time.
+        if pod is None or has_started(pod) or now < node.look_at:
+            return
+        node.look_at = now + _EVENTS_SECONDS
+        events = self._events_of(node)
+        self._job.waits(f"waiting: {events}")
         if is_gated(pod):
             node.waits_since = now
-        is_late = now - node.waits_since > self._pending_seconds
-        if not is_late and now - node.looked_at < _EVENTS_SECONDS:
-            return
-        node.looked_at = now
-        reason = last_warnings(self._events_of(node.name))
-        if reason:
-            self._job.waits(f"waiting: {reason}")
-        if is_late:
+        if now - node.waits_since > self._pending_seconds:
             request = self._job.request
             raise UserError(
-                f"{request.title}: {reason or 'the pod does not start'} (for "
-                f"{self._pending_seconds:g} s, execution.kubernetes.pending_seconds)",
+                f"{request.title}: the pod has not started for {self._pending_seconds:g} s "
+                f"(execution.kubernetes.pending_seconds): {events}",
                 f"correct execution.kubernetes, lower resources.{request.stage}, or raise "
                 "pending_seconds where the cluster is only busy; `kubectl describe pod` shows more",
             )
 
-    def _events_of(self, name: str) -> list[PodEvent]:
-        try:
-            return self._cluster.events(name)
-        except _AWAY:
-            return []
+    def _events_of(self, node: _Node) -> str:
+        with contextlib.suppress(*_AWAY):
+            return self._cluster.last_events(node.name)
+        return "its events cannot be read"
 
 
-def _is_deletion(pod: Pod, ending: Ending | None) -> bool:
-    """True if a deleted pod did not end by itself, or never starts, or its node is gone.
+def _ending_of(node: _Node) -> Ending:
+    assert node.ending is not None
+    return node.ending
+
+
+# Codes by which the first pod itself says how the stage ended.
+_LAST_WORDS = (EXIT_OK, EXIT_USER, EXIT_OVERDUE)
+
+
+def _rank(node: _Node) -> int:
+    """Order of explanations: lost machines and kills come before lost connections."""
+    ending = _ending_of(node)
+    if ending.kind != "exited":
+        return 0
+    if is_killed(ending.code):
+        return 1
+    return 3 if ending.code == EXIT_OK else 2
+
+
+def _is_taken(pod: Pod, ending: Ending | None) -> bool:
+    """True if a pod that somebody else deleted was killed for it, never starts, or lost its node.
 
     Should it still work there, the lease in the store keeps the next attempt waiting.
     """
     if ending is None:
         return is_lost(pod) or not has_started(pod)
-    if pod["status"].get("reason"):
-        return False
-    code = ending.code
-    return ending.kind in ("exited", "taken") and code not in (EXIT_OK, EXIT_FAILED, EXIT_USER)
+    is_kill = ending.kind == "exited" and is_killed(ending.code)
+    return is_kill or ending.kind == "taken"

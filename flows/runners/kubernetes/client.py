@@ -20,7 +20,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.attempt_log import whole_lines
-from flows.runners.kubernetes.identity import Pod
+from flows.runners.kubernetes.diagnosis import Pod
 from flows.runners.place import PlaceAwayError
 from stages.contract.errors import StageFailedError, UserError
 
@@ -31,6 +31,7 @@ _RIGHTS_REMEDY = (
 )
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = 60.0
+_LAST_EVENTS = 5
 # A node that does not answer must not keep the others waiting.
 _LOG_SECONDS = 20.0
 
@@ -90,12 +91,14 @@ class Cluster:
         )
         return list(whole_lines([answer.data]))
 
-    def events(self, pod: str) -> list[dict[str, Any]]:
-        """Events of a pod, oldest first."""
+    def last_events(self, pod: str) -> str:
+        """The last events of a pod, in the cluster's words."""
         selector = f"involvedObject.name={pod}"
         answer = _asked(self._api.list_namespaced_event, self.namespace, field_selector=selector)
-        events: list[dict[str, Any]] = answer["items"]
-        return sorted(events, key=lambda event: event["metadata"]["creationTimestamp"] or "")
+        events = sorted(answer["items"], key=lambda event: event["metadata"]["creationTimestamp"])
+        last = events[-_LAST_EVENTS:]
+        words = [f"{event.get('reason')}: {event.get('message')}" for event in last]
+        return "; ".join(words) or "no events"
 
 
 @contextlib.contextmanager

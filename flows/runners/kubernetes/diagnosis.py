@@ -3,33 +3,22 @@
 Decisions follow reasons, types and codes of the API. Its messages are passed on as they are.
 """
 
-from collections.abc import Sequence
+import re
+from decimal import Decimal
 from typing import Any
 
-from flows.runners.ending import Ending
-from flows.runners.kubernetes.identity import Pod
-from flows.runners.place import NoRoomError
-from stages.contract.errors import EXIT_STOPPED, GebError, StageFailedError, UserError
+from kubernetes.utils.quantity import parse_quantity
 
-PodEvent = dict[str, Any]
+from flows.runners.ending import Ending, describe_exit
+from flows.runners.place import NoRoomError
+from stages.contract.errors import EXIT_OK, EXIT_STOPPED, GebError, StageFailedError, UserError
+
+Pod = dict[str, Any]
 
 # Conditions of a pod that Kubernetes and Kueue take away.
 _DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
 # Reasons of a container whose end its node did not see.
 _LOST_CONTAINERS = ("Unknown", "ContainerStatusUnknown")
-_LAST_EVENTS = 3
-
-
-def last_events(events: Sequence[PodEvent]) -> str:
-    """The last events of a pod, in the cluster's words."""
-    return "; ".join(
-        f"{event.get('reason', '')}: {event.get('message', '')}" for event in events[-_LAST_EVENTS:]
-    )
-
-
-def last_warnings(events: Sequence[PodEvent]) -> str:
-    """The last warnings of a pod, in the cluster's words; empty if there are none."""
-    return last_events([event for event in events if event.get("type") == "Warning"])
 
 
 def is_gated(pod: Pod) -> bool:
@@ -56,31 +45,26 @@ def is_asked_to_end(pod: Pod) -> bool:
 def ending_of(pod: Pod) -> Ending | None:
     """End of a pod, as far as the pod itself tells it; None if it has not ended."""
     status = pod["status"]
-    terminated = _state(pod).get("terminated")
-    if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):
+    terminated = _state(pod).get("terminated", {})
+    if not terminated and status.get("phase") not in ("Succeeded", "Failed"):
         return None
-    code = terminated["exitCode"] if terminated else None
+    code = terminated.get("exitCode")
+    cause = terminated.get("reason")
     reason = status.get("reason", "")
-    message = f"{reason}: {status.get('message', '')}"
-    if code == 0:
-        return Ending("exited", 0)
-    if disruption := _disruption(pod):
+    message = f"{reason}: {status.get('message', '')}" if reason else describe_exit(code)
+    if code == EXIT_OK:
+        return Ending("exited", code)
+    if disruption := disruption_of(pod):
         return Ending("taken", code, disruption)
     if reason == "Evicted":
         # Kubernetes marks a pod that its node had no room for. Otherwise a limit was its own.
         return Ending("failed", code, f"{message}; raise execution.kubernetes.tmp_gib")
-    if reason or terminated is None:
-        # The node shut down, or a kubelet refused what the scheduler gave it: OutOfcpu, ….
-        return Ending("taken", code, f"its node ended or refused it: {message}")
-    if code == EXIT_STOPPED:
-        return Ending(
-            "taken", code, "it was asked to end, by its node or for lack of a sign of life"
-        )
-    if terminated.get("reason") in _LOST_CONTAINERS:
-        return Ending("taken", code, "its node started again")
-    if terminated.get("reason") == "OOMKilled":
+    # The node shut down or started again, or a kubelet refused what the scheduler gave it.
+    if reason or code in (None, EXIT_STOPPED) or cause in _LOST_CONTAINERS:
+        return Ending("taken", code, f"it was asked to end, or its node was lost ({message})")
+    if cause == "OOMKilled":
         return Ending("out_of_memory", code)
-    if terminated.get("reason") in ("StartError", "ContainerCannotRun"):
+    if cause in ("StartError", "ContainerCannotRun"):
         return Ending(
             "refused",
             code,
@@ -90,17 +74,7 @@ def ending_of(pod: Pod) -> Ending | None:
     return Ending("exited", code)
 
 
-def why_taken(pod: Pod | None, events: Sequence[PodEvent]) -> str:
-    """Reason for the deletion of a pod that its orchestrator did not delete."""
-    if pod is not None and (disruption := _disruption(pod)):
-        return disruption
-    if pod is not None and is_lost(pod):
-        return "its node does not answer"
-    message = "its pod was deleted (kubectl delete pod, kubectl drain)"
-    return f"{message}; its last events: {last_events(events)}" if events else message
-
-
-def _disruption(pod: Pod) -> str:
+def disruption_of(pod: Pod) -> str:
     """Reason for which the cluster takes a pod away; empty if it does not."""
     for kind in _DISRUPTIONS:
         condition = _condition(pod, kind)
@@ -128,16 +102,25 @@ def _state(pod: Pod) -> dict[str, Any]:
 # Statuses of an API server that is busy.
 _BUSY = (408, 409, 429)
 # The API gives quotas no separate reason.
-_QUOTA = "exceeded quota"
+_QUOTA = re.compile(r"exceeded quota: .*requested: (\S+), used: \S+, limited: (\S+)")
 _QUOTA_POLL_SECONDS = 5.0
 
 
 def refused(status: int, reason: str, where: str) -> GebError:
     """The error for a pod that the API server did not create."""
     message = f"{where}: the cluster refuses the pod: {reason}"
-    if _QUOTA in reason:
+    if quota := _QUOTA.search(reason):
         remedy = "lower `resources`, or have the quota raised"
+        requested, limited = map(_amounts, quota.groups())
+        if any(requested[name] > limited[name] for name in requested):
+            return UserError(message, remedy)
         return NoRoomError(f"{message}; {remedy}", _QUOTA_POLL_SECONDS)
     if 400 <= status < 500 and status not in _BUSY:
         return UserError(message, "correct execution.kubernetes or resources, or what they name")
     return StageFailedError(message)
+
+
+def _amounts(words: str) -> dict[str, Decimal]:
+    """Amounts of resources, `limits.cpu=2,pods=1`."""
+    pairs = [word.split("=") for word in words.split(",")]
+    return {name: parse_quantity(amount) for name, amount in pairs}

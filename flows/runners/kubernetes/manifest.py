@@ -17,15 +17,8 @@ import yaml
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.command_lines import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
-from flows.runners.kubernetes.identity import (
-    ATTEMPT,
-    COMPONENT,
-    GEB,
-    KEY,
-    MANAGED_BY,
-    STORE,
-)
 from flows.runners.place import node_commands, writable_folders
+from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
@@ -33,10 +26,19 @@ from stages.harness.from_bucket import OWNER_VARIABLE, SYNC_SECONDS_VARIABLE
 from stages.store.opening import CACHE_VARIABLE
 from stages.store.remote.sync import owner_of
 
+ATTEMPT = "geb/attempt"
+"""Label with the name of an attempt, which its pods share."""
+WORK = "geb/work"
+"""Label of all attempts at a key of a store."""
 _TEMPLATE = files(__package__).joinpath("pod.yaml").read_text()
 _APART = "requiredDuringSchedulingIgnoredDuringExecution"
 # The store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
+
+
+def work_label(store: str, key: str) -> str:
+    """Value of the label ``WORK`` for a key of the store of this identity."""
+    return sha256_of([store, key])[:40]
 
 
 def _mounts_for(attempt: PodGroup) -> list[dict[str, Any]]:
@@ -176,12 +178,13 @@ def _pod(
     chosen = attempt.settings
     pod["metadata"] = {
         "name": f"{attempt.name}-{node}",
-        # What the runner finds its pods by comes last, so that no setting changes it.
+        # The runner's own labels come last, so that no setting changes them.
         "labels": chosen.labels
-        | {MANAGED_BY: GEB, COMPONENT: attempt.request.stage, ATTEMPT: attempt.name},
-        "annotations": {
-            STORE: attempt.store,
-            KEY: attempt.request.key,
+        | {
+            "app.kubernetes.io/managed-by": "geb",
+            "app.kubernetes.io/component": attempt.request.stage,
+            ATTEMPT: attempt.name,
+            WORK: work_label(attempt.store, attempt.request.key),
         },
     }
     # The same as limits and requests: memory that is not there cannot be taken from a stage.

@@ -15,22 +15,8 @@ from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, explain_api_errors, reason_of
-from flows.runners.kubernetes.diagnosis import (
-    ending_of,
-    is_asked_to_end,
-    refused,
-)
-from flows.runners.kubernetes.identity import (
-    ATTEMPT,
-    KEY,
-    SELECTOR,
-    STORE,
-    Pod,
-    annotation,
-    label,
-    name_of,
-)
-from flows.runners.kubernetes.manifest import PodGroup, pods_for
+from flows.runners.kubernetes.diagnosis import Pod, ending_of, is_asked_to_end, refused
+from flows.runners.kubernetes.manifest import ATTEMPT, WORK, PodGroup, pods_for, work_label
 from flows.runners.place import (
     StageJob,
     Work,
@@ -54,14 +40,18 @@ class KubernetesPlace:
 
     def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
+        attempts: dict[str, list[Pod]] = {}
         taken = None
         with explain_api_errors(self._cluster):
-            for name, pods in self._attempts(job.request).items():
+            label = work_label(Store.open(job.request.store).identity, job.request.key)
+            for pod in self._cluster.pods(f"{WORK}={label}"):
+                attempts.setdefault(pod["metadata"]["labels"][ATTEMPT], []).append(pod)
+            for name, pods in attempts.items():
                 if taken is None and _is_whole(pods, job.request.resources.nodes):
                     taken = PodAttempt(self._cluster, job, self._execution, name)
                     continue
                 for pod in pods:
-                    self._cluster.delete_pod(name_of(pod))
+                    self._cluster.delete_pod(pod["metadata"]["name"])
         return taken
 
     def start(self, job: StageJob) -> Work:
@@ -70,18 +60,6 @@ class KubernetesPlace:
         with explain_api_errors(self._cluster):
             create_all(self._cluster, job.request, self._manifests(job, name))
         return PodAttempt(self._cluster, job, self._execution, name)
-
-    def _attempts(self, request: Request) -> dict[str, list[Pod]]:
-        """Pods for a key, by the attempt's name."""
-        attempts: dict[str, list[Pod]] = {}
-        store = Store.open(request.store).identity
-        for pod in self._cluster.pods(SELECTOR):
-            is_of_store = annotation(pod, STORE) == store
-            if is_of_store and annotation(pod, KEY) == request.key:
-                name = label(pod, ATTEMPT)
-                attempts.setdefault(name, [])
-                attempts[name].append(pod)
-        return attempts
 
     def _manifests(self, job: StageJob, name: str) -> list[dict[str, Any]]:
         request = job.request
@@ -117,7 +95,7 @@ def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any
             created.append(manifest)
     except BaseException as error:
         for pod in created:
-            cluster.delete_pod(name_of(pod))
+            cluster.delete_pod(pod["metadata"]["name"])
         if isinstance(error, ApiException):
             raise refused(error.status, reason_of(error), request.title) from error
         raise

@@ -85,18 +85,15 @@ class Queue:
     def look(self, seconds: float) -> tuple[float, Mapping[str, QueuedJob]]:
         """The last view of all jobs, and the time (of `time.monotonic`) at which it was asked for.
 
-        If the last question is older than ``seconds``, the caller asks anew, unless another one is
-        just asking.
+        The first caller after ``seconds`` asks anew, and the others wait for the answer.
         """
-        is_old = time.monotonic() - self._tried_at > seconds
-        if is_old and self._asking.acquire(blocking=False):
-            try:
-                self._tried_at = time.monotonic()
+        with self._asking:
+            now = time.monotonic()
+            if now - self._tried_at > seconds:
+                self._tried_at = now
                 with contextlib.suppress(SlurmUnavailableError):
-                    self._view = self._tried_at, {job.name: job for job in own_jobs()}
-            finally:
-                self._asking.release()
-        return self._view
+                    self._view = now, {job.name: job for job in own_jobs()}
+            return self._view
 
 
 def details(job: str) -> dict[str, str]:

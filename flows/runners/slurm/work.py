@@ -47,6 +47,12 @@ _PROGRAM_SECONDS = 15.0
 _SETTLE_SECONDS = 20.0
 # A job is COMPLETING for a moment after its end; its final state comes then.
 _FINAL_SECONDS = 60.0
+_TAKEN = {
+    "PREEMPTED": "was preempted",
+    "NODE_FAIL": "lost a node",
+    "BOOT_FAIL": "lost a node",
+    "TIMEOUT": "reached its time limit",
+}
 _NOT_FINAL = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
@@ -165,27 +171,31 @@ class SlurmJob:
 
     def _ending(self) -> Ending:
         status = status_of(self._folder)
-        fields = dict[str, str]()
         request = self._job.request
-        ended_well = (
-            status is not None
-            and status.code == EXIT_OK
-            and Store.open(request.store).load(request.stage, request.key) is not None
-        )
-        if not (self._job.stopping.is_set() or ended_well):
-            # A job with a silent node is COMPLETING until Slurm gives the node up.
-            final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
-            deadline = time.monotonic() + final_by
-            try:
+        if self._job.stopping.is_set():
+            return Ending("exited", None if status is None else status.code)
+        # A job whose node died may have the exit code 0.
+        if status is not None and status.code == EXIT_OK:
+            store = Store.open(request.store)
+            if store.load(request.stage, request.key) is not None:
+                return Ending("exited", EXIT_OK)
+        return ending_of(self._number, status, self._final_fields(status), request.store)
+
+    def _final_fields(self, status: Status | None) -> Mapping[str, str]:
+        # A job with a silent node is COMPLETING until Slurm gives the node up.
+        final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
+        deadline = time.monotonic() + final_by
+        try:
+            fields = client.details(self._number)
+            while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
                 fields = client.details(self._number)
-                while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
-                    time.sleep(_LOOK_SECONDS)
-                    fields = client.details(self._number)
-            except client.SlurmUnavailableError:
-                # The stage's own status tells enough.
-                if status is None:
-                    raise
-        return ending_of(self._number, status, fields, request)
+        except client.SlurmUnavailableError:
+            # The stage's own status tells enough.
+            if status is None:
+                raise
+            return {}
+        return fields
 
     def _is_silent(self) -> bool:
         """True if a job that is not in the queue will not tell its status either."""
@@ -237,24 +247,20 @@ def folders_for(request: Request) -> list[Path]:
     return sorted(jobs_folder(request).glob(name))
 
 
-def ending_of(
-    job: str, status: Status | None, fields: Mapping[str, str], request: Request
-) -> Ending:
-    """The ending of a stage whose job has ended.
+def ending_of(job: str, status: Status | None, fields: Mapping[str, str], store: str) -> Ending:
+    """The ending of a stage whose job has ended, and left no artifact.
 
     The run did not ask the job to end. ``status`` is None if the batch program could not write it;
-    ``fields`` is empty if Slurm was not asked, or has forgotten the job.
+    ``fields`` is empty if Slurm has forgotten the job.
     """
     code = None if status is None else status.code
     state = fields.get("JobState", "")
-    is_overdue = code == EXIT_OVERDUE and request.resources.timeout_seconds is not None
-    if code == EXIT_USER or is_overdue:
+    if fields.get("PreemptTime", "") not in _UNSET:
+        state = "PREEMPTED"
+    if code in (EXIT_USER, EXIT_OVERDUE):
         return Ending("exited", code)
-    # The last word of a job whose node died may be that it ended well.
-    if (why := _interruption(status, state, fields)) is not None:
-        return Ending("taken", code, f"job {job} {why}")
-    if code == EXIT_OK:
-        return Ending("exited", code)
+    if state in _TAKEN:
+        return Ending("taken", code, f"job {job} {_TAKEN[state]}")
     if state == "CANCELLED":
         cancelled = f"job {job} was cancelled (scancel)"
         return Ending("refused", code, cancelled, "resume the run to start the stage again")
@@ -265,7 +271,7 @@ def ending_of(
             "failed",
             None,
             f"job {job} is over ({state or 'Slurm has forgotten it'}), and its batch program "
-            f"left no status in the store: does the node see the store at {request.store}?",
+            f"left no status in the store: does the node see the store at {store}?",
         )
     if status.silent and code == EXIT_FAILED:
         # Slurm may report a lost node minutes later (SlurmdTimeout), or think that it is busy.
@@ -274,20 +280,7 @@ def ending_of(
     if status.reason == "node" or (code == EXIT_FAILED and is_killed(status.others)):
         words = describe_exit(status.others)
         return Ending("failed", code, f"another node's part ended by {words}")
+    if code == EXIT_STOPPED:
+        sender = "by Slurm, near its time limit, by a person, or because its run ended"
+        return Ending("taken", code, f"job {job} was sent SIGTERM: {sender}")
     return Ending("exited", code)
-
-
-def _interruption(status: Status | None, state: str, fields: Mapping[str, str]) -> str | None:
-    """Reason for which Slurm ended a job that would have gone on, or None."""
-    if state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:
-        return "was preempted"
-    if state in ("NODE_FAIL", "BOOT_FAIL"):
-        return f"lost a node ({state})"
-    if state == "TIMEOUT":
-        return f"reached its time limit ({fields.get('TimeLimit', 'unknown')})"
-    # For the reason `node` the batch program itself ended the first node's part.
-    if status is None or status.code != EXIT_STOPPED or status.reason == "node":
-        return None
-    if state == "CANCELLED":
-        return None
-    return "was sent SIGTERM: by Slurm, near its time limit, by a person, or because its run ended"
