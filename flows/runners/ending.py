@@ -69,13 +69,10 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         case "taken":
             raise PreemptedError(f"{where}: {ending.message}; log: {log.path}", last)
         case "out_of_memory":
-            limit = request.resources.memory_gib
-            memory = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
-            more = f"{2 * limit:g}" if limit else "GIB"
+            setting = f"resources.{request.stage}.memory_gib"
             message = (
-                f"the stage used up {memory} and the kernel killed it; give it more, `geb run "
-                f"CONFIG --set resources.{request.stage}.memory_gib={more}`, "
-                "or less to do at a time"
+                f"the stage used up its memory ({setting}={request.resources.memory_gib}) and the "
+                "kernel killed it; raise this setting, or give the stage less to do at a time"
             )
         case "failed":
             message = ending.message

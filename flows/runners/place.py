@@ -5,11 +5,12 @@ followed and removed; the :class:`~flows.runners.runner.Runner` does the rest, w
 everywhere.
 """
 
+import contextlib
 import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +27,6 @@ from stages.store.locks import EXPIRY_SECONDS, FileLease
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
-_TITLE_CHARACTERS = 35
 ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
@@ -124,7 +124,7 @@ def work_name(request: Request) -> str:
     """
     title = re.sub("[^a-z0-9]+", "-", f"{request.run}-{request.title}".lower())
     # The end tells more.
-    title = title[-_TITLE_CHARACTERS:].strip("-")
+    title = title[-35:].strip("-")
     return f"geb-{title}-{request.key[:KEY_CHARACTERS]}-{uuid.uuid4().hex[:6]}"
 
 
@@ -174,28 +174,15 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
     Only root can give something away, and only root has to: any other orchestrator's stages run
     as itself.
     """
-    for folder in writable_folders(request):
+    folders = writable_folders(request)
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0 or uid == 0:
         return
-    for path in _to_give(request):
-        os.chown(path, uid, gid, follow_symlinks=False)
-
-
-def _to_give(request: Request) -> Iterator[Path]:
-    store = Store.open(request.store)
-    stage = request.stage
-    key = request.key
-    yield from writable_folders(request)
-    if request.writes_registry:
-        models = store.root / "models"
-        yield from models.rglob("*")
-    # Files of earlier attempts, perhaps by another runner.
-    work = store.work_path(stage, key)
-    yield from work.rglob("*")
-    leases = store.root / "leases" / stage
-    yield from leases.glob(f"{key}*")
-    artifacts = store.root / "artifacts" / stage
-    for scratch in artifacts.glob(f".scratch-{key}-*"):
-        yield scratch
-        yield from scratch.rglob("*")
+    for folder in folders:
+        # Also the files of earlier attempts, perhaps by another runner.
+        for place, _, files in os.walk(folder):
+            for name in (".", *files):
+                # Other stages end meanwhile, and rename or remove theirs.
+                with contextlib.suppress(FileNotFoundError):
+                    os.chown(Path(place) / name, uid, gid, follow_symlinks=False)

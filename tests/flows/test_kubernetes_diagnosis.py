@@ -136,7 +136,7 @@ def error_of(ending: Ending, *, stopped: bool = False, failure: Failure | None =
     ("ending", "kind", "said"),
     [
         (Ending("taken", 143, "preempted"), PreemptedError, "preempted"),
-        (Ending("out_of_memory", 137), StageFailedError, ".memory_gib=8`"),
+        (Ending("out_of_memory", 137), StageFailedError, ".memory_gib=4"),
         (Ending("exited", 137), StageFailedError, "SIGKILL"),
     ],
     ids=lambda each: getattr(each, "kind", ""),

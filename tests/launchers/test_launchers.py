@@ -75,15 +75,14 @@ def test_a_kill_is_named(launcher, store):
     with pytest.raises(StageFailedError, match=r"SIGKILL.*when memory runs out") as caught:
         launcher.run(launcher.request(store, behaviour="kill_self"))
     assert not isinstance(caught.value, PreemptedError)
-    assert "memory limit" not in str(caught.value)
+    assert "memory_gib" not in str(caught.value)
 
 
 @launched_by("docker", "kubernetes")
 def test_a_stage_out_of_memory_names_the_limit_and_the_setting(launcher, store):
     request = launcher.request(store, Resources(memory_gib=0.25), behaviour="eat_memory")
-    with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB") as caught:
+    with pytest.raises(StageFailedError, match=r"resources\.probe\.memory_gib=0\.25"):
         launcher.run(request)
-    assert "`geb run CONFIG --set resources.probe.memory_gib=0.5`" in str(caught.value)
 
 
 def test_a_stage_that_can_never_start_is_a_mistake(launcher, store):

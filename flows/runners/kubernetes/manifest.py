@@ -115,7 +115,7 @@ def _volumes_for(attempt: PodGroup) -> list[dict[str, Any]]:
 
 
 def _mib(gib: float) -> str:
-    return f"{int(gib * 1024)}Mi"
+    return f"{math.ceil(gib * 1024)}Mi"
 
 
 @dataclass(frozen=True)
@@ -234,15 +234,11 @@ def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
 def _limits(attempt: PodGroup) -> dict[str, str]:
     resources = attempt.request.resources
     chosen = attempt.settings
-    limits = {}
-    for name, amount in chosen.extra_resources.items():
-        limits[name] = str(amount)
+    limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}
     if resources.cpus is not None:
-        thousandths = math.ceil(resources.cpus * 1000)
-        limits["cpu"] = f"{thousandths}m"
+        limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"
     if resources.memory_gib is not None:
-        mebibytes = math.ceil(resources.memory_gib * 1024)
-        limits["memory"] = f"{mebibytes}Mi"
+        limits["memory"] = _mib(resources.memory_gib)
     if resources.gpus:
         limits[chosen.gpu_resource] = str(resources.gpus)
     return limits

@@ -33,28 +33,28 @@ def start_forked(command: list[str], environment: Mapping[str, str], log: int) -
         OSError: The interpreter cannot be started.
     """
     interpreter = command[0]
-    order = json.dumps(command).encode()
     key = (interpreter, Path.cwd(), *sorted(environment.items()))
-    control, its_stdin = socket.socketpair()
+    stdin, its_stdin = socket.socketpair()
     reading, writing = os.pipe()
     stdout = os.fdopen(reading, encoding="utf-8", errors="replace")
     with its_stdin, os.fdopen(writing, "w"), _lock:
-        streams = [its_stdin.fileno(), writing, log]
         server = _servers.get(key)
-        if server is None or not server.ask(order, streams):
+        if server is None or server.process.poll() is not None:
             server = _servers[key] = _Server(interpreter, environment, log)
-            # If it has ended already, the log says why, and the start fails.
-            server.ask(order, streams)
-    return ForkedProcess(server, control, stdout)
+        # If it has ended already, the log says why, and the start fails.
+        with contextlib.suppress(OSError):
+            order = json.dumps(command).encode()
+            socket.send_fds(server.requests, [order], [its_stdin.fileno(), writing, log])
+    return ForkedProcess(server, stdin, stdout)
 
 
 class _Server:
     """A running fork server."""
 
     def __init__(self, interpreter: str, environment: Mapping[str, str], log: int) -> None:
-        self._requests, its_stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requests, its_stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_stdin:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 module_command(interpreter, "stages.harness.fork_server"),
                 stdin=its_stdin.fileno(),
                 stdout=log,
@@ -65,42 +65,32 @@ class _Server:
             )
         atexit.register(self.kill)
 
-    def ask(self, order: bytes, streams: list[int]) -> bool:
-        """Asks for a start; False if the server is gone."""
-        try:
-            socket.send_fds(self._requests, [order], streams)
-        except OSError:
-            self.kill()
-            return False
-        return True
-
     def kill(self) -> None:
         """Ends the server, and not its forks."""
-        self._requests.close()
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 class ForkedProcess:
     """A supervisor that a fork server forked, with what the runner needs of `subprocess.Popen`."""
 
-    def __init__(self, server: _Server, control: socket.socket, stdout: IO[str]) -> None:
+    def __init__(self, server: _Server, stdin: socket.socket, stdout: IO[str]) -> None:
         self._server = server
-        self._control = control
+        self._stdin = stdin
         self.stdout: IO[str] | None = stdout
 
     def end(self) -> None:
         """Ends the supervisor's stdin, its sign to end the stage."""
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+            self._stdin.shutdown(socket.SHUT_WR)
 
     def wait(self) -> int:
         """Waits for the exit code, or minus the signal."""
         ended = select.poll()
         # No read event: only the end of the supervisor counts.
-        ended.register(self._control, 0)
+        ended.register(self._stdin, 0)
         ended.poll()
-        match self._told():
+        match self._answers():
             case [_, code]:
                 return code
             case [_]:
@@ -113,27 +103,27 @@ class ForkedProcess:
 
         An import may hang in the server, as on a file system that does not answer.
         """
-        match self._told():
+        match self._answers():
             case []:
                 self._server.kill()
             case [pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _told(self) -> list[int]:
+    def _answers(self) -> list[int]:
         """Process id and exit code of the supervisor, as far as they are known."""
         with contextlib.suppress(BlockingIOError):
             # Left in the socket: several threads read.
-            status = self._control.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return [int(number) for number in status.split()]
+            answers = self._stdin.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return [int(number) for number in answers.split()]
         return []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.stdout is not None:
-            self.stdout.close()
+        assert self.stdout is not None
+        self.stdout.close()
         self.end()
         self.wait()
-        self._control.close()
+        self._stdin.close()

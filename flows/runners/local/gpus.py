@@ -11,7 +11,7 @@ import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,38 +87,22 @@ def hold_gpus(number: int) -> Iterator[dict[str, int]]:
     """
     devices = gpus_of_this_host() if number else []
     require_gpus(number, devices)
-    locks = _lock_gpus(devices, number)
-    try:
-        if len(locks) < number:
-            # All are free again: two that want several must not wait for each other for ever.
-            raise NoRoomError(f"{number} of this host's GPUs are not free")
-        yield locks
-    finally:
-        _unlock(locks)
-
-
-def _lock_gpus(devices: Sequence[str], number: int) -> dict[str, int]:
-    """Descriptors that hold the locks of at most ``number`` free GPUs."""
     locks: dict[str, int] = {}
-    try:
+    with contextlib.ExitStack() as held:
         for device in devices:
             if len(locks) == number:
                 break
             descriptor = try_lock(_folder() / f"gpu-{device}.lock")
             if descriptor is not None:
+                held.callback(os.close, descriptor)
                 locks[device] = descriptor
                 # Whatever this user's umask is: the next holder may be another user.
                 with contextlib.suppress(PermissionError):
                     os.fchmod(descriptor, 0o666)
-    except BaseException:
-        _unlock(locks)
-        raise
-    return locks
-
-
-def _unlock(locks: Mapping[str, int]) -> None:
-    for descriptor in locks.values():
-        os.close(descriptor)
+        if len(locks) < number:
+            # All are free again: two that want several must not wait for each other for ever.
+            raise NoRoomError(f"{number} of this host's GPUs are not free")
+        yield locks
 
 
 def _folder() -> Path:

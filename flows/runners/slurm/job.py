@@ -77,9 +77,7 @@ def default_interpreter(execution: Execution, request: Request) -> str:
     """Python of a stage: the one that is named for it, a container's, or the orchestrator's."""
     in_container = execution.slurm.job(request.stage).container is not None
     default = "python" if in_container else sys.executable
-    named = execution.interpreters.get(request.stage, default)
-    # A relative path is meant from here, not from where a container starts.
-    return str(Path(named).absolute()) if "/" in named else named
+    return execution.interpreters.get(request.stage, default)
 
 
 def _array(name: str, words: Sequence[str]) -> str:

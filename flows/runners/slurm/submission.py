@@ -78,13 +78,10 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
     Raises:
         UserError: Slurm would never run the job of a stage, or its commands are not here.
     """
-    checked = set()
     for stage in type(resources).model_fields:
         request = preflight_request(stage, getattr(resources, stage))
-        options = tuple(submit_options(request, execution.slurm, execution.grace_seconds))
-        if options not in checked:
-            checked.add(options)
-            check_job(request, execution, options)
+        options = submit_options(request, execution.slurm, execution.grace_seconds)
+        check_job(request, execution, options)
 
 
 def check_job(request: Request, execution: Execution, options: Sequence[str]) -> None:
