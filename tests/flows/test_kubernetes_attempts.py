@@ -80,8 +80,8 @@ def work_of(request: Request, cluster: Any, **settings: float) -> PodAttempt:
     return PodAttempt(cluster, job, execution, "geb-x")
 
 
-FAILED = Ending("failed", None, "node 2 of 2 ended by exit code 64")
-KILLED = "node 2 of 2 ended by SIGKILL (the kernel does that when memory runs out)"
+FAILED = Ending("failed", None, "node 2 of 2: ended by exit code 64")
+KILLED = "node 2 of 2: ended by SIGKILL (the kernel does that when memory runs out)"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ of another one, is the end of all: the others are asked to end, and get their gr
 """
 
 import contextlib
-import dataclasses
 import math
 import time
 from http.client import BAD_REQUEST, FORBIDDEN, NOT_FOUND
@@ -14,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution
 from flows.runners.command_lines import SUPERVISOR_SECONDS
-from flows.runners.ending import Ending, describe_exit, is_killed
+from flows.runners.ending import Ending, EndingKind, describe_exit, is_killed
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 from flows.runners.kubernetes.diagnosis import (
     Pod,
@@ -48,12 +47,12 @@ _NO_ANSWER = "its node does not answer"
 
 
 class _Node:
-    """One pod, and how it ended."""
+    """One pod, as far as it was seen and read."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, number: int) -> None:
         self.name = name
+        self.number = number
         self.pod: Pod | None = None
-        self.ending: Ending | None = None
         self.is_ended_by_us = False
         self.read_at: float | None = None
         self.last_stamp = ""
@@ -69,14 +68,14 @@ class PodAttempt:
         self._selector = f"{ATTEMPT}={name}"
         self._job = job
         self._pending_seconds = execution.kubernetes.pending_seconds
-        num_nodes = job.request.resources.nodes
-        self._nodes = [_Node(f"{name}-{number}") for number in range(num_nodes)]
+        numbers = range(job.request.resources.nodes)
+        self._nodes = [_Node(f"{name}-{number}", number) for number in numbers]
+        self._endings: dict[_Node, Ending] = {}
         self.title = f"pods {', '.join(node.name for node in self._nodes)}"
         # A node may be slow to say that a pod has ended, or never do so.
         self._seconds_to_end = execution.grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
         self._answered_at = time.monotonic()
-        self._asked_at: float | None = None
-        self._cause_by: float | None = None
+        self._end_at = math.inf
 
     def follow(self) -> Ending:
         """See :class:`flows.runners.place.Work`.
@@ -84,20 +83,15 @@ class PodAttempt:
         Raises:
             UserError: A pod did not start in time.
         """
-        while any(node.ending is None for node in self._nodes):
+        while len(self._endings) < len(self._nodes):
             time.sleep(_TICK_SECONDS)
             self._job.check_owner()
             self._look()
-            if self._job.stopping.is_set() or self._is_decided():
-                self._end_all()
-                continue
-            for node in self._nodes:
-                if node.ending is None:
-                    self._check_start(node)
+            self._end_all()
         return self._ending()
 
     def remove(self) -> None:
-        """Removes the pods, running or not; without an API server the reaper finds them."""
+        """Removes the pods, running or not; the next attempt finds those that stay."""
         for node in self._nodes:
             grace = 0 if node.pod is not None and is_lost(node.pod) else None
             with contextlib.suppress(*_AWAY):
@@ -137,11 +131,10 @@ class PodAttempt:
         return True
 
     def _handle_line(self, node: _Node, line: str) -> None:
-        number = self._nodes.index(node)
-        if number == 0:
+        if node.number == 0:
             self._job.handle_line(line)
         else:
-            self._job.log.write(f"[node {number + 1}] {line}")
+            self._job.log.write(f"[node {node.number + 1}] {line}")
 
     def _look(self) -> None:
         try:
@@ -156,24 +149,28 @@ class PodAttempt:
             ) from error
         self._answered_at = time.monotonic()
         for node in self._nodes:
-            if node.ending is None:
+            if node not in self._endings:
                 self._see(node, pods.get(node.name))
 
     def _see(self, node: _Node, pod: Pod | None) -> None:
         if pod is None:
-            node.ending = self._deleted(node)
+            self._endings[node] = self._deleted(node)
             return
         node.pod = pod
-        node.ending = ending_of(pod)
-        if is_asked_to_end(pod) and not node.is_ended_by_us and _is_taken(pod, node.ending):
-            node.ending = self._deleted(node)
+        ending = ending_of(pod)
+        if is_asked_to_end(pod) and not node.is_ended_by_us and _is_taken(pod, ending):
+            ending = self._deleted(node)
         if has_started(pod):
             where = pod["spec"].get("nodeName", "a node")
             self._job.notice(f"pod {node.name} runs on {where}")
-            if node.ending is not None:
+            if ending is not None:
                 self._read_rest(node)
             elif not is_lost(pod):
                 self._read(node)
+        if ending is not None:
+            self._endings[node] = ending
+        elif not has_started(pod):
+            self._check_start(node, pod)
 
     def _deleted(self, node: _Node) -> Ending:
         """The ending of a pod that somebody else has deleted."""
@@ -182,27 +179,25 @@ class PodAttempt:
         reason = node.pod and disruption_of(node.pod)
         return Ending("taken", None, reason or f"its pod was deleted: {self._events_of(node)}")
 
-    def _is_decided(self) -> bool:
-        """True once the first pod has ended, or another one failed, and the cause had its time."""
-        endings = [node.ending for node in self._nodes]
-        if all(ending is None or ending.code == EXIT_OK for ending in endings):
-            # The first pod still saves what others have helped to train.
-            return endings[0] is not None
-        now = time.monotonic()
-        if self._cause_by is None:
-            self._cause_by = now + _CAUSE_SECONDS
-        return now > self._cause_by
-
     def _end_all(self) -> None:
-        """Asks active pods to end; a pod that does not in time has lost its node."""
+        """Ends all pods once the first has ended, one has failed, or the run stops.
+
+        A pod that does not end in time has lost its node.
+        """
         now = time.monotonic()
-        if self._asked_at is None:
-            self._asked_at = now
+        if self._job.stopping.is_set():
+            self._end_at = min(self._end_at, now)
+        # The first pod still saves what others have helped to train.
+        failures = [ending for ending in self._endings.values() if ending.code != EXIT_OK]
+        if failures or self._nodes[0] in self._endings:
+            self._end_at = min(self._end_at, now + _CAUSE_SECONDS)
+        if now < self._end_at:
+            return
         for node in self._nodes:
-            if node.ending is not None:
+            if node in self._endings:
                 continue
-            if now > self._asked_at + self._seconds_to_end:
-                node.ending = Ending("taken", None, _NO_ANSWER)
+            if now > self._end_at + self._seconds_to_end:
+                self._endings[node] = Ending("taken", None, _NO_ANSWER)
                 node.is_ended_by_us = False
             elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
                 with contextlib.suppress(*_AWAY):
@@ -212,23 +207,21 @@ class PodAttempt:
 
     def _ending(self) -> Ending:
         """The ending of the pod whose failure explains the other failures."""
+        first = self._endings[self._nodes[0]]
         # Those that were asked to end explain nothing.
         causes = [node for node in self._nodes if not node.is_ended_by_us] or self._nodes
-        first = _ending_of(self._nodes[0])
-        cause = min(causes, key=_rank)
-        ending = _ending_of(cause)
-        if cause is self._nodes[0] or first.code in _LAST_WORDS:
+        cause = min(causes, key=lambda node: _rank(self._endings[node]))
+        ending = self._endings[cause]
+        if ending is first or first.code in _LAST_WORDS:
             return first
-        where = f"node {self._nodes.index(cause) + 1} of {len(self._nodes)}"
-        if ending.kind == "exited":
-            return Ending("failed", None, f"{where} ended by {describe_exit(ending.code)}")
-        return dataclasses.replace(ending, message=f"{where}: {ending.message}")
+        words = ending.message or f"ended by {describe_exit(ending.code)}"
+        kind: EndingKind = "failed" if ending.kind == "exited" else ending.kind
+        message = f"node {cause.number + 1} of {len(self._nodes)}: {words}"
+        return Ending(kind, None, message, ending.remedy)
 
-    def _check_start(self, node: _Node) -> None:
-        pod = node.pod
+    def _check_start(self, node: _Node, pod: Pod) -> None:
         now = time.monotonic()
-        # A pod of which nothing has been seen yet has time.
-        if pod is None or has_started(pod) or now < node.look_at:
+        if now < node.look_at or self._end_at < math.inf:
             return
         node.look_at = now + _EVENTS_SECONDS
         events = self._events_of(node)
@@ -250,18 +243,12 @@ class PodAttempt:
         return "its events cannot be read"
 
 
-def _ending_of(node: _Node) -> Ending:
-    assert node.ending is not None
-    return node.ending
-
-
 # Codes by which the first pod itself says how the stage ended.
 _LAST_WORDS = (EXIT_OK, EXIT_USER, EXIT_OVERDUE)
 
 
-def _rank(node: _Node) -> int:
+def _rank(ending: Ending) -> int:
     """Order of explanations: lost machines and kills come before lost connections."""
-    ending = _ending_of(node)
     if ending.kind != "exited":
         return 0
     if is_killed(ending.code):
