@@ -74,6 +74,11 @@ class DockerPlace:
     def _create(
         self, client: docker.DockerClient, job: StageJob, devices: tuple[str, ...]
     ) -> Container:
+        """Creates the container of a stage.
+
+        Raises:
+            UserError: The stage has no image, no network for what it reads, or no user.
+        """
         request = job.request
         settings = self._settings
         if needs_network(request, settings):
@@ -104,6 +109,7 @@ class DockerPlace:
         return client.containers.create(image.id, name=work_name(request), **options)
 
     def _secrets(self, request: Request) -> dict[str, str]:
+        """Values of the stage's secrets; UserError if the orchestrator's environment lacks one."""
         names = self._settings.secrets.get(request.stage, ())
         if missing := [name for name in names if name not in os.environ]:
             raise UserError(

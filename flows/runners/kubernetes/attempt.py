@@ -91,7 +91,7 @@ class PodAttempt:
         return self._ending()
 
     def remove(self) -> None:
-        """Removes the pods, running or not; the next attempt finds those that stay."""
+        """Removes the pods, running or not; the next attempt finds the rest."""
         for node in self._nodes:
             grace = 0 if node.pod is not None and is_lost(node.pod) else None
             with contextlib.suppress(*_AWAY):
@@ -131,12 +131,22 @@ class PodAttempt:
         return True
 
     def _handle_line(self, node: _Node, line: str) -> None:
+        """Handles a line of a pod.
+
+        The first pod prints the stage's events. Lines of the others go to the log alone, each with
+        the number of its node.
+        """
         if node.number == 0:
             self._job.handle_line(line)
         else:
             self._job.log.write(f"[node {node.number + 1}] {line}")
 
     def _look(self) -> None:
+        """Looks at the pods that have not ended.
+
+        Raises:
+            PlaceAwayError: The API server has not answered for long.
+        """
         try:
             pods = {pod["metadata"]["name"]: pod for pod in self._cluster.pods(self._selector)}
         except _AWAY as error:
@@ -153,6 +163,10 @@ class PodAttempt:
                 self._see(node, pods.get(node.name))
 
     def _see(self, node: _Node, pod: Pod | None) -> None:
+        """Notes how a pod is, and passes on what it has printed since the last look.
+
+        The log of a pod that has ended is read to its end, for the failure's last lines.
+        """
         if pod is None:
             self._endings[node] = self._deleted(node)
             return
@@ -220,6 +234,11 @@ class PodAttempt:
         return Ending(kind, None, message, ending.remedy)
 
     def _check_start(self, node: _Node, pod: Pod) -> None:
+        """Shows every few seconds why a pod does not start.
+
+        Raises:
+            UserError: It has waited for longer than ``pending_seconds``, outside a queue.
+        """
         now = time.monotonic()
         if now < node.look_at or self._end_at < math.inf:
             return

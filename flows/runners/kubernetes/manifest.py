@@ -210,6 +210,7 @@ def _pod(
 
 
 def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
+    """Environment variables of a pod: plain ones, and references to secrets."""
     chosen = attempt.settings
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
@@ -232,6 +233,7 @@ def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
 
 
 def _limits(attempt: PodGroup) -> dict[str, str]:
+    """Resources of a pod, which are its limits and its requests."""
     resources = attempt.request.resources
     chosen = attempt.settings
     limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}

@@ -170,6 +170,7 @@ class SlurmJob:
                 client.cancel(self._number)
 
     def _ending(self) -> Ending:
+        """The ending of the job, by its status, its artifact and what Slurm says about it."""
         status = status_of(self._folder)
         request = self._job.request
         if self._job.stopping.is_set():
@@ -182,6 +183,11 @@ class SlurmJob:
         return ending_of(self._number, status, self._final_fields(status), request.store)
 
     def _final_fields(self, status: Status | None) -> Mapping[str, str]:
+        """Slurm's fields of the job once they are final; none if only the controller is away.
+
+        Raises:
+            SlurmUnavailableError: The controller is away, and the job has left no status either.
+        """
         # A job with a silent node is COMPLETING until Slurm gives the node up.
         final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
         deadline = time.monotonic() + final_by
