@@ -112,19 +112,31 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 
 
 def _share_tokens(sides: list[_Side]) -> bool:
-    """False if the first prompt of both models has other tokens for the one than for the other."""
+    """False if a prompt that both models have has other tokens for one than for the other.
+
+    One prompt tells, the first of both: a context may have had no room for others.
+    """
+    policy, base = sides
+    shared = pa.array(_prompts_of(policy) & _prompts_of(base), pa.string())
+    first, other = (_first_tokens(side, shared) for side in sides)
+    return first == other
+
+
+def _first_tokens(side: _Side, prompts: pa.Array) -> list[int] | None:
+    """Token ids of the first of some prompts among the samples; None if there is none of them."""
     columns = ["prompt_id", "prompt_token_ids"]
-    policy, base = (
-        next(read_batches(side.responses, RESPONSES, columns=columns, batch_rows=1))
-        for side in sides
-    )
-    return policy["prompt_id"] != base["prompt_id"] or policy.equals(base)
+    for batch in read_batches(side.responses, RESPONSES, columns=columns):
+        rows = batch.filter(pc.is_in(batch["prompt_id"], prompts))
+        if rows.num_rows:
+            tokens: list[int] = rows["prompt_token_ids"][0].as_py()
+            return tokens
+    return None
 
 
 def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
     """Reads the samples of both sides once; their summaries are complete afterwards."""
     total = sum(num_rows(side.responses) for side in sides)
-    kept_prompts = _kept_prompts(sides[0])
+    kept_prompts = set(heapq.nsmallest(_SAMPLE_PROMPTS, _prompts_of(sides[0])))
     done = 0
     for side in sides:
         for batch in read_scored(
@@ -183,12 +195,12 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
     return sides
 
 
-def _kept_prompts(policy: _Side) -> set[str]:
-    """The prompts with the smallest ids that the policy answered."""
+def _prompts_of(side: _Side) -> set[str]:
+    """Ids of the prompts that a model answered."""
     prompts: set[str] = set()
-    for batch in read_batches(policy.responses, RESPONSES, columns=["prompt_id"]):
+    for batch in read_batches(side.responses, RESPONSES, columns=["prompt_id"]):
         prompts.update(pc.unique(batch["prompt_id"]).to_pylist())
-    return set(heapq.nsmallest(_SAMPLE_PROMPTS, prompts))
+    return prompts
 
 
 def _row_sums(column: pa.ListArray) -> npt.NDArray[Any]:

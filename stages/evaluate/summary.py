@@ -234,7 +234,8 @@ def figures(metrics: Metrics, by_prompt: Mapping[str, PromptFigure]) -> Iterator
     """Figures of one model with their 95 % intervals, as far as they are known.
 
     Intervals are bootstraps over prompts, and Wilson's for the win rate: a policy that wins every
-    prompt has an interval too. The base has no win rate.
+    prompt has an interval too. Another figure that is the same for every prompt has none: its
+    bootstrap has no width, however few the prompts. The base has no win rate.
     """
     estimates = {name: _estimate(name, figure) for name, figure in by_prompt.items() if figure}
     log_pi = metrics.get("mean_log_pi")
@@ -260,6 +261,9 @@ def _estimate(name: str, figure: PromptFigure) -> Estimate:
     if name == "win_rate":
         wins = int(totals.sum())
         return Estimate(wins / len(totals), *wilson_interval(wins, len(totals), CONFIDENCE))
+    ratios = totals / counts
+    if (ratios == ratios[0]).all():
+        return Estimate(float(ratios[0]))
     return ratio_of_sums(totals, counts)
 
 

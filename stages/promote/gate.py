@@ -104,7 +104,13 @@ def _holds(
     errors: list[Any] = [rewards.get("mean_reward_se") for rewards in (metrics, other)]
     bound = value
     shown = f"is {value:.6g}"
-    if confidence is not None and None not in errors:
+    if confidence is not None and None in errors:
+        reason = (
+            f"{gate}: mean_reward {shown}; {holder} has {held:.6g}, and a single prompt says "
+            "nothing of its error"
+        )
+        return GateResult(gate, "mean_reward", value, limit, False, reason)
+    if confidence is not None:
         bound = value - NormalDist().inv_cdf(confidence) * math.hypot(*errors)
         shown += f", with confidence {confidence:g} of the difference at least {bound:.6g}"
     reason = (

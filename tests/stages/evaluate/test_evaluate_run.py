@@ -84,6 +84,20 @@ def test_metrics_by_hand(store, tables):
     assert figures["mean_log_pi_ref"] is None
 
 
+def test_a_figure_that_is_the_same_for_every_prompt_has_no_interval(store, tmp_path):
+    policy = [*answers("a", ("red", 1.0)), *answers("b", ("blue", 1.0))]
+    base = [*answers("a", ("red", 0.0)), *answers("b", ("two cat", 1.0))]
+    artifact = evaluate(
+        store,
+        [write_scored(tmp_path, policy, "policy-")],
+        [write_scored(tmp_path, base, "base-")],
+    )
+    rows = pq.read_table(artifact.file("figures.parquet")).to_pylist()
+    rewards = {row["model"]: row for row in rows if row["figure"] == "mean_reward"}
+    assert (rewards["policy"]["value"], rewards["policy"]["low"]) == (1.0, None)
+    assert (rewards["base"]["low"], rewards["base"]["high"]) == (0.0, 1.0)
+
+
 def test_the_same_responses_tie_whatever_their_rewards_last_bits(store, tmp_path):
     policy = answers("a", ("red", 0.1 + 0.2), ("blue", 0.0))
     base = answers("a", ("blue", 0.0), ("red", 0.3))
@@ -249,15 +263,19 @@ def test_log_pi_ref_equals_the_response_alone(store, tables, reference, batch_to
     assert figures["base_mean_log_pi_ref"] == pytest.approx(sum(expected[6:]) / 6, abs=1e-5)
 
 
-def test_a_policy_of_another_tokenizer_has_no_log_pi_ref(store, tmp_path, tables, reference):
-    rows = [(row | {"prompt_token_ids": [2, 6]}, score) for row, score in POLICY]
+@pytest.mark.parametrize("dropped", [0, 2])
+def test_a_policy_of_another_tokenizer_has_no_log_pi_ref(
+    store, tmp_path, tables, reference, dropped
+):
+    # Its context may have had no room for the first prompt.
+    rows = [(row | {"prompt_token_ids": [2, 6]}, score) for row, score in POLICY[dropped:]]
     foreign = write_scored(tmp_path, rows, "foreign-")
     events = EventLog()
     artifact = evaluate(store, [foreign], [tables[1]], reference=reference, events=events)
     figures = metrics(artifact)
     assert figures["mean_log_pi_ref"] is None
     assert figures["base_mean_log_pi_ref"] < 0
-    assert figures["win_rate"] == pytest.approx(1 / 3)
+    assert figures["uncompared_prompts"] == dropped // 2
     rows = pq.read_table(artifact.file("figures.parquet")).to_pylist()
     assert "kl_to_base" not in {row["figure"] for row in rows}
     assert any("log π_ref of the policy is left out" in str(event) for event in events.events)

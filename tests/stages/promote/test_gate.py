@@ -77,13 +77,21 @@ def test_max_regression_wants_to_be_sure(confidence, tolerance, bound, passes):
 
 # As above: a difference of −0.02 with the standard error 0.1.
 @pytest.mark.parametrize(
-    ("confidence", "allowed", "passes"),
-    [(None, 0.02, True), (None, 0.019, False), (0.95, 0.15, False), (0.95, 0.19, True)],
+    ("confidence", "allowed", "error", "passes"),
+    [
+        (None, 0.02, 0.06, True),
+        (None, 0.019, 0.06, False),
+        (0.95, 0.15, 0.06, False),
+        (0.95, 0.19, 0.06, True),
+        # One prompt has no standard error.
+        (None, 0.19, None, True),
+        (0.95, 0.19, None, False),
+    ],
 )
-def test_a_suite_may_fall_below_the_base_within_its_tolerance(confidence, allowed, passes):
-    policy = {"mean_reward": 0.5, "mean_reward_se": 0.06}
+def test_a_suite_may_fall_below_the_base_within_its_tolerance(confidence, allowed, error, passes):
+    policy = {"mean_reward": 0.5, "mean_reward_se": error}
     policy |= {"base_mean_reward": 0.52, "base_mean_reward_se": 0.08}
-    good = policy | {"mean_reward": 9.0}
+    good = policy | {"mean_reward": 9.0, "mean_reward_se": 0.06}
     params = PromoteParams(
         better_than_base_confidence=confidence, suites_hold={"sums": allowed, "talk": 0.0}
     )
