@@ -106,10 +106,12 @@ class Comparison:
         parts = [difference_text(name, decisive.get(name)) for name in others]
         sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(parts)}."]
         if self.by_method:
-            runs = Counter(self.methods.values())
-            fewest = min(runs.values())
+            seeds = dict.fromkeys(names, 0)
+            for figure in self.over_seeds:
+                seeds[figure.method] = max(seeds[figure.method], len(figure.values))
+            fewest = min(seeds.values())
             if fewest < _ENOUGH_SEEDS:
-                sentences.append(f"A method has {fewest} runs: too few.")
+                sentences.append(f"A method has {fewest} finished seeds: too few.")
         for run in self.runs:
             done = run.last_iteration
             if done != run.config.iterations:

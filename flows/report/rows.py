@@ -35,7 +35,7 @@ class MethodFigure:
     Attributes:
         evaluation: ``held-out prompts``, or the name of a suite.
         figure: Name of the figure, as in ``figures.parquet``.
-        values: The figure in each of its runs.
+        values: The figure with each of its seeds.
         mean: Their mean with Student's interval.
     """
 
@@ -59,7 +59,9 @@ def evaluations(run: Summary) -> dict[str, FigureRow]:
     """Figures of a run after its last iteration, by evaluation, suites last."""
     last = {HELD_OUT: run.rows[run.last_iteration]}
     for suite, rows in run.suites.items():
-        last[suite] = rows[-1]
+        # A suite may have failed after an iteration that the held-out prompts have.
+        if rows[-1].iteration == run.last_iteration:
+            last[suite] = rows[-1]
     return last
 
 
@@ -88,19 +90,26 @@ def method_of(config: RunConfig) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-Groups = dict[tuple[str, str], dict[str, list[tuple[int, float]]]]
-"""Seed and value of each run, by evaluation and figure, and there by method."""
+Groups = dict[tuple[str, str], dict[str, dict[int, float]]]
+"""Values by evaluation and figure, there by method, and there by seed."""
 
 
 def by_figure(runs: Sequence[Summary], methods: Mapping[str, str]) -> Groups:
-    """Groups the figures of runs, whose methods are given by the runs' names."""
+    """Groups the figures of runs, whose methods are given by the runs' names.
+
+    A run that ended before the others is left out. Runs of one method and seed are one observation:
+    the first counts.
+    """
     groups: Groups = {}
+    furthest = max(run.last_iteration for run in runs)
     for run in runs:
+        if run.last_iteration < min(run.config.iterations, furthest):
+            continue
         for evaluation, row in evaluations(run).items():
             for figure in ordered(row.figures):
                 group = groups.setdefault((evaluation, figure), {})
-                values = group.setdefault(methods[run.run], [])
-                values.append((run.config.seed, row.values[figure]))
+                values = group.setdefault(methods[run.run], {})
+                values.setdefault(run.config.seed, row.values[figure])
     return groups
 
 
@@ -108,6 +117,6 @@ def method_figures(groups: Groups) -> Iterator[MethodFigure]:
     """Every figure of every method over its seeds."""
     for (evaluation, figure), methods in groups.items():
         for method, seeds in methods.items():
-            values = [value for _, value in seeds]
+            values = list(seeds.values())
             mean = over_seeds(values, column_of(figure).whole)
             yield MethodFigure(evaluation, method, figure, values, mean)

@@ -5,7 +5,7 @@ Shapes: ``P`` prompts, ``S`` seeds, ``M`` comparisons.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,11 @@ from scipy import stats
 from stages.evaluate.statistics import BATCH, CONFIDENCE, SEED, Estimate, Floats, ratio_of_sums
 
 PERMUTATIONS = 9999
-"""Most sign patterns of a permutation test; the smallest p-value is then 10⁻⁴."""
+"""Most sign patterns of a permutation test; the smallest p-value is then 2 · 10⁻⁴."""
 
 
 def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
-    """Mean of runs with different seeds, with Student's t interval.
+    """Mean of runs with different seeds, with Student's t interval if they vary.
 
     Args:
         values: The figure in each run.
@@ -27,7 +27,7 @@ def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
             if the figure has no upper bound.
     """
     mean = math.fsum(values) / len(values)
-    if len(values) < 2:
+    if len(values) < 2 or _constant(values):
         return Estimate(mean)
     quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
     half = float(quantile * stats.sem(values))
@@ -50,20 +50,20 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
     return _tested(difference, test, whole)
 
 
-Seeds = Sequence[tuple[int, float]]
-"""Seed and value of each run of a method."""
+Seeds = Mapping[int, float]
+"""Values of a method's runs by their seeds."""
 
 
 def difference_of_methods(first: Seeds, second: Seeds, whole: float | None) -> tuple[Estimate, str]:
-    """Mean of ``second`` minus mean of ``first``, of seeds and values, and the name of its test.
+    """Mean of ``second`` minus mean of ``first``, and the name of its test.
 
     Runs of one seed share prompts and samples. So methods with the same seeds are ``paired``:
     tested by Student's t test of the differences, unless these do not vary. Others are tested by
     :func:`welch`. ``whole`` is as in :func:`over_seeds`.
     """
-    seeds, before = zip(*sorted(first), strict=True)
-    other_seeds, now = zip(*sorted(second), strict=True)
-    if seeds != other_seeds or len(set(seeds)) < len(seeds):
+    before = [first[seed] for seed in sorted(first)]
+    now = [second[seed] for seed in sorted(second)]
+    if first.keys() != second.keys():
         return welch(before, now, whole), "Welch"
     differences = np.subtract(now, before)
     mean = float(differences.mean())
