@@ -126,14 +126,14 @@ def main() -> None:
     quiet_prefect()
     # Here: Prefect reads its settings when it is imported.
     from experiments.paper.flow import compute
-    from flows.report.prefect_artifacts import as_flow
+    from flows.execution.cancellation import call_as_flow
 
     with (
         prefect_session(place, NAME, options.json) as session,
         rehearsal(Path(place) / NAME) as rows,
     ):
         rehearse = partial(compute, NAME, TITLE, rows, options.only, session, 1, {"store": place})
-        document = as_flow(NAME, NAME, NAME, rehearse)
+        document = call_as_flow(NAME, NAME, rehearse)
     answer(options.json, document, document["coverage"], f"report  {document['page']}")
 
 

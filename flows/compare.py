@@ -1,16 +1,12 @@
 """The flow `compare`: runs side by side, with intervals, tests and curves."""
 
-from typing import Any
-
 from prefect.runtime import flow_run
-from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
 from flows.pipeline.presets import store_of_overrides
 from flows.report.comparison import Comparison
 from flows.report.comparison_files import compare_runs
-from flows.report.prefect_artifacts import failed, publish_comparison
-from stages.contract.errors import GebError
+from flows.report.prefect_artifacts import publish_comparison
 from stages.store.opening import open_store
 
 
@@ -19,7 +15,7 @@ def _flow_run_name() -> str:
 
 
 @stage_flow("compare", _flow_run_name)
-def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | State[Any]:
+def compare(runs: list[str], name: str = "", store: str = "") -> Comparison:
     """Compares runs of a store after their last iterations; the first is what others stand against.
 
     Args:
@@ -27,9 +23,6 @@ def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | St
         name: Name of the comparison; empty makes one of the runs' names.
         store: The store: a folder, or s3://, gs:// or az://; empty takes GEB_STORE's.
     """
-    try:
-        comparison = compare_runs(open_store(store_of_overrides({"store": store})), runs, name)
-    except GebError as error:
-        return failed(error, name or "comparison")
+    comparison = compare_runs(open_store(store_of_overrides({"store": store})), runs, name)
     publish_comparison(comparison)
     return comparison

@@ -6,7 +6,6 @@ from typing import Any
 
 from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
-from prefect.states import State
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
@@ -33,7 +32,6 @@ from flows.report.differences import (
     p_text,
 )
 from flows.report.files import render
-from flows.report.prefect_artifacts import as_flow, failed
 from flows.report.summary import evaluated_row
 from flows.report.table import (
     BASE,
@@ -45,7 +43,7 @@ from flows.report.table import (
     ordered,
 )
 from flows.runners.choose import check_place
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import UserError
 from stages.contract.request import ArtifactInput
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
@@ -104,7 +102,7 @@ class ModelComparison:
 
 def _flow_run_name() -> str:
     given = flow_run.parameters
-    return f"{given['policy']} against {given['base'] or 'base'}"
+    return ComparedModels(given["policy"], given["base"]).title
 
 
 @stage_flow("evaluate", _flow_run_name)
@@ -114,7 +112,7 @@ def evaluate(
     suite: str = "",
     preset: Preset = DEFAULT_PRESET,
     config: RunOverrides = NOTHING,
-) -> ModelComparison | State[Any]:
+) -> ModelComparison:
     """Compares a model with a base: both answer the same prompts, and the oracle scores them.
 
     Args:
@@ -128,29 +126,17 @@ def evaluate(
             default if the preset has none.
     """
     models = ComparedModels(policy, base or None, suite or None)
-    try:
-        compared, external = resolve_compared(configured(preset, config), models)
-        return _evaluate(compared, models, external, Session())
-    except GebError as error:
-        return failed(error, f"evaluation of {policy}")
+    compared, external = resolve_compared(configured(preset, config), models)
+    return compare_models(compared, models, external, Session())
 
 
 def compare_models(
     config: RunConfig, models: ComparedModels, external: Externals, session: Session
 ) -> ModelComparison:
-    """Compares two models as a flow run of this process; GebError if that fails.
+    """Compares two models, within a flow run; GebError if that fails.
 
     ``config`` and ``external`` are from :func:`resolve_compared`.
     """
-    run_name = f"{models.policy} against {models.base or 'base'}"
-    return as_flow(
-        "evaluate", run_name, config.name, lambda: _evaluate(config, models, external, session)
-    )
-
-
-def _evaluate(
-    config: RunConfig, models: ComparedModels, external: Externals, session: Session
-) -> ModelComparison:
     check_environment(config)
     check_place(config.execution, config.resources, config.store)
     try_own_code(config, {"score"})

@@ -9,11 +9,11 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
-from flows.execution.cancellation import stage_flow
+from flows.execution.cancellation import call_as_flow, stage_flow
 from flows.execution.observer import Session
 from flows.execution.plan import plan
 from flows.execution.prefect_tasks import step_tasks
-from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
+from flows.execution.run_record import RunRecord, recorded_attempt
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
@@ -23,13 +23,12 @@ from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset
 from flows.pipeline.step import Step, no_step
 from flows.report import html
 from flows.report.prefect_artifacts import (
-    failed,
     publish,
     publish_configuration,
     publish_iterations,
     tag_flow_run,
 )
-from flows.report.summary import Summary, kappa_label, summarise
+from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
 from flows.runners.choose import check_host, check_place
 from flows.tracking import tracked
@@ -38,13 +37,6 @@ from stages.contract.events import Log
 
 Preset = Annotated[str, OneOf(preset_names)]
 NOTHING: dict[str, Any] = {}
-
-
-def telling_name(config: RunConfig) -> str:
-    """``llama3-geb-arctanh-kl · arctanh · reverse_kl · ratio 0.001 · seed 0``."""
-    train = config.train
-    parts = [config.name, train.method, str(train.divergence), kappa_label(train)]
-    return " · ".join([*filter(None, parts), f"seed {config.seed}"])
 
 
 @dataclass(frozen=True)
@@ -57,12 +49,11 @@ class RunResult:
 
 def _flow_run_name() -> str:
     given = flow_run.parameters
-    preset = given["preset"]
     try:
-        return telling_name(_chosen(preset, given["config"], given["fresh"]))
+        return _chosen(given["preset"], given["config"], given["fresh"]).name
     except UserError:
         # The flow says what is wrong; a name must not.
-        return f"{preset} · refused"
+        return f"{given['preset']} refused"
 
 
 @stage_flow("iterate", _flow_run_name)
@@ -84,51 +75,39 @@ def iterate(
             store and computes nothing; with it each run has the date and time of its start in its
             name, and a separate seed.
     """
-    chosen: RunConfig | None = None
-    try:
-        chosen = _chosen(preset, config, fresh)
-        publish_configuration(chosen)
-        run = resolve_run(chosen)
-    except GebError as error:
-        return failed(error, chosen.name if chosen else preset)
-    return _execute(run, Session())
+    return execute(resolve_run(_chosen(preset, config, fresh)), Session())
 
 
-def execute(run: ResolvedRun, session: Session) -> RunResult:
-    """Computes what the store lacks of a run, as a flow run of this process.
+def run_as_flow(run: ResolvedRun, session: Session) -> RunResult:
+    """Executes a run as a flow run of this process; GebError if it fails."""
+    return call_as_flow("iterate", run.config.name, lambda: execute(run, session))
+
+
+def execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
+    """Computes what the store lacks of a run; within a flow run, whose state it returns.
 
     Raises:
         GebError: The run failed.
     """
-
-    def call() -> RunResult | State[Any]:
-        publish_configuration(run.config)
-        return _execute(run, session)
-
-    return stage_flow("iterate", lambda: telling_name(run.config))(call)()
-
-
-def _execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     config = run.config
-    executor: StepExecutor | None = None
-    # Before its configuration is on record a run cannot be resumed.
-    resume: str | None = None
+    publish_configuration(config)
+    tag_flow_run(config)
+    try_own_code(config)
+    check_host(config.execution, config.resources)
+    check_place(config.execution, config.resources, config.store)
+    executor = StepExecutor(config, session.observers, run.recompute)
+    record = executor.record
+    has_begun = False
     try:
-        tag_flow_run(config)
-        try_own_code(config)
-        check_host(config.execution, config.resources)
-        check_place(config.execution, config.resources, config.store)
-        ready = StepExecutor(config, session.observers, run.recompute)
-        with recorded_attempt(ready.record, lambda: _put_on_record(run, ready.record)):
-            executor = ready
-            resume = resume_command(config.name, config.store)
+        with recorded_attempt(record, lambda: _put_on_record(run, record)):
+            has_begun = True
             result = _run(run, executor, session)
-            message = f"{verdict(result.summary).sentence} Report: {result.report}"
-            return Completed(message=message, data=result)
     except GebError as error:
-        if executor and not isinstance(error, RunCancelledError):
-            _report_failure(executor.record, config)
-        return failed(error, config.name, resume)
+        if has_begun and not isinstance(error, RunCancelledError):
+            _report_failure(record, config)
+        raise
+    message = f"{verdict(result.summary).sentence} Report: {result.report}"
+    return Completed(message=message, data=result)
 
 
 def _report_failure(record: RunRecord, config: RunConfig) -> None:

@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from prefect.states import State
 from pydantic import Field
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
-from flows.iterate import NOTHING, Preset, execute
+from flows.iterate import NOTHING, Preset, run_as_flow
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
-from flows.report.prefect_artifacts import as_flow, failed, publish_comparison
+from flows.report.prefect_artifacts import publish_comparison
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.events import Log
@@ -39,7 +38,7 @@ def sweep(
     parallel_runs: AtOnce = 1,
     preset: Preset = DEFAULT_PRESET,
     config: SharedOverrides = NOTHING,
-) -> Comparison | State[Any]:
+) -> Comparison:
     """Runs every combination of the grid under every seed, and compares them with the first.
 
     What runs have in common is computed once; finished runs are found in the store.
@@ -53,27 +52,18 @@ def sweep(
         config: Differences from the preset in all runs. An empty field takes the preset's
             value, or the default if the preset has none.
     """
-    try:
-        planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
-        return _sweep(name, planned, parallel_runs, Session())
-    except GebError as error:
-        return failed(error, name)
+    planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
+    return sweep_cells(name, planned, parallel_runs, Session())
 
 
 def sweep_cells(
     name: str, planned: Sequence[SweepCell], parallel_runs: int, session: Session
 ) -> Comparison:
-    """Runs and compares all cells, as a flow run of this process.
+    """Runs and compares all cells, within a flow run.
 
     Raises:
         GebError: A run failed; the others went to their ends, and the comparison has them.
     """
-    return as_flow("sweep", name, name, lambda: _sweep(name, planned, parallel_runs, session))
-
-
-def _sweep(
-    name: str, planned: Sequence[SweepCell], parallel_runs: int, session: Session
-) -> Comparison:
     store = open_store(planned[0].config.store, create=True)
     findings = run_cells(planned, parallel_runs, session, name)
     summaries = []
@@ -120,7 +110,7 @@ def run_cells(
 
     def run(cell: SweepCell) -> Finding:
         try:
-            finding = Finding(cell, execute(resolve_run(cell.config), session).summary)
+            finding = Finding(cell, run_as_flow(resolve_run(cell.config), session).summary)
         except RunCancelledError:
             raise
         except GebError as error:

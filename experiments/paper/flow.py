@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
-from prefect.states import State
 
 from experiments import study
 from experiments.paper import Scale
@@ -16,7 +15,6 @@ from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.presets import store_of_overrides
-from flows.report.prefect_artifacts import failed
 from flows.sweep import AtOnce, run_cells
 from stages.contract.errors import GebError
 from stages.store.opening import open_store
@@ -24,13 +22,13 @@ from stages.store.opening import open_store
 _ALL: list[str] = []
 
 
-@stage_flow("paper", "paper, {scale} scale")
+@stage_flow("paper", "paper-{scale}")
 def paper(
     scale: Scale = "small",
     only: list[str] = _ALL,
     parallel_runs: AtOnce = 1,
     config: SharedOverrides = NOTHING,
-) -> dict[str, Any] | State[Any]:
+) -> dict[str, Any]:
     """Computes the paper's runs and writes its tables and figures.
 
     Steps that runs share are computed once. Finished runs are found in the store, so that the
@@ -45,10 +43,7 @@ def paper(
     """
     name = f"paper-{scale}"
     title = f"The paper's tables, {scale} scale"
-    try:
-        return compute(name, title, paper_rows(scale), only, Session(), parallel_runs, config)
-    except GebError as error:
-        return failed(error, name)
+    return compute(name, title, paper_rows(scale), only, Session(), parallel_runs, config)
 
 
 def compute(

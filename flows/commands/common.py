@@ -167,7 +167,13 @@ def prefect_session(
         shown.print(f"Prefect UI while it runs: {ui}")
     session = Session([ConsoleObserver(shown, num_steps)])
     with _set_by_signals(session.stop):
-        yield session
+        try:
+            yield session
+        except BaseException as error:
+            for command in getattr(error, "__notes__", ()):
+                shown.print("finished steps are kept; run the same command again, or")
+                shown.print(command, markup=False)
+            raise
 
 
 @contextmanager

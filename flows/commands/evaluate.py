@@ -62,8 +62,13 @@ def evaluate(
     settings, external = resolve_compared(settings, models)
     with prefect_session(settings.store, settings.name, as_json, num_steps) as session:
         from flows.evaluate import compare_models
+        from flows.execution.cancellation import call_as_flow
 
-        comparison = compare_models(settings, models, external, session)
+        comparison = call_as_flow(
+            "evaluate",
+            models.title,
+            lambda: compare_models(settings, models, external, session),
+        )
     lines = [f"metrics  {comparison.artifact}", f"page     {comparison.page}"]
     answer(as_json, comparison.to_json(), Text(comparison.verdict()), comparison.table(), *lines)
 
@@ -99,9 +104,12 @@ def sweep(
         _show_runs(planned, as_json)
         return
     with prefect_session(settings.store, title, as_json) as session:
+        from flows.execution.cancellation import call_as_flow
         from flows.sweep import sweep_cells
 
-        comparison = sweep_cells(title, planned, parallel_runs, session)
+        comparison = call_as_flow(
+            "sweep", title, lambda: sweep_cells(title, planned, parallel_runs, session)
+        )
     answer_comparison(as_json, comparison)
 
 

@@ -61,13 +61,13 @@ def paper(
         resolve_run(next(iter(planned.values())))
     quiet_prefect()
     from experiments.paper.flow import compute
-    from flows.report.prefect_artifacts import as_flow
+    from flows.execution.cancellation import call_as_flow
 
     name = f"paper-{scale}"
     title = f"The paper's tables, {scale} scale"
     with prefect_session(store_of_overrides(config), name, as_json) as session:
         computed = partial(compute, name, title, rows, only or (), session, parallel_runs, config)
-        document = as_flow("paper", f"paper, {scale} scale", name, computed)
+        document = call_as_flow("paper", name, computed)
     answer(as_json, document, document["coverage"], f"report  {document['page']}")
 
 

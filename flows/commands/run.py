@@ -30,7 +30,7 @@ from flows.commands.common import (
 from flows.commands.terminal import messages
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
-from flows.execution.run_record import RunRecord, attempts, resume_command
+from flows.execution.run_record import RunRecord, attempts
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
@@ -39,7 +39,7 @@ from flows.planning.estimate import estimate
 from flows.planning.show import cost_lines
 from flows.report.table import FittedTable
 from flows.runners.choose import check_host, check_place
-from stages.contract.errors import EXIT_FAILED, StoreError
+from stages.contract.errors import EXIT_FAILED
 from stages.store.opening import location_of, open_store
 
 if TYPE_CHECKING:
@@ -149,27 +149,10 @@ def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> 
     for line in cost_lines(expected):
         shown.print(line)
     with prefect_session(config.store, config.name, as_json, len(lines)) as session:
-        from flows.iterate import execute
+        from flows.iterate import run_as_flow
 
-        try:
-            result = execute(resolved, session)
-        except BaseException:
-            if _is_on_record(config):
-                shown.print(
-                    "finished steps are kept; run the same command again, or",
-                    escape(resume_command(config.name, config.store)),
-                )
-            raise
+        result = run_as_flow(resolved, session)
     _show_summary(result.summary, result.report, as_json)
-
-
-def _is_on_record(config: RunConfig) -> bool:
-    """True if a run that began can be resumed."""
-    try:
-        return RunRecord(open_store(config.store), config.name).holds(config)
-    except (OSError, StoreError):
-        # The store, there when the run began, is gone; the run's own error is the one to report.
-        return True
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:

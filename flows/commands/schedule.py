@@ -19,7 +19,6 @@ from stages.contract.errors import UserError
 
 Cron = Annotated[str, typer.Option(metavar="LINE", help='"0 3 * * 1" is each Monday at 3.')]
 Zone = Annotated[str, typer.Option(metavar="ZONE", help="Time zone of --cron.")]
-Name = Annotated[str | None, typer.Option(help="The configuration's if unset.")]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--same", help="Each time a new run and seed, or the same run.")
 ]
@@ -29,13 +28,15 @@ def schedule(
     config: ConfigPath,
     cron: Cron,
     timezone: Zone = "UTC",
-    name: Name = None,
     fresh: Fresh = True,
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
 ) -> None:
-    """Run a configuration by the clock, on the Prefect server in use, or on the one of `geb up`."""
+    """Run a configuration by the clock, on the Prefect server in use, or on the one of `geb up`.
+
+    A schedule has the name of its runs: --set name=NAME makes a second one of a configuration.
+    """
     run = config_of_command(config, overrides, runner, store)
     quiet_prefect()
     from prefect.client.orchestration import get_client
@@ -45,7 +46,6 @@ def schedule(
 
     from flows.standing.server import read_deployment, use_standing_server
 
-    slug = name or run.name
     use_standing_server()
     try:
         when = CronSchedule(cron=cron, timezone=timezone)
@@ -55,13 +55,14 @@ def schedule(
     parameters = {"preset": NO_PRESET, "config": run.given_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
         deployment = read_deployment(client, "iterate/iterate")
-        entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=slug)
+        entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=run.name)
         try:
             client.create_deployment_schedules(deployment.id, [entry])
         except PrefectHTTPStatusError as error:
             if error.response.status_code != HTTPStatus.CONFLICT:
                 raise
-            fault = f"there is a schedule {slug!r} already"
-            remedy = "give this one another --name, and its runs another name, --set name=NAME"
-            raise UserError(fault, remedy) from error
-    console.print(f"schedule {slug}: {cron} ({timezone})", markup=False)
+            raise UserError(
+                f"there is a schedule {run.name!r} already",
+                "give this one another: --set name=NAME",
+            ) from error
+    console.print(f"schedule {run.name}: {cron} ({timezone})", markup=False)

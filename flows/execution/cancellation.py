@@ -21,9 +21,10 @@ from prefect.runtime import flow_run as present
 from prefect.states import Cancelled, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.execution.failure import failed
 from flows.execution.prefect_progress import survives_outage
 from flows.execution.run_record import State as StepState
-from stages.contract.errors import RunCancelledError, RunInterruptedError
+from stages.contract.errors import GebError, RunCancelledError, RunInterruptedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,7 +87,7 @@ def stops_when_cancelled(
 def stage_flow(
     name: str, run_name: str | Callable[[], str]
 ) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
-    """Makes a function a flow: cancelled it ends so, not in Failed.
+    """Makes a function a flow, which ends as Cancelled or as Failed with an artifact that says why.
 
     ``run_name`` names flow runs: a text with their parameters in braces, or a function. A state
     that the function returns is the flow run's own: Prefect raises its error at the caller, who
@@ -100,6 +101,8 @@ def stage_flow(
                 return cast(R, function(*args, **kwargs))
             except RunCancelledError as error:
                 return cast(R, Cancelled(message=str(error), data=error))
+            except GebError as error:
+                return cast(R, failed(error))
 
         # Prefect reads parameters' types off the signature, and would look for them in this module.
         vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
@@ -112,6 +115,11 @@ def stage_flow(
         )(run)
 
     return decorate
+
+
+def call_as_flow(name: str, run_name: str, call: Callable[[], R | State[Any]]) -> R:
+    """Calls a function as a flow run of this process; the call's GebError is raised."""
+    return stage_flow(name, lambda: run_name)(call)()
 
 
 @survives_outage

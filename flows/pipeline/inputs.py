@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from flows.pipeline.config import Inputs, RunConfig, Suite
 from flows.pipeline.external import External, Externals, RepoType, resolve, unread
 from stages.contract.adapters import base_of_adapter
+from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
 from stages.store.base import Store
@@ -118,6 +119,11 @@ class ComparedModels:
     base: str | None = None
     suite: str | None = None
 
+    @property
+    def title(self) -> str:
+        """Name for people."""
+        return f"{self.policy} against {self.base or 'base'}"
+
 
 def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConfig, Externals]:
     """The configuration of an evaluation of two models, and its inputs, ``base`` among them.
@@ -151,7 +157,8 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
     store = open_store(config.store, create=True)
     external["policy"] = resolve_model(models.policy, store)
     external["base"] = resolve_model(base, store)
-    return config.model_copy(update={"name": f"{config.name}-evaluation"}), external
+    name = f"{config.name}-evaluation-{sha256_of(vars(models))[:8]}"
+    return config.model_copy(update={"name": name}), external
 
 
 def _require_own_code(config: RunConfig) -> None:

@@ -1,20 +1,14 @@
-"""Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
+"""Artifacts in the Prefect UI: configuration, tables, report with plots; and tags."""
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from textwrap import fill
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 from matplotlib.figure import Figure
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
-from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Failed, State
 
-from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
@@ -22,14 +16,9 @@ from flows.report.plots import draw, png
 from flows.report.summary import Summary
 from flows.report.table import FittedTable
 from flows.report.verdict import verdict
-from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
-
-R = TypeVar("R")
 
 # The UI draws wider tables over its right column; the report has all columns.
 _MOST_COLUMNS = 7
-# Characters of a line in a block of code.
-_WIDTH = 64
 
 
 @survives_outage
@@ -110,62 +99,3 @@ def _drawings(figures: Mapping[str, Figure]) -> Iterator[str]:
     for title, figure in figures.items():
         image = base64.b64encode(png(figure)).decode()
         yield f"![{title}](data:image/png;base64,{image})"
-
-
-def as_flow(flow: str, run_name: str, name: str, call: Callable[[], R | State[Any]]) -> R:
-    """Calls a function as a flow run of this process; a failure's artifact has the ``name``.
-
-    Raises:
-        GebError: The call raised it.
-    """
-
-    def guarded() -> R | State[Any]:
-        try:
-            return call()
-        except GebError as error:
-            return failed(error, name)
-
-    return stage_flow(flow, lambda: run_name)(guarded)()
-
-
-@survives_outage
-def failed(error: GebError, name: str, command: str | None = None) -> State[Any]:
-    """The state of a flow run that ``error`` ended; to be called inside one.
-
-    Retry is offered only to flow runs of a deployment: Prefect has nothing to start others with.
-    ``command`` resumes the run in a terminal.
-
-    Raises:
-        RunCancelledError: Somebody cancelled the run; Prefect then shows it as Cancelled.
-    """
-    if isinstance(error, RunCancelledError):
-        raise error
-    lines = error.last_lines if isinstance(error, StageFailedError) else ()
-    context = FlowRunContext.get()
-    assert context is not None and context.flow_run is not None
-    is_deployed = context.flow_run.deployment_id is not None
-    remedy = f"{_remedy(error, is_deployed, command)}. Finished steps are kept."
-    # Markdown would join its lines, and draw a long path over the page's right column.
-    wrapped = fill(
-        str(error), _WIDTH, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
-    )
-    shown = [_fenced([wrapped]), remedy]
-    shown += ["The stage's last lines:", _fenced(lines)] if lines else []
-    create_markdown_artifact(
-        "\n\n".join(shown),
-        key=artifact_key(name, "failure"),
-        description=f"Why {name} failed, and how to go on.",
-    )
-    message = f"{error}\n{remedy}"
-    get_run_logger().error("%s", message)
-    return Failed(message=message, data=error)
-
-
-def _remedy(error: GebError, is_deployed: bool, command: str | None) -> str:
-    """A sentence without its full stop."""
-    ways = ["press Retry"] if is_deployed else []
-    ways += [f"run: {command}"] if command else []
-    again = ", or ".join(ways) or "start it again"
-    if isinstance(error, UserError):
-        return f"If a parameter is wrong, start a new run; if a file is, correct it and {again}"
-    return f"Fix the cause, then {again}"

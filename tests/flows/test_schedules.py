@@ -58,7 +58,7 @@ def test_a_schedule_has_the_given_settings_as_its_parameters(client, tmp_path):
     assert "max_grad_norm" not in schedule.parameters["config"]["train"], "no default"
     assert schedule.parameters["config"]["store"] == str(tmp_path / "store"), "from any folder"
     assert "there is a schedule 'nightly' already" in geb_refused("schedule", config, *options)
-    assert geb("schedule", config, *options, "--name", "other", "--same").returncode == 0
+    assert geb("schedule", config, *options, "--set", "name=other", "--same").returncode == 0
     assert not schedules(client)["other"].parameters["fresh"]
 
 

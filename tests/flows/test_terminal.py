@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import (
 from prefect.context import refresh_global_settings_context
 
 from flows.execution.observer import Session
-from flows.iterate import execute, iterate, telling_name
+from flows.iterate import iterate, run_as_flow
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from flows.report.summary import summarise
@@ -39,7 +39,7 @@ def test_a_failed_run_shows_its_configuration_and_resume_command(prefect_server,
         assert client.read_flow(run.flow_id).name == iterate.name
         key = ArtifactFilterKey(any_=["terminal-configuration"])
         [shown] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
-    assert run.name == telling_name(config)
+    assert run.name == "terminal"
     assert (
         yaml.safe_load(str(shown.data).strip().strip("`").removeprefix("yaml"))
         == config.to_values()
@@ -57,7 +57,7 @@ def test_a_run_refused_before_its_record_offers_no_resume(prefect_server, tmp_pa
     config = load_config(ROOT / "configs/quickstart.yaml", changes)
     refresh_global_settings_context()
     with pytest.raises(UserError, match="returned 0 scores"):
-        execute(resolve_run(config), Session())
+        run_as_flow(resolve_run(config), Session())
     assert not (tmp_path / "store/runs/refused").exists()
     with SyncPrefectClient(prefect_server) as client:
         key = ArtifactFilterKey(any_=["refused-failure"])
@@ -77,5 +77,5 @@ def test_a_step_ends_well_while_a_table_s_source_is_set_aside(prefect_server, co
 
     monkeypatch.setattr("flows.iterate.summarise", set_aside_once)
     refresh_global_settings_context()
-    assert execute(resolve_run(load_config(copied)), Session()).summary.checkpoint
+    assert run_as_flow(resolve_run(load_config(copied)), Session()).summary.checkpoint
     assert len(calls) == 2, "after the only iteration, and at the end"
