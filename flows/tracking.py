@@ -194,9 +194,9 @@ def news_of(summary: Summary) -> News:
     first_step = 0
     for row in summary.rows:
         place = f"iteration-{row.iteration}"
-        if row.iteration and f"{place}/promote" not in summary.artifacts:
+        if row.iteration and summary.artifact(row.iteration, "promote") is None:
             break
-        train = summary.artifacts.get(f"{place}/train")
+        train = summary.artifact(row.iteration, "train")
         if train is not None:
             steps = []
             for line in train.file("metrics.jsonl").read_text().splitlines():
@@ -206,7 +206,7 @@ def news_of(summary: Summary) -> News:
             first_step += len(steps)
             news[f"{place}/train"] = ("train/step", steps)
         values = _numbers("evaluation", row.values)
-        values |= _numbers("samples", summary.read_json(f"{place}/pair", "metrics.json"))
+        values |= _numbers("samples", summary.read_json(row.iteration, "pair", "metrics.json"))
         for name, rows in summary.suites.items():
             for suite_row in rows:
                 if suite_row.iteration == row.iteration:

@@ -214,8 +214,10 @@ def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
 
 
 def answer_comparison(as_json: bool, found: Comparison) -> None:
-    """Prints a comparison of runs: its verdict, its tables, the address of its page."""
+    """Prints a comparison of runs: its verdict, its tables, and the address of its page, if any."""
     shown: list[RenderableType] = [Text(f"{found.verdict()}\n", style="bold")]
     for table in found.tables():
         shown += [table, Text(f"{table.note}\n", style="dim")]
-    answer(as_json, found.to_json() | {"page": found.page}, *shown, f"page  {found.page}")
+    if found.page:
+        shown.append(f"page  {found.page}")
+    answer(as_json, found.to_json() | {"page": found.page}, *shown)

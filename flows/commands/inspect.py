@@ -50,12 +50,12 @@ def compare(
         typer.Argument(metavar="RUN RUN…", help="Runs, the others against the first."),
     ],
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the comparison; of the runs if unset.")
+        str, typer.Option(metavar="NAME", help="Write a page and a document under this name.")
     ] = "",
     store: StorePath = "store",
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: tables with intervals and p-values, curves; an HTML page and JSON."""
+    """Compare runs: tables with intervals and p-values; with --name also a page with curves."""
     from flows.report.comparison_files import compare_runs
 
     answer_comparison(as_json, compare_runs(open_store(store), runs, name))

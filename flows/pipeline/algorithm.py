@@ -7,8 +7,17 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
 from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
 from flows.pipeline.preflight import check_run
-from flows.pipeline.step import Model, Output, Source, Step, StepFilter, no_step
-from flows.pipeline.steps import Samples, Sampling, Steps, suite_prefix
+from flows.pipeline.step import (
+    Model,
+    Output,
+    Source,
+    Step,
+    StepFilter,
+    no_step,
+    of_suite,
+    step_name,
+)
+from flows.pipeline.steps import Samples, Sampling, Steps
 
 Do = Callable[[Step], Output]
 
@@ -105,7 +114,7 @@ def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
                 reference = policy
             case int(period) if iteration % period == 0:
                 reference = policy
-        evaluate = f"{prefix}/evaluate"
+        evaluate = step_name(iteration, "evaluate")
         policy_samples = sample_and_score(
             steps, do_evaluate, evaluate, evaluation, policy, test_prompts, base_samples
         )
@@ -166,7 +175,7 @@ def _base_of_suites(
     suites = {}
     for name, suite in steps.config.suites.items():
         suite_steps = steps.of_suite(name)
-        prefix = suite_prefix("base", name)
+        prefix = of_suite("base", name)
         prompts = held_out
         sampled = base_samples if suite.prompts is None else None
         if suite.prompts is not None:
@@ -202,7 +211,7 @@ def _run_suites(
     for name, (suite_steps, prompts, base_samples) in suites.items():
         if config.suites[name].after == "last" and iteration < config.iterations:
             continue
-        prefix = suite_prefix(f"iteration-{iteration}/evaluate", name)
+        prefix = step_name(iteration, "evaluate", name)
         sampling = suite_steps.for_evaluation()
         sampled = held_out if config.suites[name].prompts is None else None
         samples = sample_and_score(

@@ -104,6 +104,17 @@ class Step:
         return list(dict.fromkeys(source.step for source in sources if isinstance(source, Output)))
 
 
+def step_name(iteration: int, part: str, suite: str = "") -> str:
+    """Name of a step of an iteration, or of a group: ``iteration-2/evaluate/suite-math``."""
+    name = f"iteration-{iteration}/{part}"
+    return of_suite(name, suite) if suite else name
+
+
+def of_suite(name: str, suite: str) -> str:
+    """Name of a suite's steps within a group."""
+    return f"{name}/suite-{suite}"
+
+
 StepFilter = Callable[[Step], bool]
 
 

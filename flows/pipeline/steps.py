@@ -13,7 +13,7 @@ from typing import Any
 from flows.pipeline.config import SAMPLING, SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
-from flows.pipeline.step import Model, Output, Source, Sources, Step
+from flows.pipeline.step import Model, Output, Source, Sources, Step, step_name
 from stages.contract.digests import derive_seed, sha256_of
 from stages.contract.params import ChatSettings
 from stages.contract.request import key_fields
@@ -137,7 +137,7 @@ class Steps:
     def pair(self, iteration: int, samples: Samples) -> Step:
         """Chooses a chosen and a rejected response per prompt."""
         return Step(
-            f"iteration-{iteration}/pair",
+            step_name(iteration, "pair"),
             self.config.pair,
             {
                 "responses": samples.responses,
@@ -159,7 +159,7 @@ class Steps:
             "policy": [policy.base],
         }
         # It takes the place of `pair`: reports show its figures.
-        return Step(f"iteration-{iteration}/pair", params, inputs)
+        return Step(step_name(iteration, "pair"), params, inputs)
 
     def train(
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
@@ -167,7 +167,7 @@ class Steps:
         """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
         params = self.config.train
         return Step(
-            f"iteration-{iteration}/train",
+            step_name(iteration, "train"),
             params,
             {
                 **policy.inputs("policy"),
@@ -229,7 +229,7 @@ class Steps:
             "suite_metrics": [suites[name] for name in params.suites_hold],
         }
         return Step(
-            f"iteration-{iteration}/promote",
+            step_name(iteration, "promote"),
             params,
             _given(inputs),
             after=(previous.step,) if previous else (),
@@ -254,11 +254,6 @@ class Steps:
             seed = self._seed("sft") if warm_start else 0
             parts.append(key_fields(config.sft if warm_start else config.score, seed, start))
         return sha256_of(parts)
-
-
-def suite_prefix(prefix: str, suite: str) -> str:
-    """Prefix of the names of a suite's steps: ``base/suite-math``."""
-    return f"{prefix}/suite-{suite}"
 
 
 def _given(inputs: Sources) -> Sources:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from flows.execution.plan import differences
 from flows.report.differences import (
     Difference,
@@ -21,7 +19,6 @@ from flows.report.differences import (
     method_differences,
     p_text,
 )
-from flows.report.plots import draw
 from flows.report.rows import (
     HELD_OUT,
     MethodFigure,
@@ -31,7 +28,14 @@ from flows.report.rows import (
     method_labels,
 )
 from flows.report.summary import Summary
-from flows.report.table import Cell, FittedTable, Lines, column_of, figures_table
+from flows.report.table import (
+    Cell,
+    FigureRow,
+    FittedTable,
+    Lines,
+    column_of,
+    figures_table,
+)
 from stages.contract.errors import UserError
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
@@ -180,9 +184,9 @@ class Comparison:
         title = f"Settings that differ from {self.runs[0].run}"
         return FittedTable(title, ["method", "setting"], rows, left=2)
 
-    def drawings(self) -> dict[str, Figure]:
-        """Curves of the runs by iteration, by their titles."""
-        return draw({run.run: run.rows for run in self.runs})
+    def rows(self) -> dict[str, Sequence[FigureRow]]:
+        """Figures by iteration, by the runs' names."""
+        return {run.run: run.rows for run in self.runs}
 
 
 def _tables(

@@ -7,16 +7,13 @@ from flows.execution.run_record import RunRecord, recorded
 from flows.pipeline.checks import require_name
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.files import json_text, render, write_file
-from flows.report.plots import svg
 from flows.report.summary import summarise
 from stages.contract.errors import UserError
 from stages.store.base import Store
 
 
 def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Comparison:
-    """Compares runs and writes the comparison into the store; see :func:`write_comparison`.
-
-    An empty name is made of the runs' names.
+    """Compares runs; with a name, :func:`write_comparison` writes the comparison into the store.
 
     Raises:
         UserError: A run does not exist, there is nothing to compare, or a run has the name.
@@ -27,23 +24,28 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
             f"{', '.join(runs) or 'nothing'} cannot be compared",
             "name two or more runs, each once; `geb status` lists them",
         )
-    chosen = name or "-".join(["compare", *runs])
+    comparison = compare_summaries(summaries)
+    if not name:
+        return comparison
     # It becomes the name of a folder next to the folders of runs.
-    require_name(chosen, "comparison")
-    if chosen in recorded(store):
-        raise UserError(f"{chosen!r} is a run of the store", "give the comparison another name")
-    return write_comparison(store, compare_summaries(summaries), chosen)
+    require_name(name, "comparison")
+    if name in recorded(store):
+        raise UserError(f"{name!r} is a run of the store", "give the comparison another name")
+    return write_comparison(store, comparison, name)
 
 
 def write_comparison(store: Store, comparison: Comparison, name: str) -> Comparison:
     """Writes a comparison into a folder among the store's runs; returns it with name and page."""
+    # It takes a second to load, which a comparison in the terminal does without.
+    from flows.report.plots import draw, svg
+
     folder = store.run_path(name)
     page = render(
         "comparison.html.jinja",
         title=name,
         comparison=comparison,
         tables=comparison.tables(),
-        plots=[svg(figure) for figure in comparison.drawings().values()],
+        plots=[svg(figure) for figure in draw(comparison.rows()).values()],
     )
     write_file(folder / "comparison.json", json_text(comparison.to_json()))
     path = write_file(folder / "comparison.html", page)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow.parquet as pq
 
-from flows.pipeline.steps import suite_prefix
 from flows.report.rows import HELD_OUT, Groups
 from flows.report.statistics import difference_of_methods, holm, paired_difference
 from flows.report.summary import Summary
@@ -53,13 +52,10 @@ def compared(first: Summary, second: Summary, names: Sequence[str]) -> Iterator[
     What either run does not have, and figures that are the same for every prompt, are left out.
     """
     iteration = min(first.last_iteration, second.last_iteration)
-    held_out = f"iteration-{iteration}/evaluate"
-    places = {HELD_OUT: held_out}
-    for suite in first.config.suites:
-        places[suite] = suite_prefix(held_out, suite)
-    for evaluation, place in places.items():
-        before = prompt_means(first.artifacts.get(place), POLICY)
-        now = prompt_means(second.artifacts.get(place), POLICY)
+    for suite in ("", *first.config.suites):
+        evaluation = suite or HELD_OUT
+        before = prompt_means(first.artifact(iteration, "evaluate", suite), POLICY)
+        now = prompt_means(second.artifact(iteration, "evaluate", suite), POLICY)
         for name in names:
             for difference in _by_prompt(before, now, evaluation, second.run, first.run, name):
                 yield replace(difference, test=f"{difference.test}, iteration {iteration}")

@@ -73,7 +73,7 @@ def publish_comparison(comparison: Comparison) -> None:
     parts = [comparison.verdict()]
     parts += _sections(comparison.tables())
     parts.append(_fenced([comparison.page]))
-    parts += _drawings(comparison.drawings())
+    parts += _drawings(draw(comparison.rows()))
     _publish_report(comparison.name, parts, f"Comparison of {', '.join(comparison.methods)}.")
 
 

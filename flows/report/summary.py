@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import suite_prefix
+from flows.pipeline.step import step_name
 from flows.report.status import DONE, RunStatus, run_status
 from flows.report.table import BASE, POLICY, FigureRow, FittedTable, Lines, figures_table
 from stages.contract.errors import DamagedArtifactError
@@ -54,23 +54,26 @@ class Summary:
         evaluated = [row.iteration for row in self.rows if "mean_reward" in row.figures]
         return max(evaluated, default=0)
 
-    def made(self, stage: str) -> list[tuple[int, Artifact]]:
-        """Artifacts of a stage, with the iterations that have one."""
-        artifacts = []
+    def artifact(self, iteration: int, part: str, suite: str = "") -> Artifact | None:
+        """Artifact of a step of an iteration, if the step has one."""
+        return self.artifacts.get(step_name(iteration, part, suite))
+
+    def made(self, part: str, suite: str = "") -> dict[int, Artifact]:
+        """Artifacts of a step by the iterations that have one."""
+        artifacts = {}
         for iteration in range(1, self.config.iterations + 1):
-            artifact = self.artifacts.get(f"iteration-{iteration}/{stage}")
+            artifact = self.artifact(iteration, part, suite)
             if artifact is not None:
-                artifacts.append((iteration, artifact))
+                artifacts[iteration] = artifact
         return artifacts
 
-    def last(self, stage: str) -> Artifact | None:
-        """Artifact of a stage in the last iteration that has one."""
-        artifacts = self.made(stage)
-        return artifacts[-1][1] if artifacts else None
+    def last(self, part: str, suite: str = "") -> Artifact | None:
+        """Artifact of a step in the last iteration that has one."""
+        return next(reversed(self.made(part, suite).values()), None)
 
-    def read_json(self, step: str, path: str) -> dict[str, Any]:
+    def read_json(self, iteration: int, part: str, path: str) -> dict[str, Any]:
         """Content of a JSON file of a step's artifact; empty if the step has none."""
-        artifact = self.artifacts.get(step)
+        artifact = self.artifact(iteration, part)
         return {} if artifact is None else artifact.read_json(path)
 
     def to_json(self) -> dict[str, Any]:
@@ -166,12 +169,12 @@ def _registered(store: Store, model: str) -> list[str]:
 def iteration_row(summary: Summary, iteration: int) -> FigureRow:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures next to the policy's.
-    evaluated = summary.artifacts.get(f"iteration-{iteration or 1}/evaluate")
+    evaluated = summary.artifact(iteration or 1, "evaluate")
     row = evaluated_row(evaluated, iteration)
     if iteration == 0:
         return row
-    paired = summary.read_json(f"iteration-{iteration}/pair", "metrics.json")
-    trained = summary.read_json(f"iteration-{iteration}/train", "summary.json")
+    paired = summary.read_json(iteration, "pair", "metrics.json")
+    trained = summary.read_json(iteration, "train", "summary.json")
     # κ is the last step's; `metrics` has means of the last epoch.
     metrics = trained.get("metrics", {}) | paired | {"kappa": trained.get("kappa")}
     for name in _TRAINING_FIGURES:
@@ -184,7 +187,7 @@ def iteration_row(summary: Summary, iteration: int) -> FigureRow:
 def suite_rows(summary: Summary, name: str) -> list[FigureRow]:
     """Rows of a suite: the base's, and one for each iteration that has results."""
     rows: list[FigureRow] = []
-    for iteration, evaluated in summary.made(suite_prefix("evaluate", name)):
+    for iteration, evaluated in summary.made("evaluate", name).items():
         if not rows:
             rows.append(evaluated_row(evaluated, 0))
         rows.append(evaluated_row(evaluated, iteration))

@@ -69,15 +69,11 @@ def verdict(summary: Summary) -> Verdict:
 
 
 def _unfinished(status: RunStatus) -> Iterator[str]:
-    """Steps that failed or were stopped, with the cause, and the number of those to come."""
+    """Messages of steps that failed or were stopped, and the number of those to come."""
     for step in status.steps:
         if step.state not in DONE:
-            record = step.record
-            # The first line of a message has the cause behind the step's name.
-            line = record.message.strip().partition("\n")[0]
-            key = record.key[:12]
-            cause = line.rpartition(f" {key}): ")[2]
-            yield f"{record.step} {step.state}: {cause}"
+            cause, *_ = step.record.message.splitlines() or [step.record.step]
+            yield f"{step.state}: {cause}"
     if status.waiting:
         yield f"steps that have not begun: {len(status.waiting)}"
 
@@ -88,7 +84,7 @@ def _of_models(summary: Summary) -> Verdict:
         return Verdict("open", "No iteration has been evaluated yet.")
     row = summary.rows[summary.last_iteration]
     sentence = _sentence(row, summary.rows[0])
-    decision = summary.read_json(f"iteration-{row.iteration}/promote", "decision.json")
+    decision = summary.read_json(row.iteration, "promote", "decision.json")
     if not decision:
         return Verdict("open", f"{sentence}.")
     reasons = [gate["reason"] for gate in decision["gates"] if not gate["passed"]]
@@ -130,11 +126,11 @@ def _ties(summary: Summary) -> Iterator[str]:
 
 def _cautions(summary: Summary) -> Iterator[str]:
     """Limits of the verdict on the last model: doubts of trainings, few prompts, lower figures."""
-    for iteration, trained in summary.made("train"):
+    for iteration, trained in summary.made("train").items():
         for sentence in trained.read_json("summary.json").get("cautions", ()):
             yield f"training of iteration {iteration}: {sentence}"
     iteration = summary.last_iteration
-    evaluated = summary.artifacts.get(f"iteration-{iteration}/evaluate")
+    evaluated = summary.artifact(iteration, "evaluate")
     if evaluated is None:
         return
     prompts = evaluated.read_json("metrics.json")["compared_prompts"]

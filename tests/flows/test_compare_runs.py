@@ -21,7 +21,7 @@ from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from tests.flows.evaluations import artifact_in, write_evaluation
-from tests.flows.loop import geb, geb_ok, geb_refused
+from tests.flows.loop import geb_json, geb_ok, geb_refused
 
 PROMPTS = [f"p{number}" for number in range(12)]
 
@@ -217,18 +217,17 @@ def store(finished, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command_writes_into_the_store(store):
+def test_the_command_prints_tables_and_writes_a_page_under_a_name(store):
     done = geb_ok("compare", "small", "again", "--store", store)
     assert done.stdout.startswith("By mean reward on the held-out prompts, against small: again: ")
     assert "Runs, held-out prompts" in done.stdout
-    assert Path(done.stdout.split("page")[-1].strip()).is_relative_to(store / "runs")
-    command = geb("compare", "small", "again", "--store", store, "--name", "mine", "--json")
-    document = json.loads(command.stdout)
+    assert "page" not in done.stdout
+    document = geb_json("compare", "small", "again", "--store", store, "--name", "mine")
     assert document["differences"] == [], "the same samples"
     assert document["verdict"].endswith(
         "no difference is shown, no shared prompt has other rewards."
     )
-    assert (store / "runs/mine/comparison.html").exists()
+    assert document["page"] == str(store / "runs/mine/comparison.html")
     assert document["settings"] == {}
     for arguments, refusal in (
         (["small", "small"], "cannot be compared"),

@@ -123,7 +123,7 @@ def record(store, tmp_path) -> RunRecord:
     for name in [step.name for step in unread_steps(record.config())]:
         recorded(record, name)
     failed = "iteration-1/evaluate/suite-right/score/0"
-    cause = f"{failed} (train {'0' * 12}): the oracle raised KeyError: 'x'"
+    cause = f"{failed}: the oracle raised KeyError: 'x'"
     recorded(record, failed, state="failed", message=f"{cause}\nremedy")
     (record.path / "steps" / "iteration-1~evaluate~suite-right.json").unlink()
     return record
@@ -147,7 +147,7 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record):
         f"`geb resume small --store {record.store.location}`. So far: "
     )
     assert result.reasons[:2] == (
-        "iteration-1/evaluate/suite-right/score/0 failed: the oracle raised KeyError: 'x'",
+        "failed: iteration-1/evaluate/suite-right/score/0: the oracle raised KeyError: 'x'",
         "steps that have not begun: 1",
     )
 
