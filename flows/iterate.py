@@ -20,12 +20,11 @@ from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import OneOf, RunOverrides
 from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset_names
-from flows.pipeline.step import Step, no_step
+from flows.pipeline.step import Step
 from flows.report import html
 from flows.report.prefect_artifacts import (
     publish,
     publish_configuration,
-    publish_iterations,
     tag_flow_run,
 )
 from flows.report.summary import Summary, summarise
@@ -124,7 +123,7 @@ def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
 
 
 def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:
-    run = replace(run, recompute=no_step)
+    run = replace(run, recompute=())
     record.start(run.config, lambda: {line.step: line.key for line in plan(run)})
 
 
@@ -133,27 +132,25 @@ def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResul
     config = run.config
     with tracked(config, record, _warn(config.name, session)) as track:
 
+        def show() -> RunResult:
+            summary = summarise(record, config)
+            report = html.write(record, summary)
+            publish(summary, report)
+            track(summary)
+            return RunResult(summary, report)
+
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.
             if step.params.writes_registry:
-                try:
-                    summary = summarise(record, config)
-                except FileNotFoundError:
-                    # `--from` has just set aside what it was about to read, of a later iteration,
-                    # whose own end shows the table.
-                    return
-                publish_iterations(summary, step.iteration)
-                track(summary)
+                # `--from` may just have set aside what a later iteration makes again.
+                with contextlib.suppress(FileNotFoundError):
+                    show()
 
         with step_tasks(executor, session, show_iteration) as tasks:
             for step in run.steps:
                 tasks.submit(step)
             tasks.wait()
-        summary = summarise(record, config)
-        report = html.write(record, summary)
-        publish(summary, report)
-        track(summary)
-    return RunResult(summary, report)
+        return show()
 
 
 def _warn(run: str, session: Session) -> Callable[[str], None]:

@@ -94,7 +94,6 @@ _COMMANDS = [
     *(f"plan {_CONFIG} --store {place}" for place in ("/dev/null", "/proc/x", "s3://", "nope://x")),
     f"plan {_CONFIG} --runner nope",
     f"plan {_CONFIG} --from nope",
-    *(f"plan {_CONFIG} --from train --iteration {number}" for number in ("0", "99", "x")),
     *(f"sweep {_CONFIG} --grid {text} --seeds 0" for text in ("a", "seed=", "train.kapa=1", "=1")),
     *(f"sweep {_CONFIG} --grid train.kappa=1 --seeds {text}" for text in ("x", "0,0", "-1", "")),
     "paper --scale nope",

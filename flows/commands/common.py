@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +18,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from flows.commands.terminal import TerminalConsole, messages
-from flows.execution.run_record import runs
-from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
+from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
-from flows.pipeline.placement import stage_sections
-from flows.pipeline.presets import DEFAULT_STORE
-from flows.pipeline.step import Step, StepFilter, no_step
-from stages.contract.errors import StoreError, UserError
 from stages.store.opening import open_store
 
 if TYPE_CHECKING:
@@ -72,13 +67,11 @@ Out = Annotated[
 RunnerName = Annotated[
     str | None, typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner.")
 ]
-FromStage = Annotated[
+FromStep = Annotated[
     str | None,
-    typer.Option("--from", metavar="STAGE", help="Compute this stage and all after it again."),
-]
-FromIteration = Annotated[
-    int | None,
-    typer.Option("--iteration", metavar="N", help="The iteration that --from means; 1 if unset."),
+    typer.Option(
+        "--from", metavar="STEP", help="Compute again: this step, and all that comes of it."
+    ),
 ]
 
 # Into a file or a pipe, tables keep their lines whole.
@@ -91,48 +84,10 @@ def config_of_command(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
     """The configuration that a command line names; UserError if it is wrong or not there."""
-    # A store that cannot be opened holds no run that the path could mean.
-    with suppress(StoreError):
-        if not path.exists() and str(path) in runs(open_store(store or DEFAULT_STORE)):
-            raise UserError(
-                f"{path} is a run in the store, not a configuration file",
-                f"`geb resume {path}` goes on with it; `geb run FILE.yaml` starts one",
-            )
     # --set wins over --store and --runner.
     options = [f"store={json.dumps(store)}"] if store else []
     options += [f"execution.runner={runner}"] if runner else []
     return load_config(path, [*options, *(overrides or ())])
-
-
-def forced_from(stage: str | None, iteration: int | None, iterations: int) -> StepFilter:
-    """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
-
-    Without a stage they are empty; without an iteration they begin in the first.
-
-    Raises:
-        UserError: The run has no such stage in that iteration.
-    """
-    order = list(stage_sections(RunConfig))
-    if stage is None:
-        if iteration is None:
-            return no_step
-        raise UserError(
-            f"--iteration {iteration} without --from",
-            "name the stage to compute again: --from train",
-        )
-    if stage not in order:
-        raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
-    once = stage in BEFORE_ITERATIONS
-    if iteration is not None and (once or not 1 <= iteration <= iterations):
-        which = f"the run has iterations 1 to {iterations}"
-        fault = f"{stage} runs once, before the iterations" if once else which
-        raise UserError(f"--iteration {iteration}: {fault}", "name another, or leave it out")
-    first = (0 if once else iteration or 1, order.index(stage))
-
-    def forced(step: Step) -> bool:
-        return (step.iteration, order.index(step.part or step.stage)) >= first
-
-    return forced
 
 
 def quiet_prefect() -> None:

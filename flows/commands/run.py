@@ -15,15 +15,13 @@ from flows.commands.common import (
     ConfigPath,
     ConfigStore,
     DryRun,
-    FromIteration,
-    FromStage,
+    FromStep,
     Overrides,
     RunName,
     RunnerName,
     StorePath,
     answer,
     config_of_command,
-    forced_from,
     prefect_session,
     watched,
 )
@@ -51,19 +49,17 @@ def run(
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
-    from_stage: FromStage = None,
-    from_iteration: FromIteration = None,
+    from_step: FromStep = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a configuration; whatever the store has already is reused."""
-    _run(config_of_command(config, overrides, runner, store), from_stage, from_iteration, as_json)
+    _run(config_of_command(config, overrides, runner, store), from_step, as_json)
 
 
 def resume(
     name: RunName,
     store: StorePath = "store",
-    from_stage: FromStage = None,
-    from_iteration: FromIteration = None,
+    from_step: FromStep = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +67,7 @@ def resume(
     record = RunRecord.existing(open_store(store), name)
     # A run is resumed in the store that holds it, which may have moved.
     config = record.config().model_copy(update={"store": location_of(store)})
-    _run(config, from_stage, from_iteration, as_json, dry_run)
+    _run(config, from_step, as_json, dry_run)
 
 
 def plan(
@@ -79,13 +75,12 @@ def plan(
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
-    from_stage: FromStage = None,
-    from_iteration: FromIteration = None,
+    from_step: FromStep = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would reuse, compute, and why, and its cost."""
     settings = config_of_command(config, overrides, runner, store)
-    _run(settings, from_stage, from_iteration, as_json, dry_run=True)
+    _run(settings, from_step, as_json, dry_run=True)
 
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -102,12 +97,11 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
 
 def _run(
     config: RunConfig,
-    from_stage: str | None,
-    from_iteration: int | None,
+    from_step: str | None,
     as_json: bool,
     dry_run: bool = False,
 ) -> None:
-    resolved = resolve_run(config, forced_from(from_stage, from_iteration, config.iterations))
+    resolved = resolve_run(config, from_step)
     check_place(config.execution, config.resources, config.store)
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}

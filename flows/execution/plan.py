@@ -53,7 +53,7 @@ def plan(run: ResolvedRun) -> list[PlannedStep]:
             damage = str(error)
         if artifact is None:
             add(step, "run", damage or _why_computed(record, step, request), request.key)
-        elif run.recompute(step):
+        elif step.name in run.recompute:
             add(step, "run", "asked to compute it again", request.key)
         else:
             reused[step.name] = artifact

@@ -2,14 +2,14 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.execution.observer import Observer, StepReporter
 from flows.execution.run_record import RunRecord, State
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
-from flows.pipeline.step import Output, Source, Step, StepFilter, no_step
+from flows.pipeline.step import Output, Source, Step
 from flows.runners.choose import make_runner
 from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import (
@@ -61,14 +61,14 @@ def build_request(
 class StepExecutor:
     """Store, runner and record of one run; turns steps into artifacts, from several threads.
 
-    Steps that ``recompute`` selects are computed again although the store has them, once each.
+    Steps that ``recompute`` names are computed again although the store has them, once each.
     """
 
     def __init__(
         self,
         config: RunConfig,
         observers: Sequence[Observer] = (),
-        recompute: StepFilter = no_step,
+        recompute: Collection[str] = (),
     ) -> None:
         self.config = config
         self.store = open_store(config.store, create=True)
@@ -170,7 +170,7 @@ class StepExecutor:
         )
 
     def _set_aside_if_forced(self, step: Step, request: Request, on_event: OnEvent) -> None:
-        if not self._forced(step):
+        if step.name not in self._forced:
             return
         # Steps of two suites may have one key: the second waits until the artifact is away.
         with self._setting_aside:

@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper, over steps."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
@@ -12,12 +12,11 @@ from flows.pipeline.step import (
     Output,
     Source,
     Step,
-    StepFilter,
-    no_step,
     of_suite,
     step_name,
 )
 from flows.pipeline.steps import Samples, Sampling, Steps
+from stages.contract.errors import UserError
 
 Do = Callable[[Step], Output]
 
@@ -29,25 +28,40 @@ class ResolvedRun:
     Attributes:
         inputs: What comes from outside, by :func:`flows.pipeline.inputs.suite_input`.
         steps: Every step, in an order in which they can be computed.
-        recompute: Selects the steps that are computed even if the store has them.
+        recompute: Names of steps that are computed even if the store has them.
     """
 
     config: RunConfig
     inputs: Externals
     steps: Sequence[Step]
-    recompute: StepFilter = no_step
+    recompute: Collection[str] = ()
 
 
-def resolve_run(config: RunConfig, recompute: StepFilter = no_step) -> ResolvedRun:
+def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     """Finds the inputs of a run, checks what it needs of this machine, and lists its steps.
 
+    ``from_step`` and all steps that come of it are computed even if the store has them.
+
     Raises:
-        UserError: An input is missing, or the machine lacks something.
+        UserError: An input or the step is missing, or the machine lacks something.
         HubUnreachableError: The hub cannot be asked for a revision.
     """
     inputs = resolve_inputs(config)
     check_run(config, inputs)
-    return ResolvedRun(config, inputs, _steps(config, inputs), recompute)
+    steps = _steps(config, inputs)
+    recompute = _all_of(from_step, steps) if from_step else ()
+    return ResolvedRun(config, inputs, steps, recompute)
+
+
+def _all_of(name: str, steps: Sequence[Step]) -> set[str]:
+    """Names of a step and of all that read its artifact, at once or through others."""
+    if name not in [step.name for step in steps]:
+        raise UserError(f"the run has no step {name!r}", "`geb plan CONFIG` lists its steps")
+    names = {name}
+    for step in steps:
+        if names.intersection(step.upstream()):
+            names.add(step.name)
+    return names
 
 
 def unread_steps(config: RunConfig) -> list[Step]:
@@ -92,10 +106,7 @@ def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
     policy = reference = base
     history: list[Output] = []
     promoted: Output | None = None
-    do_once = do
     for iteration in range(1, config.iterations + 1):
-        do = _within(do_once, iteration)
-        do_evaluate = _within(do_once, iteration, "evaluate")
         prefix = f"iteration-{iteration}"
         table = train_prompts[iteration]
         if config.inputs.preferences:
@@ -116,20 +127,13 @@ def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
                 reference = policy
         evaluate = step_name(iteration, "evaluate")
         policy_samples = sample_and_score(
-            steps, do_evaluate, evaluate, evaluation, policy, test_prompts, base_samples
+            steps, do, evaluate, evaluation, policy, test_prompts, base_samples
         )
         metrics = do(steps.evaluate(evaluate, policy_samples, base_samples, base))
-        of_suites = _run_suites(
-            config, suites, do_evaluate, iteration, policy, base, policy_samples
-        )
+        of_suites = _run_suites(config, suites, do, iteration, policy, base, policy_samples)
         promoted = do(
             steps.promote(iteration, policy, metrics.at("metrics.json"), promoted, of_suites)
         )
-
-
-def _within(do: Do, iteration: int, part: str = "") -> Do:
-    """Takes steps in hand as steps of an iteration, and of a part of it."""
-    return lambda step: do(replace(step, iteration=iteration, part=part))
 
 
 def sample_and_score(
@@ -227,7 +231,6 @@ def _train_prompts(steps: Steps, do: Do, iteration: int, base: Model, prompts: O
     table = prompts.at(f"iteration-{iteration}.parquet")
     if steps.config.screen.num_samples == 0:
         return table
-    do = _within(do, iteration, "screen")
     samples = sample_and_score(
         steps,
         do,

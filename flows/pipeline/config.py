@@ -40,10 +40,6 @@ SET_BY_THE_RUN = {
     "promote": ("model_name", "measured_by"),
 }
 
-BEFORE_ITERATIONS = ("prepare", "sft")
-"""Stages that run once; all others belong to an iteration."""
-
-
 InputPlace = Annotated[str, StringConstraints(pattern=r"\S")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.pipeline.external import External
@@ -63,9 +63,6 @@ class Step:
         inputs: Outputs of earlier steps, and what comes from outside.
         after: Names of steps that must have ended well first, although this one reads nothing of
             theirs: both write to the registry, in this order.
-        iteration: Iteration t; 0 before the iterations.
-        part: Section of the configuration that it works for: the evaluation samples responses, too.
-            Empty for its stage's own.
     """
 
     name: str
@@ -73,8 +70,6 @@ class Step:
     inputs: Sources
     seed: int = 0
     after: Sequence[str] = ()
-    iteration: int = 0
-    part: str = ""
 
     def __post_init__(self) -> None:
         kinds = {
@@ -113,11 +108,3 @@ def step_name(iteration: int, part: str, suite: str = "") -> str:
 def of_suite(name: str, suite: str) -> str:
     """Name of a suite's steps within a group."""
     return f"{name}/suite-{suite}"
-
-
-StepFilter = Callable[[Step], bool]
-
-
-def no_step(step: Step) -> bool:
-    """Selects no step."""
-    return False

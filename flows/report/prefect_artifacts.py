@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 from matplotlib.figure import Figure
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
@@ -37,17 +37,6 @@ def publish_configuration(config: RunConfig) -> None:
         f"```yaml\n{values}```\n",
         key=artifact_key(config.name, "configuration"),
         description=f"Every value of run {config.name}.",
-    )
-
-
-@survives_outage
-def publish_iterations(summary: Summary, iteration: int) -> None:
-    """Creates the table of the iterations so far; to be called inside a flow run."""
-    table = summary.tables()[0].first_columns(_MOST_COLUMNS)
-    create_table_artifact(
-        table.records()[: iteration + 1],
-        key=artifact_key(summary.run, "iterations"),
-        description=f"Run {summary.run} after iteration {iteration}.",
     )
 
 

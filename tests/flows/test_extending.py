@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 
 import stages.prepare.run
-from flows.commands.common import forced_from
 from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import Do, resolve_run
@@ -109,7 +108,6 @@ def toy_run(tmp_path, monkeypatch) -> ToyConfig:
     monkeypatch.setitem(RUNNERS, "toy", f"{__name__}:ToyPlace")
     monkeypatch.setattr(Steps, "toy", toy, raising=False)
     monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
-    monkeypatch.setattr("flows.commands.common.RunConfig", ToyConfig)
     monkeypatch.setattr("flows.pipeline.loading.RunConfig", ToyConfig)
     config = load_config(write_config(tmp_path, toy={"count": 3}), ["resources.toy.cpus=2"])
     assert isinstance(config, ToyConfig)
@@ -135,8 +133,7 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run):
     tags = image_tags(request.image, gpus=request.resources.gpus)
     assert tags == [f"geb-core:{geb_version()}"]
     assert request.resources.cpus == 2
-    forced = forced_from("toy", 2, iterations=2)
-    assert [step.name for step in resolve_run(toy_run).steps if forced(step)] == ["iteration-2/toy"]
+    assert resolve_run(toy_run, "iteration-2/toy").recompute == {"iteration-2/toy"}
 
 
 # The place that docs/operations.md shows: it starts stages as child processes of this one.

@@ -33,7 +33,7 @@ def line(step: Step) -> str:
     groups = [f"{name}={','.join(map(shown, group))}" for name, group in step.inputs.items()]
     if step.after:
         groups.append(f"after={','.join(step.after)}")
-    return " ".join([step.name, step.stage, str(step.seed), str(step.iteration), *sorted(groups)])
+    return " ".join([step.name, step.stage, str(step.seed), *sorted(groups)])
 
 
 def test_steps_seeds_and_inputs_are_as_written_down():

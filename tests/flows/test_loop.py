@@ -125,11 +125,11 @@ def test_two_at_once_both_finish_and_the_work_is_done_once(prefect_server, tmp_p
 
 
 def test_compute_again_on_purpose(copied):
-    lines = plan(copied, "--from", "train", "--iteration", "1")
+    lines = plan(copied, "--from", "iteration-1/train")
     assert lines["iteration-1/pair"]["action"] == "reuse"
     assert lines["iteration-1/train"]["because"] == "asked to compute it again"
     store = copied.parent / "store"
-    geb_ok("resume", "small", "--store", store, "--from", "train", "--iteration", "1")
+    geb_ok("resume", "small", "--store", store, "--from", "iteration-1/train")
     states = {name: step["state"] for name, step in steps(store).items()}
     assert states["iteration-1/pair"] == "reused"
     assert states["iteration-1/train"] == "done"

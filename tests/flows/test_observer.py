@@ -10,7 +10,7 @@ import pytest
 from flows.execution.observer import Observer
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor, build_request
-from flows.pipeline.step import Step, StepFilter, no_step
+from flows.pipeline.step import Step
 from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StoreError, UserError
 from stages.contract.events import Event, Log
@@ -45,7 +45,7 @@ def execute(
     config: ProbeConfig,
     *behaviours: str,
     observers: Sequence[Observer] = (),
-    recompute: StepFilter = no_step,
+    recompute: Sequence[str] = (),
 ) -> None:
     executor = StepExecutor(config, observers, recompute)
     for behaviour in behaviours:
@@ -112,7 +112,7 @@ def test_a_forced_step_is_computed_again_once_in_a_run(config):
         "tell_place",
         "tell_place",
         observers=[recorder],
-        recompute=lambda step: step.stage == "probe",
+        recompute=["probe"],
     )
     execute(config, "tell_place")
     assert "computed again on purpose" in recorder.heard[0]
@@ -122,7 +122,7 @@ def test_a_forced_step_is_computed_again_once_in_a_run(config):
 
 def test_a_step_of_the_same_key_waits_until_its_artifact_is_aside(config, monkeypatch):
     execute(config, "tell_place")
-    executor = StepExecutor(config, recompute=lambda step: True)
+    executor = StepExecutor(config, recompute=["probe"])
     step = Step("probe", ProbeParams(behaviour="tell_place"), {})
     set_aside = executor.store.set_aside
     waited = []

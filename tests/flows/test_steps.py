@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from flows.commands.common import forced_from
-from flows.pipeline.algorithm import unread_steps
+from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
@@ -204,17 +203,19 @@ def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     assert given(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
 
 
-def test_screening_is_a_part_of_an_iteration_to_start_again_from():
-    steps = steps_of("screen.num_samples=2", "iterations=2").values()
+def test_a_run_starts_again_from_a_step_and_all_that_comes_of_it():
+    config = load_config(ROOT / "configs/quickstart.yaml", ["screen.num_samples=2", "iterations=2"])
 
-    def forced(stage, iteration):
-        return {step.name for step in steps if forced_from(stage, iteration, 2)(step)}
+    def again(step):
+        return set(resolve_run(config, step).recompute)
 
-    screening = forced("screen", 2) - forced("generate", 2)
-    place = "screen/iteration-2"
-    assert screening == {place, f"{place}/generate/0", f"{place}/score/0"}
-    assert "iteration-2/generate/0" in forced("generate", 2)
-    assert not any(name.startswith("screen/iteration-1") for name in forced("train", 1))
+    assert again(None) == set()
+    screened = again("screen/iteration-2")
+    assert {"screen/iteration-2", "iteration-2/generate/0", "iteration-2/promote"} <= screened
+    assert not any(name.startswith(("screen/iteration-1", "iteration-1")) for name in screened)
+    trained = again("iteration-1/train")
+    assert {"iteration-1/evaluate", "iteration-2/generate/0"} <= trained
+    assert not trained & {"base/generate/0", "iteration-1/pair"}
 
 
 @pytest.mark.slow

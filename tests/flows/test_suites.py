@@ -75,11 +75,6 @@ def test_a_suite_measures_the_base_once_and_each_due_policy():
         "base_scores": ["base/suite-front/score/0:scores.parquet"],
         "reference": ["sft:checkpoint"],
     }
-    expected = {"base": 0, "iteration-1": 1, "iteration-2": 2}
-    for name in beside:
-        assert planned_steps[name].iteration == expected[name.partition("/")[0]], (
-            "that they measure"
-        )
     reordered = steps_of(suites={"math": LAST, "front": EACH})
     assert set(reordered) == set(planned_steps), "one that is not due holds no other up"
 

@@ -21,7 +21,7 @@ def shown(step: Step) -> tuple[Any, ...]:
     inputs = {name: [*map(without_content, group)] for name, group in step.inputs.items()}
     # A promotion holds a digest of the oracle and of the prompts, which depends on their content.
     params = step.params.model_copy(update={"measured_by": ""})
-    return step.name, params, inputs, step.seed, step.iteration
+    return step.name, params, inputs, step.seed
 
 
 def test_unread_steps_equal_the_run_s(tmp_path):

@@ -75,7 +75,7 @@ WORDS = (
     (r"\bgeb init DIR\b", "geb init task"),
     (r"\bDIR\b", "exported"),
     # One iteration and one seed: what is there is found.
-    ("--iteration 2", "--iteration 1"),
+    ("--from iteration-2", "--from iteration-1"),
     ("--set seed=1", ""),
     # A sweep in earnest: tests/flows/test_comparisons.py.
     (r"(geb sweep .*--seeds \S+)(?!.*--dry-run)", r"\1 --dry-run"),
