@@ -40,8 +40,7 @@ def status(
     """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
     statuses = _statuses(opened, name)
-    # A document has times that only artifacts tell: for a store in a bucket each is a request.
-    document = {run.name: run.to_json() for run in statuses} if as_json else {}
+    document = {run.name: run.to_json() for run in statuses}
     if name is not None:
         answer(as_json, document, *_one(opened, statuses[0]))
     elif statuses:

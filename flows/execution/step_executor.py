@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from flows.execution.observer import Observer, StepReporter
 from flows.execution.run_record import RunRecord, State
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External
 from flows.pipeline.step import Output, Source, Step
 from flows.runners.choose import make_runner
 from stages.contract.atomic import explain_disk_errors
@@ -19,7 +18,7 @@ from stages.contract.errors import (
     StoppedError,
 )
 from stages.contract.events import Log, OnEvent
-from stages.contract.request import ArtifactInput, Request, make_request
+from stages.contract.request import Input, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 
@@ -44,7 +43,7 @@ def build_request(
 ) -> Request:
     """The request for a step whose upstream artifacts are known."""
 
-    def reference(source: Source) -> External | ArtifactInput:
+    def reference(source: Source) -> Input:
         return made[source.step].ref(source.path) if isinstance(source, Output) else source
 
     return make_request(

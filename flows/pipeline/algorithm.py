@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
-from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
+from flows.pipeline.inputs import every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
 from flows.pipeline.step import (
     Model,
@@ -69,7 +69,7 @@ def unread_steps(config: RunConfig) -> list[Step]:
 
     The location of an input from outside replaces its content.
     """
-    return _steps(config, every_input(config, unread_input))
+    return _steps(config, every_input(config, unread))
 
 
 def _steps(config: RunConfig, inputs: Externals) -> list[Step]:

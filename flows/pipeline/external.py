@@ -8,12 +8,11 @@ from typing import Literal
 
 from stages.contract.digests import digest_of, state_of
 from stages.contract.errors import StoreError, UserError
-from stages.contract.request import ArtifactInput, FileInput, HubInput
+from stages.contract.request import FileInput, HubInput, Input
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-External = FileInput | HubInput | ArtifactInput
-Externals = dict[str, list[External]]
+Externals = dict[str, list[Input]]
 """Inputs of a run from outside the store, by name."""
 RepoType = Literal["model", "dataset"]
 
@@ -26,7 +25,7 @@ class HubUnreachableError(StoreError):
 _LOCK = threading.Lock()
 
 
-def resolve(location: str, repo_type: RepoType) -> External:
+def resolve(location: str, repo_type: RepoType) -> Input:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
     A process hashes each file, and asks the hub for each revision, once: a plan and its run, and
@@ -42,7 +41,7 @@ def resolve(location: str, repo_type: RepoType) -> External:
 
 
 @cache
-def resolved(location: str, repo_type: RepoType, state: str) -> External:
+def resolved(location: str, repo_type: RepoType, state: str) -> Input:
     """The input at a location, in a state that is older than the digest: later changes show."""
     path = Path(location).expanduser()
     if path.exists():
@@ -57,7 +56,7 @@ def resolved(location: str, repo_type: RepoType, state: str) -> External:
     return HubInput(repo=repo, revision=revision, repo_type=repo_type)
 
 
-def unread(location: str, repo_type: RepoType) -> External:
+def unread(location: str, repo_type: RepoType) -> Input:
     """An input that is neither read nor looked up: its location replaces its content.
 
     Steps with it can be listed and compared with each other, not computed.

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
-from flows.pipeline.external import External, Externals, RepoType, resolve, unread
+from flows.pipeline.external import Externals, RepoType, resolve
 from stages.contract.adapters import base_of_adapter
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
+from stages.contract.request import Input
 from stages.score.params import ScoreParams
 from stages.store.base import Store
 from stages.store.opening import open_store
@@ -17,7 +18,7 @@ ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
 
 
-def resolve_model(location: str, store: Store) -> list[External]:
+def resolve_model(location: str, store: Store) -> list[Input]:
     """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
 
     A registered model is ``name``, ``name@alias`` or ``name:version``. A folder and a hub id have
@@ -57,42 +58,25 @@ def input_locations(config: RunConfig, suite: str | None = None) -> dict[str, tu
     }
 
 
-def every_input(config: RunConfig, turn: Callable[[str | None, str, str], External]) -> Externals:
-    """Inputs of a run and of its suites, by :func:`suite_input`.
-
-    ``turn`` makes an input of its suite, if any, its name and its location.
-    """
-    return {
-        suite_input(suite, name): [turn(suite, name, location) for location in locations]
-        for suite in (None, *config.suites)
-        for name, locations in input_locations(config, suite).items()
-    }
+Find = Callable[[str, RepoType], Input]
+"""Makes an input of its location: :func:`resolve`, or :func:`unread`."""
 
 
-def unread_input(suite: str | None, name: str, location: str) -> External:
-    """An input that is neither read nor looked for; see :func:`every_input`."""
-    return unread(location, _repo_type(name))
+def every_input(config: RunConfig, find: Find) -> Externals:
+    """Inputs of a run and of its suites, by :func:`suite_input`."""
+    inputs = {}
+    for suite in (None, *config.suites):
+        for name, group in _inputs_of(config, suite, find).items():
+            inputs[suite_input(suite, name)] = group
+    return inputs
 
 
-def _repo_type(name: str) -> RepoType:
-    return "model" if name in ("policy", "oracle_model") else "dataset"
-
-
-def resolve_input(suite: str | None, name: str, location: str) -> External:
-    """Finds one input of a run; see :func:`every_input`.
-
-    Raises:
-        UserError: The file is missing.
-        HubUnreachableError: The hub cannot be asked for the revision.
-    """
-    try:
-        return resolve(location, _repo_type(name))
-    except UserError as error:
-        # An oracle's may be the run's.
-        if suite is None or name in ORACLE_INPUTS.values():
-            raise
-        field = "prompts" if name == "test_prompts" else name
-        raise error.at(suite_input(suite, field)) from error
+def _inputs_of(config: RunConfig, suite: str | None, find: Find) -> Externals:
+    inputs = {}
+    for name, locations in input_locations(config, suite).items():
+        repo_type: RepoType = "model" if name in ("policy", "oracle_model") else "dataset"
+        inputs[name] = [find(location, repo_type) for location in locations]
+    return inputs
 
 
 def resolve_inputs(config: RunConfig) -> Externals:
@@ -108,7 +92,7 @@ def resolve_inputs(config: RunConfig) -> Externals:
     _require_own_code(config)
     for suite in (None, *config.suites):
         require_oracle_inputs(config, suite)
-    return every_input(config, resolve_input)
+    return every_input(config, resolve)
 
 
 @dataclass(frozen=True)
@@ -150,10 +134,7 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
             )
         # A configuration of suites may have none of a run's own inputs.
         require_oracle_inputs(config, suite)
-        external = {
-            name: [resolve_input(suite, name, location) for location in locations]
-            for name, locations in input_locations(config, suite).items()
-        }
+        external = _inputs_of(config, suite, resolve)
     store = open_store(config.store, create=True)
     external["policy"] = resolve_model(models.policy, store)
     external["base"] = resolve_model(base, store)

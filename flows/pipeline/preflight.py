@@ -11,12 +11,12 @@ from typing import Any
 
 from flows.pipeline.checks import oracles
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External, Externals
+from flows.pipeline.external import Externals
 from flows.pipeline.placement import PACKAGES
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.data_files import count_rows, read_data_file
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput
+from stages.contract.request import FileInput, Input
 from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import read_preference
 from stages.prepare.prompts import read_prompt
@@ -136,7 +136,7 @@ def _control_tokens(config: RunConfig, external: Externals) -> list[str]:
 
 
 def _check_rows(
-    sources: Sequence[External], read: Callable[[dict[str, Any]], Any], invalid: str = "refuse"
+    sources: Sequence[Input], read: Callable[[dict[str, Any]], Any], invalid: str = "refuse"
 ) -> list[Any]:
     """Reads the first rows of each local file; returns what they were read as."""
     rows = []
@@ -150,7 +150,7 @@ def _check_rows(
     return rows
 
 
-def _files(sources: Sequence[External]) -> list[Path]:
+def _files(sources: Sequence[Input]) -> list[Path]:
     paths = [Path(source.location) for source in sources if isinstance(source, FileInput)]
     return [path for path in paths if path.is_file()]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.pipeline.external import External
 from stages.contract.adapters import adapter_input
 from stages.contract.errors import UserError
 from stages.contract.params import DataKind, StageParams, check_inputs, find_output
-from stages.contract.request import kind_of
+from stages.contract.request import Input, kind_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Output:
         return Output(self.step, self.params, path, spec.kind)
 
 
-Source = Output | External
+Source = Output | Input
 Sources = Mapping[str, Sequence[Source]]
 """Inputs of a step, by name."""
 

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External
 from flows.pipeline.step import Source
 from stages.contract.data_files import count_rows, files_of_folder
 from stages.contract.errors import GebError, UserError
-from stages.contract.request import ArtifactInput, FileInput
+from stages.contract.request import ArtifactInput, FileInput, Input
 from stages.store.base import Store
 
 _BYTES_PER_TOKEN = 4
@@ -58,7 +57,7 @@ def count_parameters(config: Any) -> int:
     return layers * (attention + 3 * hidden * wide) + tables * vocabulary * hidden
 
 
-def read_parameters(source: External, store: Store) -> int:
+def read_parameters(source: Input, store: Store) -> int:
     """Parameters of a model from outside the run; the local cache has configurations of the hub.
 
     Raises:
@@ -71,7 +70,7 @@ def read_parameters(source: External, store: Store) -> int:
         raise UnknownSizeError(f"the parameters of {place} cannot be counted: {error}") from error
 
 
-def _config_file(source: External, store: Store) -> Path:
+def _config_file(source: Input, store: Store) -> Path:
     if isinstance(source, FileInput):
         return Path(source.location) / "config.json"
     if isinstance(source, ArtifactInput):

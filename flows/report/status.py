@@ -3,16 +3,14 @@
 import datetime
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flows.execution.run_record import AT_WORK, Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
-from stages.contract.errors import DamagedArtifactError, UserError
+from stages.contract.errors import UserError
 from stages.store.base import Store
 
 DONE = ("done", "reused")
@@ -20,7 +18,7 @@ DONE = ("done", "reused")
 
 @dataclass(frozen=True)
 class StepStatus:
-    """State of one step; its time and its attempts are read when they are asked for.
+    """State of one step.
 
     Attributes:
         state: A state of :data:`flows.execution.run_record.State`, or `crashed`.
@@ -30,17 +28,10 @@ class StepStatus:
     record: StepRecord
     state: str
 
-    @cached_property
+    @property
     def seconds(self) -> float | None:
-        """Time that its stage took, or has taken so far; None if it is not on record.
-
-        A reused step has the time of the computation that made its artifact, in this run or an
-        earlier one; for a store in a bucket that is a request.
-        """
+        """Time that its stage took, or has taken so far; None of a reused step."""
         if self.state == "reused":
-            with suppress(DamagedArtifactError):
-                manifest = self.store.manifest(self.record.stage, self.record.key)
-                return manifest.seconds if manifest else None
             return None
         if self.record.ended is not None:
             return self.record.ended - self.record.started

@@ -14,7 +14,8 @@ from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import every_input, unread_input
+from flows.pipeline.external import unread
+from flows.pipeline.inputs import every_input
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.digests import digest_of
@@ -43,7 +44,7 @@ def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -
     inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}
     values = {"inputs": inputs, "iterations": 1} | changes
     config = RunConfig.model_validate(values)
-    return list(cautions(ResolvedRun(config, every_input(config, unread_input), [])))
+    return list(cautions(ResolvedRun(config, every_input(config, unread), [])))
 
 
 def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):

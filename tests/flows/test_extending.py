@@ -75,7 +75,7 @@ class ToyConfig(RunConfig):
 def toy(self: Steps, iteration: int, prompts: Output) -> Step:
     params = self.config.toy
     inputs = {"prompts": [prompts]}
-    return Step(f"iteration-{iteration}/toy", params, inputs, iteration=iteration)
+    return Step(f"iteration-{iteration}/toy", params, inputs)
 
 
 def algorithm(steps: Any, start: object, do: Do) -> None:
