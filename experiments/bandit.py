@@ -173,7 +173,7 @@ def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
                 rows.append([*labels, "–", *outcome])
                 break
             rows.append([*labels, f"{kappa:g}", *outcome])
-    return FittedTable("", HEADER, rows, kept=len(HEADER), left=2)
+    return FittedTable("", HEADER, rows, left=2)
 
 
 def _outcome(policies: Tensor, best_mass: Tensor) -> list[str]:

@@ -1,7 +1,7 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
@@ -31,7 +31,6 @@ from flows.report.differences import (
     difference_text,
     p_text,
 )
-from flows.report.files import render
 from flows.report.summary import evaluated_row
 from flows.report.table import (
     BASE,
@@ -63,7 +62,6 @@ class ModelComparison:
     artifact: str
     figures: list[FigureRow]
     differences: list[Difference]
-    page: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -72,7 +70,6 @@ class ModelComparison:
             "artifact": self.artifact,
             "figures": {POLICY: asdict(policy)["figures"], BASE: asdict(base)["figures"]},
             "differences": [asdict(difference) for difference in self.differences],
-            "page": self.page,
             "verdict": self.verdict(),
         }
 
@@ -97,7 +94,7 @@ class ModelComparison:
             test = tests.get(name)
             difference = [test.shown(), p_text(test.adjusted_p_value)] if test else ["-", "-"]
             rows.append([column.title, *cells, *difference])
-        return FittedTable("", ("", POLICY, BASE, "difference", "p by Holm"), rows, kept=3, left=3)
+        return FittedTable("", ("", POLICY, BASE, "difference", "p by Holm"), rows, left=3)
 
 
 def _flow_run_name() -> str:
@@ -163,9 +160,6 @@ def compare_models(
     figures = [evaluated_row(evaluation, 0), evaluated_row(evaluation, 1)]
     differences = adjusted([*against_base(evaluation, "evaluate")])
     comparison = ModelComparison(models, evaluation.address(), figures, differences)
-    record = RunRecord(store, config.name, refresh=False)
-    page = record.write("evaluation.html", render("evaluation.html.jinja", found=comparison))
-    comparison = replace(comparison, page=page)
     survives_outage(create_table_artifact)(
         comparison.table().records(),
         key=artifact_key(config.name),

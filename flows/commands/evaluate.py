@@ -69,8 +69,9 @@ def evaluate(
             models.title,
             lambda: compare_models(settings, models, external, session),
         )
-    lines = [f"metrics  {comparison.artifact}", f"page     {comparison.page}"]
-    answer(as_json, comparison.to_json(), Text(comparison.verdict()), comparison.table(), *lines)
+    verdict = Text(comparison.verdict())
+    metrics = f"metrics  {comparison.artifact}"
+    answer(as_json, comparison.to_json(), verdict, comparison.table(), metrics)
 
 
 def sweep(
@@ -136,4 +137,4 @@ def _show_runs(planned: list[SweepCell], as_json: bool) -> None:
         document.append(row | {"fields": dict(cell.fields)})
         rows.append([*map(str, row.values()), listed(cell.fields) or "-"])
     header = ("run", "seed", "in the store", "to compute", "grid")
-    answer(as_json, document, FittedTable("", header, rows, kept=5, left=5))
+    answer(as_json, document, FittedTable("", header, rows, left=5))

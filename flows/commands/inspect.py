@@ -41,7 +41,7 @@ def fields(
     }
     shown = [(row.name, row.default or "required", row.meaning) for row in rows]
     header = ("field", "default", "meaning")
-    answer(as_json, document, FittedTable("", header, shown, kept=3, left=3))
+    answer(as_json, document, FittedTable("", header, shown, left=3))
 
 
 def compare(

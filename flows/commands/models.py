@@ -28,7 +28,7 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
             "aliases": {alias.alias: alias.version for alias in aliases},
         }
         rows += [_row(version, aliases, newest=version is versions[-1]) for version in versions]
-    answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=6))
+    answer(as_json, document, FittedTable("", _HEADER, rows, left=6))
 
 
 def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:

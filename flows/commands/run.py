@@ -34,7 +34,7 @@ from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
-from flows.planning.show import cost_lines
+from flows.planning.show import cost_line
 from flows.report.table import FittedTable
 from flows.runners.choose import check_host, check_place
 from stages.contract.errors import EXIT_FAILED
@@ -140,8 +140,7 @@ def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> 
     expected = estimate(config, resolved.steps, lines)
     for warning in expected.warnings:
         _warn(warning)
-    for line in cost_lines(expected):
-        shown.print(line)
+    shown.print(cost_line(expected))
     with prefect_session(config.store, config.name, as_json, len(lines)) as session:
         from flows.iterate import run_as_flow
 
@@ -175,7 +174,7 @@ def _show_plan(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -
     rows = [
         [line.step, line.action, line.because, line.key[:12] if line.key else "-"] for line in lines
     ]
-    table = FittedTable("", ("step", "action", "why", "key"), rows, kept=4, left=4)
+    table = FittedTable("", ("step", "action", "why", "key"), rows, left=4)
     pairs = zip(lines, expected.steps, strict=True)
     document = [vars(line) | cost.to_json() for line, cost in pairs]
-    answer(as_json, document, table, *cost_lines(expected))
+    answer(as_json, document, table, cost_line(expected))

@@ -145,7 +145,7 @@ def _shown(found: Sequence[RunStatus]) -> FittedTable:
         for run in found
     ]
     header = ("run", "state", "steps", "started", "took", "attempts")
-    return FittedTable("", header, rows, kept=len(header), left=2)
+    return FittedTable("", header, rows, left=2)
 
 
 def _one(store: Store, found: RunStatus) -> list[RenderableType]:
@@ -173,4 +173,4 @@ def _one(store: Store, found: RunStatus) -> list[RenderableType]:
         for reached in found.steps
         if reached.state in (*AT_WORK, "failed", "crashed") and reached.record.message
     ]
-    return [head, FittedTable("", header, rows, kept=len(header), left=2), *messages]
+    return [head, FittedTable("", header, rows, left=2), *messages]

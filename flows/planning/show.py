@@ -1,11 +1,10 @@
 """The cost of a run in words."""
 
-from flows.planning.cost import GB
 from flows.planning.estimate import RunEstimate
 
 
-def cost_lines(estimate: RunEstimate) -> list[str]:
-    """Tokens, time and GPU-hours of what the store lacks, and the memory of its models on GPUs."""
+def cost_line(estimate: RunEstimate) -> str:
+    """Tokens, time and GPU-hours of what the store lacks."""
     lacking = estimate.lacking
     tokens = 0.0
     gpu_hours = 0.0
@@ -25,17 +24,7 @@ def cost_lines(estimate: RunEstimate) -> list[str]:
         parts.append(f"without {', '.join(uncounted)}")
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")
-    lines = [f"estimate: {', '.join(parts)}"]
-    sizes = {}
-    # The largest step of a stage comes last.
-    for step in sorted(lacking, key=lambda step: step.work.memory):
-        if step.gpus and step.work.memory:
-            memory = step.work.memory / GB
-            available = step.device.memory / GB
-            sizes[step.stage] = f"{step.stage} {memory:.1f} of {available:.0f} GB"
-    if sizes:
-        lines.append(f"parameters on each GPU: {', '.join(sizes.values())}")
-    return lines
+    return f"estimate: {', '.join(parts)}"
 
 
 def _count(number: float) -> str:

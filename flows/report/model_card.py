@@ -1,7 +1,6 @@
 """Copies a registered model out of the store, with a model card for the Hugging Face hub."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +40,30 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
     manifest = artifact.manifest
     policies = _policies(store, manifest)
     is_adapter = base_of_adapter(manifest, version.checkpoint.path) is not None
-    adapters = ""
-    if is_adapter or manifest.files_at(_ADAPTER):
-        adapters = f"The LoRA adapters belong to {_title(policies[0])}."
     data = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
-        base_model=policies[0 if is_adapter else -1].get("repo"),
+        base_model=policies[0 if is_adapter else -1].get("repo") if policies else None,
         tags=["dpo", "rlhf"],
     )
+    origin = {
+        "run": version.run,
+        "step": version.step,
+        "created": str(version.created),
+        "artifact": f"{manifest.stage}/{manifest.key}",
+        "digest": version.checkpoint.digest,
+        "policies": policies,
+    }
     return f"""---
 {data.to_yaml()}
 ---
 # {version.name}, version {version.version}
 
-Trained by iterative online DPO in run `{version.run}`, step `{version.step}`, on {version.created}.
+Trained by iterative online DPO. The last of the `policies` is the starting model; its licence
+applies to this model too. LoRA adapters belong to the first.
 
-Starting model: {_title(policies[-1])}. {adapters}
-The licence of a starting model applies to this model too.
-
-Artifact: `{manifest.stage}/{manifest.key}`. Digest: `{version.checkpoint.digest}`.
+```json
+{json_text(origin)}
+```
 
 Figures at registration:
 
@@ -76,10 +80,7 @@ Settings of the last training:
 
 
 def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
-    """Sources of the policy that a training started from, of that policy's training, and so on.
-
-    A warm start from scratch, which has no policy, is its own source.
-    """
+    """Sources of the policy that a training started from, of that policy's training, and so on."""
     policies = []
     training: Manifest | None = manifest
     while training is not None and "policy" in training.inputs:
@@ -87,16 +88,7 @@ def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
         policies.append(source)
         is_artifact = source["kind"] == "artifact"
         training = store.manifest(source["stage"], source["key"]) if is_artifact else None
-    return policies or [{"kind": "artifact", "stage": manifest.stage, "key": manifest.key}]
-
-
-def _title(source: Mapping[str, Any]) -> str:
-    """A source for people."""
-    if source["kind"] == "artifact":
-        return f"{source['stage']} {source['key'][:12]}"
-    if source["kind"] == "hub":
-        return f"{source['repo']}@{source['revision'][:12]}"
-    return str(source["location"])
+    return policies
 
 
 def _copy(source: Path, folder: Path) -> None:

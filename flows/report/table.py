@@ -131,7 +131,7 @@ def figures_table(
         figures = [cells.get(name, Cell("-")) for name in names]
         rows.append([*labels, *figures])
     titles = [column_of(name).title for name in names]
-    return FittedTable(title, [*header, *titles], rows, left=len(header), note=note)
+    return FittedTable(title, [*header, *titles], rows, kept=1, left=len(header), note=note)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -153,24 +153,23 @@ class FittedTable:
 
     Attributes:
         header: Titles of the columns.
-        rows: Its cells; a line break in a text is one on a terminal.
-        kept: Number of columns from the left that are always shown.
+        rows: Its cells.
+        kept: Number of columns from the left that are always shown; None for all.
         left: Number of columns from the left that are aligned to the left, others to the right.
     """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
-    kept: int = 1
+    kept: int | None = None
     left: int = 0
     note: str = ""
 
     def records(self) -> list[dict[str, str]]:
-        """A record for each row, from the titles of the columns to text on one line."""
+        """A record for each row, from the titles of the columns to text."""
         records = []
         for row in self.rows:
-            texts = [str(cell).replace("\n", ", ") for cell in row]
-            records.append(dict(zip(self.header, texts, strict=True)))
+            records.append(dict(zip(self.header, map(str, row), strict=True)))
         return records
 
     def first_columns(self, count: int) -> Self:
@@ -193,7 +192,7 @@ class FittedTable:
         """
         shown = len(self.header)
         unlimited = options.update(max_width=_UNLIMITED)
-        while shown > self.kept:
+        while shown > (self.kept or shown):
             table = self._table(shown)
             if Measurement.get(console, unlimited, table).maximum <= options.max_width:
                 break
@@ -215,10 +214,7 @@ class FittedTable:
 
 
 def _cell(cell: str | Cell) -> Text:
-    """The first line as it is, others softer: they are intervals."""
-    # Below the figure, an interval does not make the table wider than a terminal.
-    if isinstance(cell, Cell):
-        cell = f"{cell.text}\n{cell.interval}".rstrip()
-    first, *others = cell.split("\n")
-    lines = [Text(line, style="dim") for line in others]
-    return Text("\n").join([Text(first), *lines])
+    """A cell's text, and below it, where it does not make the table wider, its interval."""
+    if isinstance(cell, str) or not cell.interval:
+        return Text(str(cell))
+    return Text.assemble(cell.text, "\n", (cell.interval, "dim"))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -28,11 +29,10 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     card = ModelCard.load(tmp_path / "model/README.md")
     assert card.data.library_name == "transformers"
     assert card.data.base_model is None, "the base is not a model of the hub"
-    assert f"Starting model: sft {steps(store)['sft']['key'][:12]}." in card.content
-    assert ModelRegistry(open_store(str(store))).find("small:1").checkpoint.digest in card.content
-    figures, settings = (
-        json.loads(match_) for match_ in re.findall(r"```json\n(.*?)```", card.content, re.DOTALL)
-    )
+    origin, figures, settings = documents(card)
+    assert [policy["key"] for policy in origin["policies"]] == [steps(store)["sft"]["key"]]
+    registered = ModelRegistry(open_store(str(store))).find("small:1")
+    assert origin["digest"] == registered.checkpoint.digest
     evaluated = store / "artifacts/evaluate" / steps(store)["iteration-1/evaluate"]["key"]
     metrics = json.loads((evaluated / "metrics.json").read_text())
     assert figures["mean_reward"] == metrics["mean_reward"]
@@ -40,6 +40,11 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     assert settings == json.loads(trained.read_text())["params"]
     again = geb_refused("export", "small:1", tmp_path / "model", "--store", store)
     assert "is there and not empty" in again
+
+
+def documents(card: ModelCard) -> list[Any]:
+    """The JSON documents of a card: origin, figures, settings."""
+    return [json.loads(text) for text in re.findall(r"```json\n(.*?)```", card.content, re.DOTALL)]
 
 
 HUB = HubInput(repo="owner/model", revision="c0ffee")
@@ -76,7 +81,7 @@ def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(store, tmp_p
     files = ("checkpoint/config.json", "adapter/adapter_config.json")
     first = trained(store, "1" * 64, HUB, *files)
     second = trained(store, "2" * 64, first.ref("checkpoint"), *files)
-    bases = {1: "owner/model@c0ffee", 2: f"train {'1' * 12}"}
+    bases = {1: HUB.digest, 2: first.ref("checkpoint").digest}
     for number, artifact in enumerate((first, second), start=1):
         ModelRegistry(store).register("many", artifact.ref("checkpoint"), metrics={})
         folder = tmp_path / f"model-{number}"
@@ -86,8 +91,8 @@ def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(store, tmp_p
             assert (folder / name).read_bytes() == saved.read_bytes()
         card = ModelCard.load(folder / "README.md")
         assert card.data.base_model == "owner/model", "the first training started from it"
-        assert "Starting model: owner/model@c0ffee." in card.content
-        assert f"The LoRA adapters belong to {bases[number]}." in card.content
+        policies = documents(card)[0]["policies"]
+        assert (policies[0]["digest"], policies[-1]["digest"]) == (bases[number], HUB.digest)
 
 
 def test_an_export_without_room_leaves_no_folder(store, tmp_path):

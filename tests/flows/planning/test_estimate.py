@@ -25,7 +25,7 @@ from flows.planning.estimate import (
     measured_rates,
     wall_seconds,
 )
-from flows.planning.show import cost_lines
+from flows.planning.show import cost_line
 from flows.planning.sizes import rows_of
 from stages.contract.request import FileInput
 from stages.store.base import Store
@@ -230,7 +230,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied):
     halved = ["name=trial", "train.epochs=1"]
     RunRecord(store, "trial").save_config(load_config(copied, halved))
     assert measured_rates(store) == rates
-    line = cost_lines(estimated(longer))[0]
+    line = cost_line(estimated(longer))
     assert re.search(r"\d+ of \d+ steps by measured rates$", line)
     other = load_config(copied, ["sft.architecture.hidden_size=64"])
     assert not any(step.measured for step in estimated(other, rates).steps if step.work.params), (
@@ -261,19 +261,20 @@ def test_a_sum_that_lacks_steps_is_a_least_and_names_their_stages(tmp_path):
         name for name in scores if "/suite-" not in name
     ]
     assert any("prepare are not on this machine" in text for text in costs.warnings), suites
-    line = cost_lines(costs)[0]
+    line = cost_line(costs)
     assert " tokens, at least " in line
     stages = {step.stage for step in costs.steps if step.seconds is None}
     assert set(line.partition(", without ")[2].split(", ")) == stages
-    line = cost_lines(estimated(configured(tmp_path, "8B", "iterations=1", "suites={}")))[0]
+    line = cost_line(estimated(configured(tmp_path, "8B", "iterations=1", "suites={}")))
     assert ", about " in line
     assert "without" not in line
 
 
-def test_memory_of_gpus_is_shown_next_to_what_they_have(tmp_path):
-    lines = cost_lines(estimated(configured(tmp_path, "8B", "resources.train.gpus=8")))
-    assert "GPU-hours" in lines[0]
-    assert f"train {16 * PARAMS['8B'] / 8e9:.1f} of 141 GB" in lines[1]
+def test_hours_of_gpus_are_in_the_sum(tmp_path):
+    costs = estimated(configured(tmp_path, "8B", "resources.train.gpus=8"))
+    assert "GPU-hours" in cost_line(costs)
+    [train] = [step for step in costs.steps if step.step == "iteration-1/train"]
+    assert train.work.memory == 16 * PARAMS["8B"] / 8
 
 
 def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path):
