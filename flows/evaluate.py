@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
-from prefect.runtime import flow_run
 
 from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
@@ -97,12 +96,7 @@ class ModelComparison:
         return FittedTable("", ("", POLICY, BASE, "difference", "p by Holm"), rows, left=3)
 
 
-def _flow_run_name() -> str:
-    given = flow_run.parameters
-    return ComparedModels(given["policy"], given["base"]).title
-
-
-@stage_flow("evaluate", _flow_run_name)
+@stage_flow("evaluate", "{policy}")
 def evaluate(
     policy: str,
     base: str = "",

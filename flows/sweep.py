@@ -1,6 +1,5 @@
 """The flow `sweep`: a grid of settings over seeds, each cell a run, and their comparison."""
 
-import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -21,7 +20,6 @@ from flows.report.comparison_files import write_comparison
 from flows.report.prefect_artifacts import publish_comparison
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError
-from stages.contract.events import Log
 from stages.store.opening import open_store
 
 _NO_AXES: list[str] = []
@@ -65,7 +63,7 @@ def sweep_cells(
         GebError: A run failed; the others went to their ends, and the comparison has them.
     """
     store = open_store(planned[0].config.store, create=True)
-    findings = run_cells(planned, parallel_runs, session, name)
+    findings = run_cells(planned, parallel_runs, session)
     summaries = []
     labels = {}
     lost = []
@@ -98,27 +96,19 @@ class Finding:
     error: str = ""
 
 
-def run_cells(
-    planned: Sequence[SweepCell], parallel_runs: int, session: Session, sweep: str = "sweep"
-) -> list[Finding]:
+def run_cells(planned: Sequence[SweepCell], parallel_runs: int, session: Session) -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
-    An interrupt or a cancellation starts no further cell, and stops running ones. Observers hear
-    the progress under the name of the sweep.
+    An interrupt or a cancellation starts no further cell, and stops running ones.
     """
-    ended = itertools.count(1)
 
     def run(cell: SweepCell) -> Finding:
         try:
-            finding = Finding(cell, run_as_flow(resolve_run(cell.config), session).summary)
+            return Finding(cell, run_as_flow(resolve_run(cell.config), session).summary)
         except RunCancelledError:
             raise
         except GebError as error:
-            finding = Finding(cell, None, str(error))
-        log = Log(message=f"{next(ended)} of {len(planned)} runs have ended")
-        for observer in session.observers:
-            observer.run_log(sweep, log)
-        return finding
+            return Finding(cell, None, str(error))
 
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.

@@ -66,7 +66,7 @@ def evaluate(
 
         comparison = call_as_flow(
             "evaluate",
-            models.title,
+            policy,
             lambda: compare_models(settings, models, external, session),
         )
     verdict = Text(comparison.verdict())

@@ -7,7 +7,7 @@ import typer
 
 from flows.commands.common import AsJson, NewFolder, Registered, StorePath, answer, console
 from flows.report.model_card import export_model as copy_model
-from flows.report.table import FittedTable, formatted
+from flows.report.table import FittedTable
 from stages.store.opening import open_store
 from stages.store.registry import LATEST, ModelRegistry, ModelVersion
 from stages.store.registry import Alias as AliasState
@@ -34,12 +34,15 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
 def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
     names = [alias.alias for alias in aliases if alias.version == version.version]
     names += [LATEST] if newest else []
+    figures = []
+    for name in ("win_rate", "mean_reward"):
+        value = version.metrics.get(name)
+        figures.append("-" if value is None else f"{value:.3f}")
     return [
         version.name,
         str(version.version),
         " ".join(f"@{alias}" for alias in names),
-        formatted(version.metrics.get("win_rate"), ".3f"),
-        formatted(version.metrics.get("mean_reward"), ".3f"),
+        *figures,
         f"{version.run}, {version.step}",
     ]
 

@@ -33,7 +33,7 @@ from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.planning.cautions import cautions
-from flows.planning.estimate import estimate
+from flows.planning.estimate import RunEstimate, estimate
 from flows.planning.show import cost_line
 from flows.report.table import FittedTable
 from flows.runners.choose import check_host, check_place
@@ -137,15 +137,21 @@ def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> 
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
-    expected = estimate(config, resolved.steps, lines)
-    for warning in expected.warnings:
-        _warn(warning)
+    expected = _expected(resolved, lines)
     shown.print(cost_line(expected))
     with prefect_session(config.store, config.name, as_json, len(lines)) as session:
         from flows.iterate import run_as_flow
 
         result = run_as_flow(resolved, session)
     _show_summary(result.summary, result.report, as_json)
+
+
+def _expected(resolved: ResolvedRun, lines: list[PlannedStep]) -> RunEstimate:
+    """Cost of a run, whose warnings are shown."""
+    expected = estimate(resolved.config, resolved.steps, lines)
+    for warning in expected.warnings:
+        _warn(warning)
+    return expected
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
@@ -168,9 +174,7 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
 def _show_plan(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
-    expected = estimate(resolved.config, resolved.steps, lines)
-    for warning in expected.warnings:
-        _warn(warning)
+    expected = _expected(resolved, lines)
     rows = [
         [line.step, line.action, line.because, line.key[:12] if line.key else "-"] for line in lines
     ]

@@ -25,7 +25,7 @@ class Observer:
     """
 
     def run_log(self, run: str, log: Log) -> None:
-        """A line about a run, or about a sweep, as a whole."""
+        """A line about a run as a whole."""
 
     def step_started(self, request: Request) -> None:
         """A stage is started."""

@@ -179,21 +179,14 @@ def _base_of_suites(
     suites = {}
     for name, suite in steps.config.suites.items():
         suite_steps = steps.of_suite(name)
-        prefix = of_suite("base", name)
+        place = of_suite("base", name)
         prompts = held_out
-        sampled = base_samples if suite.prompts is None else None
+        sampled: Samples | None = base_samples
         if suite.prompts is not None:
-            prompts = do(suite_steps.prepare(f"{prefix}/prepare")).at("test.parquet")
+            prompts = do(suite_steps.prepare(f"{place}/prepare")).at("test.parquet")
+            sampled = None
         sampling = suite_steps.for_evaluation()
-        samples = sample_and_score(
-            suite_steps,
-            do,
-            prefix,
-            sampling,
-            base,
-            prompts,
-            sampled=sampled,
-        )
+        samples = sample_and_score(suite_steps, do, place, sampling, base, prompts, sampled=sampled)
         suites[name] = suite_steps, prompts, samples
     return suites
 

@@ -103,11 +103,6 @@ class ComparedModels:
     base: str | None = None
     suite: str | None = None
 
-    @property
-    def title(self) -> str:
-        """Name for people."""
-        return f"{self.policy} against {self.base or 'base'}"
-
 
 def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConfig, Externals]:
     """The configuration of an evaluation of two models, and its inputs, ``base`` among them.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
+from flows.pipeline.fields import field_rows
 from flows.pipeline.paths import anchor_paths
 from flows.pipeline.strict_yaml import parse_yaml, read_yaml, unusable
 from stages.contract.errors import UserError
@@ -23,22 +23,6 @@ from stages.store.opening import location_of
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
 _SUFFIXES = (".yaml", ".yml", ".json")
-OUR_NAMES = {
-    "dataset_name": "inputs.prompts",
-    "lora_alpha": "train.lora.alpha",
-    "loss_type": "train.loss",
-    "lr_scheduler_type": "train.lr_schedule",
-    "max_completion_length": "generate.max_new_tokens",
-    "max_length": "train.max_length_tokens",
-    "max_prompt_length": "train.max_prompt_tokens",
-    "model_name_or_path": "inputs.policy",
-    "num_generations": "generate.num_samples",
-    "num_train_epochs": "train.epochs",
-    "output_dir": "store",
-    "per_device_train_batch_size": "train.global_batch_pairs",
-    "r": "train.lora.rank",
-}
-"""Settings by the names that TRL, PEFT and transformers give them."""
 Sections = Mapping[str, Any]
 """Settings of a run, a mapping for each section."""
 
@@ -192,45 +176,22 @@ def _explain(error: ErrorDetails) -> str:
         parts.pop()
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting{_hint(_settings_like(parts))}"
+        settings = [row.name for row in field_rows(RunConfig)]
+        return f"{name}: no such setting{_hint(name, [*RunConfig.model_fields, *settings])}"
     message = error["msg"].removeprefix("Value error, ")
     if isinstance(error["input"], dict | BaseModel):
         return f"{name}: {message}"
     expected = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
-    near = difflib.get_close_matches(str(error["input"]), expected, n=1)
-    return f"{name}: {message}, not {_shown(error['input'])}{_hint(near)}"
+    hint = _hint(str(error["input"]), expected)
+    return f"{name}: {message}, not {_shown(error['input'])}{hint}"
 
 
-def _hint(names: Sequence[str]) -> str:
-    return f"; did you mean {names[0]!r}?" if names else ""
-
-
-def _settings_like(parts: Sequence[str]) -> Sequence[str]:
-    """Settings that an unknown one may mean: of another section or library, or spelt alike."""
-    *sections, last = parts
-    setting = OUR_NAMES.get(last)
-    if setting and setting.startswith(".".join(sections)):
-        return [setting]
-    elsewhere = [name for name in RunConfig.model_fields if last in _fields_at([name])]
-    if elsewhere and not sections:
-        return [f"{elsewhere[0]}.{last}"]
-    return difflib.get_close_matches(last, _fields_at(sections), n=1)
+def _hint(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _shown(value: Any) -> str:
     """A value as JSON for a message, without an address's password, cut if it is long."""
     text = re.sub(r"(?<=://)[^/\s]*@", "…@", json.dumps(value, default=str))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
-def _fields_at(parts: Iterable[str]) -> dict[str, FieldInfo]:
-    """Fields of the section at ``parts``; none without the section."""
-    model: type[BaseModel] = RunConfig
-    for part in parts:
-        field = model.model_fields.get(part)
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
-            return {}
-        model = field.annotation
-    return model.model_fields

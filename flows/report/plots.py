@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -12,16 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from flows.report.table import FigureRow
 from stages.evaluate.statistics import Estimate
 
-_PALETTE = (
-    "#3b6fb6",
-    "#c2571a",
-    "#4a8f5c",
-    "#7d5ba6",
-    "#9a9a9a",
-    "#b8860b",
-    "#2a9d9d",
-    "#c23b78",
-)
 _DOTS_PER_INCH = 200
 _NAME_INCHES = 0.17
 _STYLE = {
@@ -61,7 +50,7 @@ def course_figure(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for (label, line), colour in zip(lines.items(), cycle(_PALETTE)):
+    for label, line in lines.items():
         values = []
         below = []
         above = []
@@ -74,7 +63,6 @@ def course_figure(
             list(line),
             values,
             yerr=[below, above],
-            color=colour,
             label=label,
             marker="o",
             markersize=4,

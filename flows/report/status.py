@@ -87,15 +87,11 @@ class RunStatus:
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds of the last attempt; of one that crashed, up to the end of its last step."""
-        if self.started is None:
+        """Seconds of the last attempt; None of one that crashed."""
+        if not self.attempts or self.state == "crashed":
             return None
-        if self.attempts and self.attempts[-1].ended is not None:
-            return self.attempts[-1].ended - self.started
-        if self.state == "running":
-            return self.now - self.started
-        marks = [step.record.ended or step.record.started for step in self.steps]
-        return max([self.started, *marks]) - self.started
+        last = self.attempts[-1]
+        return (last.ended or self.now) - last.started
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document; times are seconds since the epoch."""

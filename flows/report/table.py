@@ -139,11 +139,6 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(names), key=lambda name: _PLACES.get(name, _OTHERS))
 
 
-def formatted(value: float | None, form: str) -> str:
-    """A figure for a person; a dash if there is none."""
-    return "-" if value is None else format(value, form)
-
-
 _UNLIMITED = 10_000
 
 
