@@ -30,6 +30,7 @@ from flows.report.differences import (
     difference_text,
     p_text,
 )
+from flows.report.prefect_artifacts import MOST_COLUMNS
 from flows.report.summary import evaluated_row
 from flows.report.table import (
     BASE,
@@ -37,8 +38,8 @@ from flows.report.table import (
     Cell,
     FigureRow,
     FittedTable,
-    column_of,
-    ordered,
+    Lines,
+    figures_table,
 )
 from flows.runners.choose import check_place
 from stages.contract.errors import UserError
@@ -81,19 +82,20 @@ class ModelComparison:
         return f"By mean reward against {self.models.base or 'its base'}, {text}{prompts}."
 
     def table(self) -> FittedTable:
-        """A row for each figure: the policy's, the base's, and their difference with its test."""
-        tests = {difference.figure: difference for difference in self.differences}
+        """The policy's figures, the base's, and their differences with p-values."""
         base, policy = self.figures
-        rows: list[list[str | Cell]] = [
-            ["model", self.models.policy, self.models.base or "the configuration's policy", "", ""]
-        ]
-        for name in ordered([*base.figures, *policy.figures]):
-            column = column_of(name)
-            cells = [Cell.of(row.figures.get(name), column.form) for row in (policy, base)]
-            test = tests.get(name)
-            difference = [test.shown(), p_text(test.adjusted_p_value)] if test else ["-", "-"]
-            rows.append([column.title, *cells, *difference])
-        return FittedTable("", ("", POLICY, BASE, "difference", "p by Holm"), rows, left=3)
+        differences = {}
+        p_values = {}
+        for test in self.differences:
+            differences[test.figure] = test.shown()
+            p_values[test.figure] = Cell(p_text(test.adjusted_p_value))
+        lines: Lines = {
+            (f"{POLICY} {self.models.policy}",): policy.cells(),
+            (f"{BASE} {self.models.base or ''}",): base.cells(),
+            ("difference",): differences,
+            ("p by Holm",): p_values,
+        }
+        return figures_table("", ["model"], lines)
 
 
 @stage_flow("evaluate", "{policy}")
@@ -155,7 +157,7 @@ def compare_models(
     differences = adjusted([*against_base(evaluation, "evaluate")])
     comparison = ModelComparison(models, evaluation.address(), figures, differences)
     survives_outage(create_table_artifact)(
-        comparison.table().records(),
+        comparison.table().first_columns(MOST_COLUMNS).records(),
         key=artifact_key(config.name),
         description=comparison.artifact,
     )

@@ -66,20 +66,17 @@ def logs(
     """Print the log of the last attempt at a step, with the place of its file."""
     record = RunRecord.existing(open_store(store), name)
     offsets: dict[Path, int] = {}
-    before: set[str] = set()
+    names: set[str] = set()
     while True:
         run = run_status(record)
         chosen = _chosen(run, step)
-        names = {reached.record.step for reached in chosen}
         # A step that has ended since the last look has last lines.
+        names |= {reached.record.step for reached in chosen}
         for logged in run.steps:
-            if logged.record.step in names | before:
-                _print_log(record.store, logged, offsets, several=len(names | before) > 1)
-        before = names
-        at_work = run.state == "running" and (
-            step is None or any(reached.state in AT_WORK for reached in chosen)
-        )
-        if not (follow and at_work):
+            if logged.record.step in names:
+                _print_log(record.store, logged, offsets)
+        is_over = step is not None and all(reached.state not in AT_WORK for reached in chosen)
+        if not follow or run.state != "running" or is_over:
             break
         time.sleep(_FOLLOW_SECONDS)
     if not offsets:
@@ -89,7 +86,7 @@ def logs(
         )
 
 
-def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], *, several: bool) -> None:
+def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int]) -> None:
     """Prints a log from its offset on, the number of bytes that are printed already."""
     paths = step_logs(store, step.record)
     if not paths:
@@ -104,7 +101,7 @@ def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], *, seve
         # A line that is still being written comes with the next look.
         new = new[: new.rfind(b"\n") + 1]
     offsets[path] += len(new)
-    prefix = f"{step.record.step}: " if several else ""
+    prefix = f"{step.record.step}: " if len(offsets) > 1 else ""
     for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
         # A progress bar draws over itself: what it showed last counts.
         shown = prefix + line.rstrip("\r").rpartition("\r")[2]

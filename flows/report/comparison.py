@@ -133,12 +133,9 @@ class Comparison:
 
     def _methods(self) -> Iterator[FittedTable]:
         lines: dict[str, Lines] = {}
-        numbers: Counter[tuple[str, str]] = Counter()
+        seeds = Counter(self.methods.values())
         for figure in self.over_seeds:
-            place = (figure.evaluation, figure.method)
-            numbers[place] = max(numbers[place], len(figure.values))
-        for figure in self.over_seeds:
-            labels = (figure.method, str(numbers[figure.evaluation, figure.method]))
+            labels = (figure.method, str(seeds[figure.method]))
             cells = lines.setdefault(figure.evaluation, {}).setdefault(labels, {})
             cells[figure.figure] = figure.shown()
         note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."

@@ -17,8 +17,8 @@ from flows.report.summary import Summary
 from flows.report.table import FittedTable
 from flows.report.verdict import verdict
 
-# The UI draws wider tables over its right column; the report has all columns.
-_MOST_COLUMNS = 7
+MOST_COLUMNS = 7
+"""Columns of a table in the UI, which draws wider ones over its right column."""
 
 
 @survives_outage
@@ -76,7 +76,7 @@ def _publish_report(name: str, parts: Sequence[str], description: str) -> None:
 
 def _sections(tables: Iterable[FittedTable]) -> Iterator[str]:
     for table in tables:
-        markdown = table.first_columns(_MOST_COLUMNS).markdown()
+        markdown = table.first_columns(MOST_COLUMNS).markdown()
         yield f"## {table.title}\n\n{markdown}\n\n{table.note}"
 
 
