@@ -49,7 +49,7 @@ def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     inputs = resolve_inputs(config)
     check_run(config, inputs)
     steps = _steps(config, inputs)
-    recompute = _all_of(from_step, steps) if from_step else ()
+    recompute = () if from_step is None else _all_of(from_step, steps)
     return ResolvedRun(config, inputs, steps, recompute)
 
 

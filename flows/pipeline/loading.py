@@ -122,7 +122,8 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     # What a file of another kind holds, such as passwords, is never quoted as unknown settings.
     if path.suffix not in _SUFFIXES:
         raise UserError(
-            f"{path} is not a configuration file", f"name a file that ends in {_SUFFIXES[0]}"
+            f"{path} is not a configuration file",
+            f"name a file that ends in {_SUFFIXES[0]}; `geb resume RUN` goes on with a run",
         )
     loaded = read_yaml(path)
     if loaded is not None and not isinstance(loaded, dict):
