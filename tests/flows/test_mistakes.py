@@ -128,7 +128,7 @@ SERVERS: dict[str, tuple[dict[str, str], str]] = {
 }
 COMMANDS: dict[str, list[str]] = {
     "runn": ["runn"],
-    "train x.yaml": ["geb run"],
+    "train x.yaml": ["add --help"],
     "plan --jsn": ["--jsn"],
     "plan x.yaml --set train.kappa 1": ["--set NAME=VALUE"],
     # A file of another kind is not quoted: the test looks for its word `salt`.
