@@ -50,6 +50,8 @@ def new_model(
 class AnswerLikelihood(Objective[Example]):
     """The mean negative log-likelihood of a global batch's answer tokens."""
 
+    num_sums = 0
+
     def __init__(self, engine: Engine, learning_rate: float) -> None:
         self._engine = engine
         self.remedy = f"lower sft.learning_rate ({learning_rate:g})"
@@ -57,7 +59,7 @@ class AnswerLikelihood(Objective[Example]):
     def micro_loss(self, samples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         """The negative log-likelihood, and no sums."""
         logprobs = self._engine.logprobs(self._engine.rows(samples))
-        return -logprobs.sum(), logprobs.new_empty(0, dtype=torch.float64)
+        return -logprobs.sum(), logprobs.new_empty(self.num_sums, dtype=torch.float64)
 
 
 class ConversationFit(Fit[SftParams]):

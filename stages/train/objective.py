@@ -29,6 +29,7 @@ class PairObjective(Objective[Pair]):
         "lower train.learning_rate or train.kappa, choose another train.design, or set "
         "train.numerics to 'exact', whose bonus has a value at every π"
     )
+    num_sums = len(METRIC_SUMS)
     engine: Engine
     process: Process
     params: TrainParams

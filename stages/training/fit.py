@@ -42,6 +42,9 @@ from stages.training.policy import (
     with_memory_choices,
 )
 
+# Modules of the compiler's errors.
+_COMPILER = ("torch._dynamo.", "torch._inductor.")
+
 
 class Fit(ABC, Generic[P]):
     """The steps of one training, in the order of :meth:`run`; a subclass gives data and loss.
@@ -83,7 +86,7 @@ class Fit(ABC, Generic[P]):
             UserError: Parameters, models or data are wrong, or memory does not suffice.
         """
         compute_repeatably(on_gpu=self.numerics.device.type == "cuda")
-        with self._out_of_memory_explained():
+        with self._explained():
             self.prepare()
             resumed = self._checkpoints.find_resume_point()
             engine = self._engine()
@@ -172,6 +175,7 @@ class Fit(ABC, Generic[P]):
             memory = min(self.process.gathered(own_memory))
         compiled = self.pays_to_compile()
         chosen = with_memory_choices(params, model.policy, memory, compiled=compiled)
+        self.ctx.params = chosen
         self.plan = replace(self.plan, params=chosen)
         if chosen.gradient_checkpointing:
             enable_gradient_checkpointing(model.policy, stage=params.stage)
@@ -198,11 +202,16 @@ class Fit(ABC, Generic[P]):
         save_checkpoint(causal_lm(policy), weights, self.tokenizer, folder)
 
     @contextmanager
-    def _out_of_memory_explained(self) -> Iterator[None]:
-        """Names the settings to lower if the training does not fit into memory."""
+    def _explained(self) -> Iterator[None]:
+        """Names the settings to change if memory does not suffice, or a layer is not compiled."""
         try:
             yield
         except Exception as error:
+            stage = self.ctx.params.stage
+            if type(error).__module__.startswith(_COMPILER):
+                raise UserError(
+                    f"the layers cannot be compiled: {error}", f"set {stage}.compile_layers=false"
+                ) from error
             if not is_out_of_memory(error):
                 raise
             process = self.process
@@ -210,10 +219,9 @@ class Fit(ABC, Generic[P]):
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             if process.world_size > 1:
                 reason = f"process {process.rank} of {process.world_size}: {reason}"
-            stage = self.ctx.params.stage
             longest = max(sample.num_tokens_shared for sample in self.plan.samples)
             raise UserError(
-                f"out of memory with {stage}.micro_batch_tokens = {self.plan.params.token_budget}; "
+                f"out of memory with {stage}.micro_batch_tokens = {self.ctx.params.token_budget}; "
                 f"the longest sample has {longest} tokens (its prompt once, and its responses): "
                 f"{reason}",
                 f"lower {stage}.micro_batch_tokens (to {longest} at least) or "

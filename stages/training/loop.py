@@ -27,10 +27,12 @@ class Objective(ABC, Generic[S]):
 
     remedy: str
     """Remedy for a loss that is not finite."""
+    num_sums: int
+    """Number of sums for the step's record."""
 
     @abstractmethod
     def micro_loss(self, samples: Sequence[S]) -> tuple[Tensor, Tensor]:
-        """The sum of a micro-batch's terms, and float64 sums for the step's record.
+        """The sum of a micro-batch's terms, and ``num_sums`` float64 sums for the step's record.
 
         Neither may wait for the device.
         """
@@ -80,11 +82,11 @@ class TrainingLoop(Generic[S]):
             batches = self.plan.batches(step, self.process.rank)
             objective.before_step(batches)
             loss = torch.zeros((), device=engine.device)
-            sums = torch.zeros((), dtype=torch.float64, device=engine.device)
+            sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=engine.device)
             for number, batch in enumerate(batches, 1):
                 batch_loss, batch_sums = self.micro_step(batch, last=number == len(batches))
                 loss += batch_loss
-                sums = sums + (batch_sums if batch.weight else torch.zeros_like(batch_sums))
+                sums += batch_sums
             learning_rate = engine.learning_rate(step)
             grad_norm = engine.step(learning_rate)
             if every_steps is None:
@@ -117,11 +119,17 @@ class TrainingLoop(Generic[S]):
 
     def micro_step(self, batch: Batch[S], *, last: bool) -> tuple[Tensor, Tensor]:
         """Adds a micro-batch's part of the global batch's gradient; waits for no device."""
-        with self.engine.accumulating(last=last):
-            loss, sums = self.objective.micro_loss(batch.samples)
+        engine = self.engine
+        with engine.accumulating(last=last):
+            if batch.weight:
+                loss, sums = self.objective.micro_loss(batch.samples)
+            else:
+                # Log-probabilities are finite; the objective of them need not be.
+                loss = engine.logprobs(engine.rows(batch.samples)).sum()
+                sums = loss.new_zeros(self.objective.num_sums, dtype=torch.float64)
             # Gradients are averaged over processes, the mean is over the terms of all of them.
             loss = loss * (batch.weight * self.process.world_size)
-            self.engine.backward(loss, last=last)
+            engine.backward(loss, last=last)
         return loss.detach(), sums
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:

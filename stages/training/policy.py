@@ -30,6 +30,8 @@ MOST_TOKENS = 16384
 """Tokens of a micro-batch that keep a GPU busy: more are not faster."""
 COMPILED_FROM_TOKENS = 2_000_000
 """Tokens of a training from which compiled layers gain more time than compiling takes."""
+_MOST_GRAPHS = 64
+"""Graphs of one kind of layer. Each mix of gradients, adapters and attention windows has its own."""
 _USABLE = 0.9
 """Share of a GPU's memory; the rest is left for fragments."""
 _BYTES_TRAINED = 12
@@ -187,9 +189,11 @@ def pays_to_compile(params: TrainingParams, tokens: int, *, on_gpu: bool) -> boo
 def compile_layers(policy: nn.Module) -> None:
     """Compiles the decoder's layers once for rows of all lengths; attention is not compiled.
 
-    What cannot be compiled stays as it is, with a warning in the log.
+    A layer that cannot be compiled raises an error. Computed eagerly, it would round unlike the
+    compiled layers of the other model: policy and reference would differ at the first step.
     """
-    torch._dynamo.config.suppress_errors = True
+    torch._dynamo.config.recompile_limit = _MOST_GRAPHS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     # The backward graph is compiled with the forward graph: its errors are found there, too.
     torch._functorch.config.force_non_lazy_backward_lowering = True
     model = causal_lm(policy)

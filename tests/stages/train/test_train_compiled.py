@@ -1,4 +1,4 @@
-"""Compiled decoder layers train like eager ones, and so do layers that cannot be compiled."""
+"""Compiled decoder layers train like eager ones; layers that cannot be compiled are refused."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from functorch.compile import nop
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
+from stages.contract.errors import UserError
 from tests.stages.train.checkpoints import assert_same_training
 from tests.stages.train.train_helpers import train
 
@@ -37,11 +38,12 @@ def test_compiled_layers_train_as_eager_ones(tmp_path, policy, pairs, compiled_l
     eager = train(tmp_path / "eager", policy, [pairs], **change)
     assert not compiled_layers
     compiled = train(tmp_path / "compiled", policy, [pairs], compile_layers=True, **change)
-    # The reference's and the policy's.
+    # The reference's and the policy's; both round alike.
     assert len(compiled_layers) == 4
     assert compiled.artifact.manifest.key == eager.artifact.manifest.key
     assert_same_training(compiled, eager)
     assert compiled.losses[0] == pytest.approx(eager.losses[0], abs=1e-6)
+    assert compiled.records[0]["chosen_logratio"] == 0
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
@@ -53,8 +55,7 @@ def test_rows_of_all_lengths_share_their_graphs(tmp_path, policy, pairs, compile
 
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
-def test_layers_that_cannot_be_compiled_stay_eager(tmp_path, monkeypatch, policy, pairs, part):
-    eager = train(tmp_path / "eager", policy, [pairs])
+def test_a_layer_that_cannot_be_compiled_is_refused(tmp_path, monkeypatch, policy, pairs, part):
     compiled = nn.Module.compile
     failed = []
 
@@ -67,7 +68,8 @@ def test_layers_that_cannot_be_compiled_stay_eager(tmp_path, monkeypatch, policy
         nn.Module, "compile", lambda layer, **options: compiled(layer, **options, backend=backend)
     )
     torch._dynamo.reset()
-    training = train(tmp_path / "store", policy, [pairs], compile_layers=True)
+    with pytest.raises(UserError, match="no C.. compiler") as caught:
+        train(tmp_path / "store", policy, [pairs], compile_layers=True)
     torch._dynamo.reset()
     assert failed
-    assert training.weights == eager.weights
+    assert "train.compile_layers=false" in caught.value.remedy

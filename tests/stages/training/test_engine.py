@@ -9,8 +9,9 @@ from transformers import TrainingArguments
 from stages.contract.events import Emitter
 from stages.harness.context import ModelSource
 from stages.train.params import TrainParams
-from stages.training.batches import ROWS, Example, Plan
+from stages.training.batches import ROWS, Batch, Example, Plan
 from stages.training.engine import Engine, Process
+from stages.training.loop import Objective, TrainingLoop
 from stages.training.policy import Numerics, load_logprob_model
 from tests.tiny_models import make_tiny_llama
 
@@ -75,3 +76,30 @@ def test_steps_are_adamw_s_with_clipped_gradients(tmp_path):
             expected[name] = weight - rate * 1e-2 * update
     for name, weight in weights.items():
         torch.testing.assert_close(weight.double(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+class Diverging(Objective):
+    """A loss that is infinite for all samples."""
+
+    num_sums = 1
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def micro_loss(self, samples):
+        logprobs = self._engine.logprobs(self._engine.rows(samples))
+        return logprobs.sum() * torch.inf, torch.full((1,), torch.nan, dtype=torch.float64)
+
+
+def test_a_sample_without_weight_adds_nothing(tmp_path):
+    engine, _ = engine_of(PARAMS, 1, tmp_path)
+    ids = torch.arange(3, 11, dtype=torch.int32).numpy()
+    samples = [Example(ids[:3], ids[3:])]
+    plan = Plan(samples, PARAMS, global_batch=1, world_size=1, seed=0)
+    process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
+    loop = TrainingLoop(engine, Diverging(engine), plan, process, None, None)
+    loss, sums = loop.micro_step(Batch(samples, 0.0), last=True)
+    assert loss == 0
+    assert sums.tolist() == [0]
+    for weight in engine.model.parameters():
+        assert weight.grad.abs().sum() == 0
