@@ -129,7 +129,9 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     """Opens a Parquet file; UserError if it is none."""
     with _explained(path):
         # Read ahead, the whole file would be in memory by the end.
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        return pq.ParquetFile(
+            path, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
+        )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import importlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,8 @@ from stages.generate.policy import Policy, load_policy
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.modeling.chat import render_answered
-from stages.tables.schemas import (
-    PROMPTS,
-    RESPONSES,
-    TableWriter,
-    find_readable,
-    num_rows,
-    publish_table,
-    read_rows,
-)
+from stages.tables.parts import Part, split_parts
+from stages.tables.schemas import PROMPTS, RESPONSES, TableWriter, num_rows, read_rows
 
 GenerateContext = StageContext[GenerateParams]
 SampledResponses = dict[tuple[int, int], SampledResponse]
@@ -49,13 +41,8 @@ def run(ctx: GenerateContext) -> None:
     policy = load_policy(ctx.model("policy"), ctx.params)
     _warn_if_turns_run_on(ctx, policy)
     first, stop = _shard(ctx, prompts)
-    chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
-    warn = ctx.events.warning
-    missing = [chunk for chunk in chunks if not find_readable(chunk.path, RESPONSES, warn)]
-    if len(missing) < len(chunks):
-        ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
-    if missing:
-        _sample(ctx, prompts, policy, missing, stop - first)
+    chunks = split_parts(ctx.work, RESPONSES, first, stop, ctx.params.chunk_prompts)
+    _sample(ctx, islice(read_rows(prompts, PROMPTS), first, stop), policy, chunks)
     metrics = _assemble(ctx, chunks, len(policy.tokenizer))
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
@@ -84,84 +71,64 @@ def _shard(ctx: GenerateContext, prompts: Path) -> tuple[int, int]:
     return total * index // number, total * (index + 1) // number
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """The responses to the prompts from ``first`` to before ``stop`` of the prompts table.
-
-    The file's name holds the bounds: an attempt with another ``chunk_prompts`` has other files.
-    """
-
-    first: int
-    stop: int
-    path: Path
-
-    def __len__(self) -> int:
-        return self.stop - self.first
-
-    @property
-    def part(self) -> Path:
-        """File of some of the responses."""
-        return self.path.with_suffix(".part")
-
-
-def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:
-    """The chunks of at most ``size`` prompts that make up a shard, in order."""
-    bounds = [(first, min(first + size, stop)) for first in range(start, stop, size)]
-    return [
-        Chunk(first, last, folder / f"{first:09d}-{last:09d}.parquet") for first, last in bounds
-    ]
-
-
 def _sample(
-    ctx: GenerateContext, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
+    ctx: GenerateContext,
+    prompts: Iterator[dict[str, Any]],
+    policy: Policy,
+    chunks: Sequence[Part],
 ) -> None:
-    """Writes the missing chunks of a shard's ``num_prompts``."""
+    """Samples what the chunks of a shard lack, and saves it there as it comes."""
     num_samples = ctx.params.num_samples
-    total = num_prompts * num_samples
-    done = total - sum(map(len, chunks)) * num_samples
-    table = read_rows(prompts, PROMPTS)
-    position = 0
+    total = sum(map(len, chunks)) * num_samples
+    kept = 0
     saved_at = time.monotonic()
-    module = importlib.import_module(BACKENDS[ctx.params.backend])
-    backend: Backend = module.load(policy, ctx.params, ctx.events)
-    with contextlib.closing(backend):
+    with contextlib.ExitStack() as stack:
+        backend: Backend | None = None
         for chunk in chunks:
             rows = []
             rendered = []
-            for row in islice(table, chunk.first - position, chunk.stop - position):
+            for row in islice(prompts, len(chunk)):
                 prompt = policy.render(row, ctx.params, ctx.request.seed)
                 if prompt is not None:
                     rows.append(row)
                     rendered.append(prompt)
-            position = chunk.stop
-            samples = _read_samples(chunk.part, rows, ctx.events.warning)
+            samples = _read_samples(chunk, rows, ctx.events.warning)
+            done = (chunk.first - chunks[0].first) * num_samples
             ctx.events.progress(done + len(samples), total, "responses")
+            if len(samples) == len(rows) * num_samples:
+                kept += 1
+                continue
+            if backend is None:
+                backend = stack.enter_context(contextlib.closing(_load_backend(ctx, policy)))
             for place, index, sample in backend.generate(rendered, frozenset(samples)):
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
-                    publish_table(chunk.part, RESPONSES, _to_rows(policy, rows, rendered, samples))
+                    chunk.save(_to_rows(policy, rows, rendered, samples))
                     saved_at = time.monotonic()
-            done += len(chunk) * num_samples
-            # A kill leaves all rows or none.
-            publish_table(chunk.path, RESPONSES, _to_rows(policy, rows, rendered, samples))
-            chunk.part.unlink(missing_ok=True)
+            chunk.save(_to_rows(policy, rows, rendered, samples))
             ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
+    if kept:
+        ctx.events.info(f"{kept} of {len(chunks)} chunks are there already")
     ctx.events.progress(total, total, "responses")
 
 
+def _load_backend(ctx: GenerateContext, policy: Policy) -> Backend:
+    module = importlib.import_module(BACKENDS[ctx.params.backend])
+    backend: Backend = module.load(policy, ctx.params, ctx.events)
+    return backend
+
+
 def _read_samples(
-    path: Path, rows: Sequence[Mapping[str, Any]], warn: Callable[[str], None]
+    chunk: Part, rows: Sequence[Mapping[str, Any]], warn: Callable[[str], None]
 ) -> SampledResponses:
-    """The samples that an earlier attempt has kept; none without its file."""
-    if not find_readable(path, RESPONSES, warn):
-        return {}
+    """The samples that an earlier attempt has kept."""
     places = {row["prompt_id"]: place for place, row in enumerate(rows)}
     return {
         (places[row["prompt_id"]], row["sample_index"]): SampledResponse(
             row["response_token_ids"], row["response_logprobs"], row["finish_reason"]
         )
-        for row in read_rows(path, RESPONSES)
+        for row in chunk.read(warn)
     }
 
 
@@ -189,13 +156,15 @@ def _to_rows(
             }
 
 
-def _assemble(ctx: GenerateContext, chunks: Sequence[Chunk], num_known_ids: int) -> dict[str, Any]:
+def _assemble(ctx: GenerateContext, chunks: Sequence[Part], num_known_ids: int) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
     num_prompts = sum(map(len, chunks))
     reasons: Counter[str] = Counter()
     num_tokens = empty = unknown = 0
     with TableWriter(ctx.out / "responses.parquet", RESPONSES) as writer:
-        for row in read_rows([chunk.path for chunk in chunks], RESPONSES):
+        # A chunk whose prompts are all too long has no file.
+        written = [chunk.path for chunk in chunks if chunk.path.exists()]
+        for row in read_rows(written, RESPONSES):
             writer.write(row)
             reasons[row["finish_reason"]] += 1
             num_tokens += len(row["response_token_ids"])

@@ -5,11 +5,12 @@ made twice with the answers swapped, and what does not survive the swap counts a
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, Field
@@ -17,9 +18,10 @@ from pydantic import BaseModel, Field
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.score.oracle import Oracle, OracleVerdict, prompt_starts
+from stages.score.oracle import Oracle, OracleVerdict
 from stages.score.params import JudgeSettings, ScoreParams
 from stages.score.remote import Remote, RequestRows
+from stages.tables.join import prompt_starts
 
 _TEMPLATES = {
     "scored": "judge.jinja",
@@ -85,7 +87,9 @@ class Judge:
             and self.settings.against == "samples"
             and "opponent" not in rows[0]
         )
-        starts = prompt_starts(rows) if compares_samples else range(len(rows) + 1)
+        starts: Sequence[int] = range(len(rows) + 1)
+        if compares_samples:
+            starts = prompt_starts(pa.array([row["prompt_id"] for row in rows]))
         return self.remote.score(rows, starts, self._verdicts)
 
     def _verdicts(self, rows: RequestRows) -> list[OracleVerdict]:

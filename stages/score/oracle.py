@@ -48,13 +48,3 @@ def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
     """Loads the oracle that the parameters name; its threads and processes end with this one."""
     oracle: Oracle = importlib.import_module(ORACLES[ctx.params.oracle].module).load(ctx)
     return oracle
-
-
-def prompt_starts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """First row of each prompt, and the number of rows."""
-    changes = [
-        place
-        for place in range(1, len(rows))
-        if rows[place]["prompt_id"] != rows[place - 1]["prompt_id"]
-    ]
-    return [0, *changes, len(rows)] if rows else [0]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,15 +15,15 @@ from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.score.oracle import Oracle, OracleVerdict, load_oracle, prompt_starts
+from stages.score.oracle import Oracle, OracleVerdict, load_oracle
 from stages.score.params import ScoreParams
+from stages.tables.join import prompt_starts
+from stages.tables.parts import Part
 from stages.tables.schemas import (
     RESPONSES,
     SCORES,
     TableWriter,
-    find_readable,
     open_table,
-    publish_table,
     read_batches,
     read_rows,
 )
@@ -55,12 +54,11 @@ def run(ctx: ScoreContext) -> None:
     parts = []
     done = 0
     new = 0
-    for first, rows in _read_prompts(ctx):
-        # The name holds the bounds: batches of another size have other files.
-        path = ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet"
-        new += _ask(oracle, rows, path, ctx.events, done, total)
-        done += len(rows)
-        parts.append(path)
+    for rows in _read_prompts(ctx):
+        part = Part(ctx.work, SCORES, done, done + len(rows))
+        new += _ask(oracle, rows, part, ctx.events, total)
+        done = part.stop
+        parts.append(part.path)
     if new < total:
         ctx.events.info(f"{total - new} of {total} scores were there already")
     table = ctx.out / "scores.parquet"
@@ -101,18 +99,16 @@ def _check_nulls(ctx: ScoreContext, scored: pa.Table) -> None:
     ctx.events.warning(f"{summary}; their prompts are left out of the pairs")
 
 
-def _read_prompts(ctx: ScoreContext) -> Iterator[tuple[int, list[ResponseRow]]]:
-    """Yields (number of the first row, rows): whole prompts, at least a batch of rows."""
+def _read_prompts(ctx: ScoreContext) -> Iterator[list[ResponseRow]]:
+    """Yields rows of whole prompts, at least a batch of them until the last."""
     rows: list[ResponseRow] = []
-    first = 0
     for row in _with_opponents(ctx):
         if len(rows) >= BATCH_ROWS and row["prompt_id"] != rows[-1]["prompt_id"]:
-            yield first, rows
-            first += len(rows)
+            yield rows
             rows = []
         rows.append(row)
     if rows:
-        yield first, rows
+        yield rows
 
 
 def _with_opponents(ctx: ScoreContext) -> Iterator[ResponseRow]:
@@ -135,22 +131,21 @@ def _with_opponents(ctx: ScoreContext) -> Iterator[ResponseRow]:
 
 
 def _read_known(
-    path: Path, rows: Sequence[ResponseRow], warn: Callable[[str], None]
+    part: Part, rows: Sequence[ResponseRow], warn: Callable[[str], None]
 ) -> dict[int, ResponseRow]:
-    """The rows of SCORES that an attempt has left in a file, by their place in ``rows``.
+    """The rows of SCORES that an attempt has left of a part, by their place in ``rows``.
 
     Prompts count as a whole: some oracles look at all responses of one. One with a response that
     has no score is asked about again.
     """
-    if not find_readable(path, SCORES, warn):
-        return {}
     saved = {
         (row["prompt_id"], row["sample_index"]): row
-        for row in read_rows(path, SCORES)
+        for row in part.read(warn)
         if row["score"] is not None
     }
     by_place: dict[int, ResponseRow] = {}
-    for start, stop in pairwise(prompt_starts(rows)):
+    prompts = prompt_starts(pa.array([row["prompt_id"] for row in rows]))
+    for start, stop in pairwise(prompts):
         keys = [(row["prompt_id"], row["sample_index"]) for row in rows[start:stop]]
         if all(key in saved for key in keys):
             by_place |= {start + place: saved[key] for place, key in enumerate(keys)}
@@ -160,19 +155,16 @@ def _read_known(
 def _ask(
     oracle: Oracle,
     rows: Sequence[ResponseRow],
-    path: Path,
+    part: Part,
     events: Emitter,
-    done: int,
     total: int,
 ) -> int:
-    """Asks for what no attempt has left in a file, and keeps it there as it comes.
-
-    ``done`` of ``total`` rows came before these.
+    """Asks for what no attempt has left of a part, and keeps it there as it comes.
 
     Returns:
         The number of answers.
     """
-    scored = _read_known(path, rows, events.warning)
+    scored = _read_known(part, rows, events.warning)
     places = [place for place in range(len(rows)) if place not in scored]
     if not places:
         return 0
@@ -183,19 +175,19 @@ def _ask(
             place = places[index]
             scored[place] = _to_row(rows[place], verdict, oracle.identity)
             if time.monotonic() >= save_at:
-                _save(scored, path)
+                _save(scored, part)
                 save_at = time.monotonic() + _SAVE_SECONDS
-            events.progress(done + len(scored), total, "responses")
+            events.progress(part.first + len(scored), total, "responses")
     finally:
         # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
         if len(scored) > num_known:
-            _save(scored, path)
+            _save(scored, part)
     assert len(scored) == len(rows)
     return len(places)
 
 
-def _save(scored: Mapping[int, ResponseRow], path: Path) -> None:
-    publish_table(path, SCORES, [scored[place] for place in sorted(scored)])
+def _save(scored: dict[int, ResponseRow], part: Part) -> None:
+    part.save(scored[place] for place in sorted(scored))
 
 
 def _to_row(row: ResponseRow, verdict: OracleVerdict, identity: str) -> ResponseRow:

@@ -101,14 +101,14 @@ def _read_shard(
         if held is not None:
             rows = pa.concat_tables([held[0], rows])
             scored = pa.concat_tables([held[1], scored])
-        starts = _starts(rows["prompt_id"])
+        starts = prompt_starts(rows["prompt_id"].combine_chunks())
         # The last prompt may go on in the next batch.
         whole = starts[-2]
         if whole > 0:
             yield _batch(rows.slice(0, whole), scored.slice(0, whole), starts[:-1], responses_path)
         held = rows.slice(whole), scored.slice(whole)
     if held is not None:
-        yield _batch(*held, _starts(held[0]["prompt_id"]), responses_path)
+        yield _batch(*held, prompt_starts(held[0]["prompt_id"].combine_chunks()), responses_path)
 
 
 def _have_same_keys(rows: pa.RecordBatch | None, scored: pa.RecordBatch | None) -> bool:
@@ -118,9 +118,8 @@ def _have_same_keys(rows: pa.RecordBatch | None, scored: pa.RecordBatch | None) 
     return all(rows[key].equals(scored[key]) for key in _KEYS)
 
 
-def _starts(prompt_ids: pa.ChunkedArray) -> list[int]:
-    """First row of each run of equal ids, and the number of rows."""
-    ids = prompt_ids.combine_chunks()
+def prompt_starts(ids: pa.StringArray) -> list[int]:
+    """First row of each prompt, whose rows are together, and the number of rows."""
     return [0, *pc.run_end_encode(ids).run_ends.to_pylist()]
 
 

@@ -6,16 +6,14 @@ a walk over both and memory does not grow with the number of prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.contract.atomic import atomic_path
 from stages.contract.data_files import open_parquet
-from stages.contract.digests import set_aside
 from stages.contract.errors import UserError
 
 ROWS_PER_GROUP = 4096
@@ -182,12 +180,6 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
     return writer.num_rows
 
 
-def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes all ``rows`` to ``path`` in one move, for a stage's work folder."""
-    with atomic_path(path, durable=True) as scratch:
-        write_table(scratch, schema, rows)
-
-
 def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     """Opens a Parquet file; UserError if it is missing, is none, or has other columns."""
     try:
@@ -215,19 +207,6 @@ def read_batches(
     for path in [paths] if isinstance(paths, Path) else paths:
         with open_table(path, schema) as file:
             yield from file.iter_batches(batch_size=batch_rows, columns=columns)
-
-
-def find_readable(path: Path, schema: pa.Schema, warn: Callable[[str], None]) -> bool:
-    """True if an attempt left a table here; a damaged one is set aside with a warning."""
-    if not path.exists():
-        return False
-    try:
-        for _ in read_batches(path, schema):
-            pass
-    except (UserError, OSError, pa.ArrowException) as error:
-        warn(f"damaged file: {error}. Set aside as {set_aside(path).name}.")
-        return False
-    return True
 
 
 def read_rows(

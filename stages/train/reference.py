@@ -4,18 +4,19 @@ Computed in parts that survive a failed attempt; each process computes a share o
 ZeRO-3 the reference lies in shards as the policy does, and both are never in memory at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import nn
 
-from stages.contract.atomic import atomic_path
 from stages.modeling.token_batches import token_batches
-from stages.tables.schemas import TableWriter, read_rows
+from stages.tables.parts import split_parts
+from stages.tables.schemas import read_rows, write_table
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
 from stages.training.engine import Process
@@ -61,23 +62,24 @@ def compute_reference(
         params: layout of rows, and tokens of a pass.
         process: this process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(pairs), PART_PAIRS)
-    # The first process's view: on a shared file system others may see less.
-    missing, *_ = process.gathered([start for start in starts if not _part(folder, start).exists()])
+    parts = split_parts(folder, REFERENCE_LOGPROBS, 0, len(pairs), PART_PAIRS)
+    missing = []
+    if process.is_first:
+        warn = process.events.warning
+        missing = [part for part in parts if len(part.read(warn)) < len(part)]
+    missing, *_ = process.gathered(missing)
     if missing:
         with load_model() as model:
-            for done, start in enumerate(missing):
+            for done, part in enumerate(missing):
                 process.events.progress(done, len(missing), "parts", "reference log-probabilities")
-                part = pairs[start : start + PART_PAIRS]
+                its_pairs = pairs[part.first : part.stop]
                 logprobs: RefLogprobs = {}
-                for share in process.gathered(_share(model, part, numerics, params, process)):
+                for share in process.gathered(_share(model, its_pairs, numerics, params, process)):
                     logprobs |= share
                 if process.is_first:
-                    with atomic_path(_part(folder, start), durable=True) as scratch:
-                        write_reference(scratch, part, logprobs)
+                    part.save(reference_rows(its_pairs, logprobs))
     process.barrier()
-    return read_reference(sorted(folder.glob("part-*.parquet")))
+    return read_reference([part.path for part in parts])
 
 
 def _share(
@@ -118,18 +120,20 @@ def read_reference(paths: Sequence[Path]) -> RefLogprobs:
 
 
 def write_reference(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
-    """Writes a table, the artifact's or a part of it, in the order of the pairs."""
-    with TableWriter(path, REFERENCE_LOGPROBS) as writer:
-        for pair in pairs:
-            chosen, rejected = reference[pair.index]
-            writer.write(
-                {
-                    "pair_index": pair.index,
-                    "prompt_id": pair.prompt_id,
-                    "chosen_logprobs": chosen,
-                    "rejected_logprobs": rejected,
-                }
-            )
+    """Writes the artifact's table in the order of the pairs."""
+    write_table(path, REFERENCE_LOGPROBS, reference_rows(pairs, reference))
+
+
+def reference_rows(pairs: Sequence[Pair], reference: RefLogprobs) -> Iterator[dict[str, Any]]:
+    """Rows of the table."""
+    for pair in pairs:
+        chosen, rejected = reference[pair.index]
+        yield {
+            "pair_index": pair.index,
+            "prompt_id": pair.prompt_id,
+            "chosen_logprobs": chosen,
+            "rejected_logprobs": rejected,
+        }
 
 
 def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Gap:
@@ -148,7 +152,3 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Gap:
             largest = max(largest, float(gaps.max(initial=0.0)))
             tokens += len(gaps)
     return {"mean": total / tokens, "max": largest} if tokens else {"mean": None, "max": None}
-
-
-def _part(folder: Path, start: int) -> Path:
-    return folder / f"part-{start:09d}.parquet"

@@ -29,9 +29,9 @@ from stages.training.adapters import (
 from stages.training.batches import Plan
 from stages.training.checkpoints import Checkpoints
 from stages.training.engine import Engine, Process
-from stages.training.launch import P
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import StepLog
+from stages.training.params import P
 from stages.training.policy import (
     Numerics,
     check_model,

@@ -5,7 +5,7 @@ Every process of a training has the context of the stage call.
 
 import importlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -14,9 +14,7 @@ from stages.contract.request import Request
 from stages.harness.context import ResolvedInput, StageContext
 from stages.harness.program import deferred_stop
 from stages.store.base import Store
-from stages.training.params import TrainingParams
-
-P = TypeVar("P", bound=TrainingParams)
+from stages.training.params import P
 
 
 def train(ctx: StageContext[P]) -> None:

@@ -1,7 +1,7 @@
 """Parameters that the stages `train` and `sft` share."""
 
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -102,3 +102,6 @@ class TrainingParams(StageParams, OptimizerParams):
     def token_budget(self) -> int:
         """Most tokens of a forward pass; where none are set, as many as every device takes."""
         return self.micro_batch_tokens or FEWEST_TOKENS
+
+
+P = TypeVar("P", bound=TrainingParams)

@@ -24,14 +24,14 @@ from stages.modeling.probe import (
     share_prompts,
 )
 from stages.modeling.shared_prefix import SHARED_PREFIX, shared_prefix_attention
-from stages.training.params import FEWEST_TOKENS, TrainingParams
+from stages.training.params import FEWEST_TOKENS, P, TrainingParams
 
 MOST_TOKENS = 16384
 """Tokens of a micro-batch that keep a GPU busy: more are not faster."""
 COMPILED_FROM_TOKENS = 2_000_000
 """Tokens of a training from which compiled layers gain more time than compiling takes."""
 _MOST_GRAPHS = 64
-"""Graphs of one kind of layer. Each mix of gradients, adapters and attention windows has its own."""
+"""Graphs of a kind of layer; each mix of gradients, adapters and attention windows has its own."""
 _USABLE = 0.9
 """Share of a GPU's memory; the rest is left for fragments."""
 _BYTES_TRAINED = 12
@@ -144,9 +144,7 @@ def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def with_memory_choices(
-    params: TrainingParams, policy: nn.Module, memory: int | None, *, compiled: bool
-) -> TrainingParams:
+def with_memory_choices(params: P, policy: nn.Module, memory: int | None, *, compiled: bool) -> P:
     """The parameters, with gradient checkpointing and micro-batch tokens that suit the memory.
 
     ``memory`` are the bytes of the GPU. Where it is None all activations are recomputed. Layers are

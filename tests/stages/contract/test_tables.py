@@ -3,12 +3,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.contract.errors import UserError
+from stages.tables.parts import Part
 from stages.tables.schemas import (
     PROMPTS,
     RESPONSES,
     SCHEMAS,
     TableWriter,
-    find_readable,
     num_rows,
     open_table,
     read_batches,
@@ -83,14 +83,19 @@ def test_wrong_files_are_refused_by_name(tmp_path):
         assert caught.value.remedy
 
 
-def test_damaged_table_of_an_attempt_is_set_aside(tmp_path):
-    path = tmp_path / "chunk.parquet"
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_damaged_part_of_an_attempt_is_set_aside(tmp_path, damage):
+    part = Part(tmp_path, PROMPTS, 0, 5)
     warnings = []
-    assert not find_readable(path, PROMPTS, warnings.append)
-    write_table(path, PROMPTS, rows_of(PROMPTS, 5))
-    assert find_readable(path, PROMPTS, warnings.append)
+    assert part.read(warnings.append) == []
+    part.save(rows_of(PROMPTS, 5))
+    assert part.read(warnings.append) == list(rows_of(PROMPTS, 5))
     assert warnings == []
-    path.write_bytes(path.read_bytes()[:-20])
-    assert not find_readable(path, PROMPTS, warnings.append)
-    assert not path.exists()
+    content = bytearray(part.path.read_bytes())
+    if damage == "changed":
+        column = pq.ParquetFile(part.path).metadata.row_group(0).column(0)
+        content[column.data_page_offset + column.total_compressed_size - 20] ^= 1
+    part.path.write_bytes(content[:-20] if damage == "cut" else content)
+    assert part.read(warnings.append) == []
+    assert not part.path.exists()
     assert "Set aside as" in warnings[0]

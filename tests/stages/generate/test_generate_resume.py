@@ -6,8 +6,10 @@ from stages.contract.errors import StoppedError
 from stages.contract.events import Progress
 from stages.generate import run as generate_run
 from stages.generate.params import GenerateParams
-from stages.generate.run import STAGE, split_chunks
+from stages.generate.run import STAGE
 from stages.harness.program import execute
+from stages.tables.parts import split_parts
+from stages.tables.schemas import RESPONSES
 from tests.stage_calls import EventLog, call_request, metrics, request_for, write_prompts
 from tests.stages.generate.small_runs import PARAMS, TEXTS
 
@@ -73,5 +75,5 @@ class StoppingLog(EventLog):
 
 
 def test_chunks_of_another_size_have_other_files(tmp_path):
-    small, large = (split_chunks(tmp_path, 0, 12, size) for size in (4, 6))
+    small, large = (split_parts(tmp_path, RESPONSES, 0, 12, size) for size in (4, 6))
     assert not {chunk.path for chunk in small} & {chunk.path for chunk in large}

@@ -9,6 +9,7 @@ import torch
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
+from stages.tables.parts import Part
 from stages.train import reference
 from stages.train.data import load_pairs
 from stages.train.params import TrainParams
@@ -69,7 +70,7 @@ def run(folder, pairs, *, rank=0, world=1, stop=lambda: False):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("part-*")}
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
 
 
 def test_a_retry_computes_the_missing_parts_alone(tmp_path, pairs):
@@ -87,14 +88,18 @@ def test_a_retry_computes_the_missing_parts_alone(tmp_path, pairs):
 
 def test_processes_share_a_part_in_as_many_passes(tmp_path, pairs, monkeypatch):
     shares = []
-    monkeypatch.setattr(
-        OneOfSeveral, "gathered", lambda self, value: shares.append(value) or [value]
-    )
-    monkeypatch.setattr(reference, "write_reference", lambda path, part, logprobs: path.touch())
+
+    def gathered(self, value):
+        shares.append(value)
+        # The first process finds that the part is missing.
+        return [[Part(tmp_path, reference.REFERENCE_LOGPROBS, 0, 4)] if value == [] else value]
+
+    monkeypatch.setattr(OneOfSeveral, "gathered", gathered)
+    monkeypatch.setattr(reference, "reference_rows", lambda part, logprobs: [])
     monkeypatch.setattr(reference, "read_reference", lambda paths: {})
     passes = [run(tmp_path / str(rank), pairs[:4], rank=rank, world=3)[1] for rank in range(3)]
     assert len(set(passes)) == 1
-    assert set().union(*filter(None, shares)) == {0, 1, 2, 3}
+    assert set().union(*(share for share in shares if isinstance(share, dict))) == {0, 1, 2, 3}
 
 
 def test_a_stop_ends_it_after_a_pass(tmp_path, pairs):

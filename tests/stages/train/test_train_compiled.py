@@ -68,7 +68,7 @@ def test_a_layer_that_cannot_be_compiled_is_refused(tmp_path, monkeypatch, polic
         nn.Module, "compile", lambda layer, **options: compiled(layer, **options, backend=backend)
     )
     torch._dynamo.reset()
-    with pytest.raises(UserError, match="no C.. compiler") as caught:
+    with pytest.raises(UserError, match="compiler") as caught:
         train(tmp_path / "store", policy, [pairs], compile_layers=True)
     torch._dynamo.reset()
     assert failed
