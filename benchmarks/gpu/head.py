@@ -64,12 +64,12 @@ def measure(figures: Figures, device: torch.device, *, dry: bool) -> None:
 
 
 def _ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    return logprobs.token_logprobs(hidden, weight, None, targets)
+    return logprobs.token_logprobs(hidden, weight, targets)
 
 
 def _without_kernels(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     with mock.patch.object(logprobs, "is_fused", lambda *_: False):
-        return logprobs.token_logprobs(hidden, weight, None, targets)
+        return logprobs.token_logprobs(hidden, weight, targets)
 
 
 def _materialised(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Policy:
 def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     """Reads a checkpoint's tokenizer and configuration; UserError if they cannot serve."""
     tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path, params.chat_template_args)
+    require_chat_template(tokenizer, source.name_or_path)
     config = load_model_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)

@@ -2,9 +2,8 @@
 
 import datetime
 import functools
-import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.contract.errors import UserError
@@ -18,12 +17,11 @@ _DAY = datetime.datetime(2024, 7, 26)
 _ANSWER = "Q7Z"
 
 
-def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] = ()) -> None:
+def require_chat_template(tokenizer: Any, place: str) -> None:
     """Checks that ``tokenizer`` has a chat template, which renders what messages say.
 
     Raises:
-        UserError: It has none, or renders two prompts alike, or one of the template's ``variables``
-            is an option of the rendering itself.
+        UserError: It has none, or renders two prompts alike.
     """
     remedy = "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set"
     if not tokenizer.chat_template:
@@ -32,13 +30,6 @@ def require_chat_template(tokenizer: Any, place: str, variables: Iterable[str] =
         raise UserError(
             f"{place}: the chat template renders two prompts alike: it leaves out what they say",
             remedy,
-        )
-    options = set(inspect.signature(tokenizer.apply_chat_template).parameters)
-    for name in sorted(options.difference({"tools", "documents"}).intersection(variables)):
-        raise UserError(
-            f"chat_template_args has {name!r}, which says how to render, not what",
-            "leave it out; chat_template_args are variables of the template "
-            "(`enable_thinking: false`)",
         )
 
 
@@ -101,8 +92,8 @@ def render_answered(
     if prompt and whole[: len(prompt)] == prompt and len(whole) > len(prompt):
         return prompt, _until_end(tokenizer, whole[len(prompt) :], arguments)
     # A tokenizer may merge the prompt's last newline with newlines that the answer opens with.
-    before = _text(tokenizer, messages, add_generation_prompt=True, **arguments)
-    after = _text(tokenizer, answered, add_generation_prompt=False, **arguments)
+    before = _text(tokenizer, messages, **arguments | {"add_generation_prompt": True})
+    after = _text(tokenizer, answered, **arguments | {"add_generation_prompt": False})
     if not prompt or not after.startswith(before) or after == before:
         raise UserError(
             "the chat template does not continue a prompt with the answer: a "
@@ -141,7 +132,7 @@ def _render_checked(
     if spelled and not settings.allow_control_tokens:
         remedy = "remove them from the text, or set generate.allow_control_tokens to true"
         raise UserError(spelled, remedy)
-    return render_conversation(tokenizer, messages, **template_args | settings.chat_template_args)
+    return render_conversation(tokenizer, messages, **settings.chat_template_args | template_args)
 
 
 def render_conversation(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:

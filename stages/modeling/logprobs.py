@@ -119,16 +119,14 @@ def causal_lm(policy: nn.Module) -> Any:
 def token_logprobs(
     hidden: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     targets: Tensor,
     mapped: LogitMap = LogitMap(),
 ) -> Tensor:
-    """Computes log softmax(mapped(hidden · weightᵀ + bias))[targets] in float32.
+    """Computes log softmax(mapped(hidden · weightᵀ))[targets] in float32.
 
     Args:
         hidden: Last hidden states, [N, H].
         weight: The head's weight, [V, H].
-        bias: The head's bias, [V], or None.
         targets: Token ids, [N].
         mapped: What the model makes of the head's logits.
 
@@ -138,7 +136,7 @@ def token_logprobs(
     rows = len(hidden)
     dtype = product_dtype(hidden)
     is_trained = torch.is_grad_enabled() and weight.requires_grad
-    if is_fused(weight, bias, mapped):
+    if is_fused(weight, mapped):
         # Triton comes with torch's builds for GPUs alone.
         from stages.modeling.fused_logprobs import FusedSoftmax, chunk_rows, keeps
 
@@ -151,12 +149,12 @@ def token_logprobs(
         row_bytes = 4 * len(weight)
         keep = is_trained and rows * row_bytes <= LOGIT_KEEP_BYTES
         chunk = max(FEWEST_ROWS[weight.is_cuda], LOGIT_CHUNK_BYTES // row_bytes)
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, softmax, dtype, chunk, keep)
+    return _TokenLogprobs.apply(hidden, weight, targets, softmax, dtype, chunk, keep)
 
 
-def is_fused(weight: Tensor, bias: Tensor | None, mapped: LogitMap) -> bool:
-    """True if kernels compute the softmax: on a GPU, unless logits are capped or have a bias."""
-    return weight.is_cuda and bias is None and mapped.cap is None
+def is_fused(weight: Tensor, mapped: LogitMap) -> bool:
+    """True if kernels compute the softmax: on a GPU, unless logits are capped."""
+    return weight.is_cuda and mapped.cap is None
 
 
 class _ChunkedHead(nn.Module):
@@ -165,11 +163,10 @@ class _ChunkedHead(nn.Module):
     def __init__(self, head: nn.Linear, mapped: LogitMap) -> None:
         super().__init__()
         self.weight = head.weight
-        self.bias: Tensor | None = head.bias
         self._mapped = mapped
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return token_logprobs(hidden, self.weight, self.bias, targets, self._mapped)
+        return token_logprobs(hidden, self.weight, targets, self._mapped)
 
 
 @dataclass(frozen=True)
@@ -214,25 +211,23 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         targets: Tensor,
         softmax: Any,
         dtype: torch.dtype,
         chunk: int,
         keep: bool,
     ) -> Tensor:
-        needs_hidden, *needs_head = ctx.needs_input_grad[:3]
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        d_hidden = torch.empty_like(hidden) if needs_hidden and not any(needs_head) else None
+        d_hidden = torch.empty_like(hidden) if needs_hidden and not needs_head else None
         ctx.softmax = softmax
         ctx.dtype = dtype
         ctx.chunk = chunk
         ctx.kept = []
         with torch.autocast(hidden.device.type, enabled=False):
             head = weight.to(dtype)
-            offset = None if bias is None else bias.to(dtype)
             for rows in _chunks(len(hidden), chunk):
-                logits = functional.linear(hidden[rows].to(dtype), head, offset)
+                logits = functional.linear(hidden[rows].to(dtype), head)
                 logprobs[rows], state = softmax.logprobs(logits, targets[rows])
                 if d_hidden is not None:
                     ones = torch.ones_like(logprobs[rows])
@@ -240,16 +235,16 @@ class _TokenLogprobs(torch.autograd.Function):
                     d_hidden[rows] = (d_logits @ head).to(hidden.dtype)
                 if keep:
                     ctx.kept.append(state)
-        ctx.save_for_backward(hidden, weight, bias, targets, d_hidden)
+        ctx.save_for_backward(hidden, weight, targets, d_hidden)
         return logprobs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, d_hidden = ctx.saved_tensors
+        hidden, weight, targets, d_hidden = ctx.saved_tensors
         if d_hidden is not None:
             scaled = d_hidden.float().mul_(gradient[:, None]).to(hidden.dtype)
-            return scaled, *[None] * 7
+            return scaled, *[None] * 6
         gradient = gradient.contiguous()
         # Used up here; a second backward pass would compute them again.
         kept = ctx.kept
@@ -259,26 +254,21 @@ class _TokenLogprobs(torch.autograd.Function):
         sum_dtype = weight.dtype if len(chunks) == 1 else torch.float32
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros((), device=weight.device)
-        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             head = weight.to(ctx.dtype)
-            offset = None if bias is None else bias.to(ctx.dtype)
             for rows in chunks:
                 inputs = hidden[rows].to(ctx.dtype)
                 if kept:
                     state = kept.pop(0)
                 else:
-                    logits = functional.linear(inputs, head, offset)
+                    logits = functional.linear(inputs, head)
                     _, state = ctx.softmax.logprobs(logits, targets[rows])
                 d_logits = ctx.softmax.gradient(state, targets[rows], gradient[rows])
-                if d_bias is not None:
-                    d_bias += d_logits.sum(dim=0)
                 d_logits = d_logits.to(ctx.dtype)
                 d_hidden[rows] = (d_logits @ head).to(hidden.dtype)
                 part = _product(d_logits.T, inputs, sum_dtype)
                 d_weight = part if rows.start == 0 else d_weight.add_(part)
-        d_weight = d_weight.to(weight.dtype)
-        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), *[None] * 5
+        return d_hidden, d_weight.to(weight.dtype), *[None] * 5
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:

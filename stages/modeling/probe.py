@@ -45,9 +45,9 @@ class UnfitModelError(ValueError):
 def check_logprobs(model: Any) -> None:
     """Checks that log-probabilities can be read off a linear head, whatever lies next to a row."""
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
+    if type(head) is not nn.Linear or head.bias is not None:
         raise UnfitModelError(
-            f"its head is of type {type(head).__name__}, not a plain linear layer"
+            f"its head is of type {type(head).__name__}, not a linear layer without bias"
         )
     if _is_sharded(model):
         return

@@ -24,7 +24,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     """Writes a pair for each row of the data whose prompt is among the iteration's."""
     policy = ctx.model("policy")
     tokenizer = load_tokenizer(policy)
-    require_chat_template(tokenizer, policy.name_or_path, ctx.params.chat_template_args)
+    require_chat_template(tokenizer, policy.name_or_path)
     prompts = {
         row["prompt_id"] for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
@@ -32,7 +32,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     [data] = ctx.inputs["data"]
     source = open_source(data, subset=ctx.params.subset, split=ctx.params.split)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for place, row in source.rows():
+        for place, row in source.read():
             counts["rows"] += 1
             try:
                 preference = read_preference(row, ctx.params)
@@ -42,7 +42,6 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             if pair is not None:
                 writer.write(pair)
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
-    source.warn_of_unread_fields(ctx.events)
     if not counts["pairs"]:
         raise UserError(
             f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "

@@ -116,12 +116,11 @@ class ConversationFit(Fit[SftParams]):
             longest = self.ctx.params.architecture.max_position_embeddings
             return make_word_tokenizer(texts, max_length=longest)
         tokenizer = load_tokenizer(self._source)
-        variables = self.ctx.params.chat_template_args
-        require_chat_template(tokenizer, self._source.name_or_path, variables)
+        require_chat_template(tokenizer, self._source.name_or_path)
         return tokenizer
 
     def _conversations(self) -> Iterator[Placed]:
-        return read_conversations(self.ctx.inputs["data"], self.ctx.events)
+        return read_conversations(self.ctx.inputs["data"])
 
     def _max_length(self) -> int:
         """The model's context or the smaller limit asked for; some models have no context."""

@@ -79,12 +79,6 @@ def compute_repeatably(*, on_gpu: bool) -> None:
     options.fill_uninitialized_memory = False
 
 
-# Draws experts in training mode, and has no setting that forbids it.
-_SAMPLING_ROUTER = "PhimoeTopKRouter"
-# Factors that a router draws around 1 in training; elsewhere such a name may be a threshold.
-_NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")
-
-
 def load_logprob_model(
     source: ModelSource, params: TrainingParams, numerics: Numerics
 ) -> ResponseLogprobs:
@@ -122,17 +116,14 @@ def check_model(model: Any, params: TrainingParams, numerics: Numerics) -> None:
 
 
 def remove_dropout(model: nn.Module) -> None:
-    """Sets dropout and router noise to 0: policy and reference differ by their weights only."""
+    """Sets dropout to 0: policy and reference differ by their weights only."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
         # Layers of transformers keep theirs as plain numbers.
         for name, value in vars(module).items():
-            if isinstance(value, float) and ("drop" in name or name in _NOISE):
+            if isinstance(value, float) and "drop" in name:
                 setattr(module, name, 0.0)
-        if type(module).__name__ == _SAMPLING_ROUTER:
-            # As an instance's own attribute, so that `train` of the whole model leaves it alone.
-            vars(module.eval())["train"] = lambda mode=True, router=module: router
 
 
 def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:

@@ -60,7 +60,7 @@ def test_the_head_s_kernels_give_the_cpu_s_numbers(rows, keep_share, monkeypatch
 
     def of(device):
         inputs = [tensor.detach().to(device).requires_grad_() for tensor in (hidden, weight)]
-        logprobs = token_logprobs(*inputs, None, targets.to(device))
+        logprobs = token_logprobs(*inputs, targets.to(device))
         logprobs.sum().backward()
         return [tensor.detach().cpu() for tensor in (logprobs, *(part.grad for part in inputs))]
 

@@ -233,15 +233,6 @@ def test_empty_and_cut_off_responses_are_warned_about(generate):
     assert f"{len(rows) // 8 * 3} of {len(rows) // 8 * 3} responses are empty" in warned(events)
 
 
-def test_token_ids_without_a_text_are_warned_about(generate, tmp_path):
-    path = make_tiny_llama(tmp_path / "wide")
-    model = AutoModelForCausalLM.from_pretrained(path)
-    model.resize_token_embeddings(200)
-    model.save_pretrained(path)
-    _, _, events = generate(model=path)
-    assert any("the tokenizer does not have" in text for text in warned(events))
-
-
 class TestAdapter:
     def test_the_policy_wears_it(self, generate, policy, tmp_path):
         save_tiny_adapters(tmp_path / "adapter", policy)
@@ -260,9 +251,11 @@ class TestChatTemplateArgs:
         rows, _, _ = generate(["red"], model=model)
         assert SPECIAL.index("<user>") in rows[0]["prompt_token_ids"]
 
-    def test_options_of_the_rendering_are_refused(self, generate):
-        with pytest.raises(UserError, match="'add_generation_prompt', which says how to render"):
-            generate(chat_template_args={"add_generation_prompt": False})
+    def test_they_change_no_option_of_the_rendering(self, generate):
+        rows, _, _ = generate(["red"], chat_template_args={"add_generation_prompt": False})
+        assert rows == generate(["red"])[0]
+        with pytest.raises(UserError, match="tokenize"):
+            generate(["red"], chat_template_args={"tokenize": True})
 
 
 ALONE = [{"role": "system", "content": "red"}]

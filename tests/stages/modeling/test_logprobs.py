@@ -86,7 +86,6 @@ def test_values_and_gradients_equal_the_plain_forward_pass(family):
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 7, 100])
-@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("keep_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
@@ -95,21 +94,18 @@ def test_values_and_gradients_equal_the_plain_forward_pass(family):
     ids=["as they are", "scaled", "divided", "capped"],
 )
 def test_neither_chunks_nor_what_is_kept_change_anything(
-    monkeypatch, chunk_rows, with_bias, keep_bytes, frozen, mapped
+    monkeypatch, chunk_rows, keep_bytes, frozen, mapped
 ):
     monkeypatch.setattr("stages.modeling.logprobs.LOGIT_CHUNK_BYTES", 4 * 11 * chunk_rows)
     monkeypatch.setattr("stages.modeling.logprobs.LOGIT_KEEP_BYTES", keep_bytes)
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, requires_grad=True)
     weight = torch.randn(11, 5, requires_grad=not frozen)
-    bias = torch.randn(11, requires_grad=not frozen) if with_bias else None
     targets = torch.randint(0, 11, (7,))
-    inputs = [
-        tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad
-    ]
+    inputs = [tensor for tensor in (hidden, weight) if tensor.requires_grad]
 
-    logprobs = token_logprobs(hidden, weight, bias, targets, mapped)
-    logits = torch.nn.functional.linear(hidden, weight, bias) * mapped.factor / mapped.divisor
+    logprobs = token_logprobs(hidden, weight, targets, mapped)
+    logits = torch.nn.functional.linear(hidden, weight) * mapped.factor / mapped.divisor
     if mapped.cap is not None:
         logits = mapped.cap * torch.tanh(logits / mapped.cap)
     expected = logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
@@ -127,7 +123,7 @@ def test_neither_chunks_nor_what_is_kept_change_anything(
 def test_a_second_backward_pass_gives_the_same():
     hidden = torch.randn(3, 5, requires_grad=True)
     weight = torch.randn(11, 5, requires_grad=True)
-    total = token_logprobs(hidden, weight, None, torch.tensor([1, 2, 3])).sum()
+    total = token_logprobs(hidden, weight, torch.tensor([1, 2, 3])).sum()
     first = torch.autograd.grad(total, [hidden, weight], retain_graph=True)
     for one, two in zip(first, torch.autograd.grad(total, [hidden, weight]), strict=True):
         torch.testing.assert_close(one, two)
