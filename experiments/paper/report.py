@@ -72,7 +72,8 @@ def _record(run: StudyRun) -> dict[str, Any]:
 
 def kappa_figures(findings: Findings) -> dict[str, Figure]:
     """Mean reward over κ for each setting and divergence, a line for each design (Figure 3)."""
-    rewards: dict[tuple[str, str, float], list[float]] = {}
+    # By the run's name: one may stand in several rows.
+    rewards: dict[tuple[str, str, float], dict[str, float]] = {}
     for run in findings.tuning:
         row = run.row
         kappa = run.coefficient.get("train.kappa")
@@ -82,11 +83,11 @@ def kappa_figures(findings: Findings) -> dict[str, Figure]:
         if in_paper and kappa and reward:
             title = f"{row.setting}, {row.divergence}"
             point = (title, row.method, math.log10(kappa))
-            rewards.setdefault(point, []).append(reward.value)
+            rewards.setdefault(point, {})[run.name] = reward.value
     lines: dict[str, dict[str, dict[float, Estimate]]] = {}
-    for (title, method, log_kappa), values in sorted(rewards.items()):
+    for (title, method, log_kappa), by_run in sorted(rewards.items()):
         line = lines.setdefault(title, {}).setdefault(method, {})
-        line[log_kappa] = over_seeds(values)
+        line[log_kappa] = over_seeds(list(by_run.values()))
     figures = {}
     for title, by_method in lines.items():
         if any(len(line) > 1 for line in by_method.values()):

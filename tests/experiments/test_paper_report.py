@@ -124,6 +124,8 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses():
     tuning = (
         result(low, 7, mean_reward=0.6),
         result(low, 8, mean_reward=0.8),
+        # Runs of other rows have the same name if they are the same runs.
+        replace(result(low, 8, mean_reward=0.8), row=replace(low, experiment="kappa")),
         result(high, 7, mean_reward=0.9),
         result(everywhere, 7, mean_reward=0.1),
     )
