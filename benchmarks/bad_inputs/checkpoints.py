@@ -64,9 +64,8 @@ def _config(*says: str, **changes: Any) -> Bad:
 
 
 def _sizes(**changes: int) -> Bad:
-    """Sizes that the weights do not have, which a plan sees."""
-    [(name, size)] = changes.items()
-    return Bad(settings("config.json", **changes), (f"{name} is {size}",), "itself")
+    """Sizes that the weights do not have: a plan warns, a stage refuses."""
+    return Bad(settings("config.json", **changes))
 
 
 def _template(text: Any, *says: str) -> Bad:
@@ -302,7 +301,7 @@ _OF_THE_POLICY: dict[str, Bad] = {
 _OF_THE_REWARD_MODEL: dict[str, Bad] = {
     "another vocabulary's tokenizer": Bad(_other_words, ("orange", "purple")),
     "a language model": Bad(
-        lambda folder: (shutil.rmtree(folder), make_tiny_llama(folder)), ("score",)
+        lambda folder: (shutil.rmtree(folder), make_tiny_llama(folder)), ("LlamaForCausalLM",)
     ),
     "two outputs": Bad(
         lambda folder: (shutil.rmtree(folder), make_tiny_reward_model(folder, num_labels=2)), ("2",)

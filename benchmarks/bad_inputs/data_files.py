@@ -302,7 +302,7 @@ _SUPERVISED: dict[str, Bad] = {
         "says something", messages=[*_turns("user"), *_turns("assistant", content=" ")]
     ),
     "no user turn": _second("no user turn", messages=_turns("assistant")),
-    "no turns": _second("roles: none", messages=[]),
+    "no turns": _second("'messages'", messages=[]),
     "other columns": _second("columns: text", text="red"),
     "an answer of a number": _second("'response'", prompt="red", response=3),
     "a conversation of texts": _second("'messages'", messages=["red"]),
@@ -322,7 +322,7 @@ _SUPERVISED: dict[str, Bad] = {
         ("max_length_tokens",),
         names_file=False,
     ),
-    "JSON in one piece": Bad("bad.json", b"[]", (".jsonl",)),
+    "JSON in one piece": Bad("bad.json", b"[]"),
     "Parquet of other columns": Bad(
         "bad.parquet", _table(text=["red"]), ("row 1", "columns: text")
     ),
