@@ -1,12 +1,10 @@
 """Command ``geb init``: the folder of a new task, which runs as it is."""
 
-import itertools
-import json
 import re
 import shlex
-from collections.abc import Iterable
+import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -20,17 +18,9 @@ _TEMPLATES = ("flows.commands", "templates/init")
 _FILES = ("geb.yaml", "README.md", "oracle.py", "test_oracle.py")
 # Longest name of a run.
 _MAX_NAME = 100
-_NUM_PROMPTS = 640
-_NUM_CONVERSATIONS = 1500
-_ASKING = ("Please bring {} to room {}.", "We need {} in room {}.", "Could room {1} have {0}?")
-_NUMBERS = ("two", "three", "four", "five")
-_THINGS = ("towels", "pillows", "cups", "keys", "maps", "lamps", "chairs", "plates")
-_ROOMS = range(1, 41)
-_OPENINGS = ("Okay", "Yes", "Certainly")
+_SAMPLES = Path(__file__).parents[2] / "data/quickstart"
 # Weights of a model with less than a billion parameters.
 _SMALL_BYTES = 2 << 30
-# Prime to the number of orders, so that steps of it visit each of them once.
-_STRIDE = 1009
 
 
 def init(
@@ -65,49 +55,17 @@ def write_task(folder: Path, policy: str | None) -> None:
         "name": name[:_MAX_NAME] or "task",
         "is_small": policy is not None and 0 < _bytes_of_weights(Path(policy)) < _SMALL_BYTES,
         "gpus": len(gpus_of_this_host()),
-        "num_prompts": _NUM_PROMPTS,
         "store": str(folder / "store"),
     }
     for file in _FILES:
         page = render(f"{file}.jinja", _TEMPLATES, **values)
         (folder / file).write_text(page, encoding="utf-8")
-    rows = _orders()
-    _write_rows(folder / "prompts.jsonl", rows[:_NUM_PROMPTS])
+    shutil.copyfile(_SAMPLES / "prompts.jsonl", folder / "prompts.jsonl")
     if policy is None:
-        # On other prompts than the samples.
-        others = rows[_NUM_PROMPTS : _NUM_PROMPTS + _NUM_CONVERSATIONS]
-        openings = itertools.cycle(_OPENINGS)
-        conversations = map(_conversation, others, openings)
-        _write_rows(folder / "conversations.jsonl", conversations)
+        shutil.copyfile(_SAMPLES / "sft.jsonl", folder / "conversations.jsonl")
     load_config(folder / "geb.yaml")
 
 
 def _bytes_of_weights(folder: Path) -> int:
     """Size of a local model's weights; 0 for a model of the hub."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
-
-
-def _orders() -> list[dict[str, Any]]:
-    """Prompts of a hotel's front desk, with what a right answer repeats, in a mixed order."""
-    rows: list[dict[str, Any]] = []
-    for asking, number, thing, room in itertools.product(_ASKING, _NUMBERS, _THINGS, _ROOMS):
-        order = f"{number} {thing}"
-        answer = f"{order} for room {room}"
-        rows.append({"prompt": asking.format(order, room), "reference_answer": answer})
-    return [rows[place * _STRIDE % len(rows)] for place in range(len(rows))]
-
-
-def _conversation(row: dict[str, Any], opening: str) -> dict[str, Any]:
-    """A sample conversation for the warm start."""
-    answer = f"{opening}, {row['reference_answer']}."
-    return {
-        "messages": [
-            {"role": "user", "content": row["prompt"]},
-            {"role": "assistant", "content": answer},
-        ]
-    }

@@ -127,15 +127,13 @@ def _check_devices(config: RunConfig) -> None:
     is_vllm = config.generate.backend == "vllm"
     engine = config.generate.vllm.num_devices if is_vllm else 1
     for stage, taken in (("generate", engine), ("score", 1), ("evaluate", 1)):
-        resources = getattr(config.resources, stage)
-        unit = "gpus" if resources.gpus else "processes"
-        if resources.devices != taken:
-            unit_to_set = "gpus" if resources.devices < taken else unit
-            product = " (tensor_parallel_size times pipeline_parallel_size)" if taken > 1 else ""
+        devices = getattr(config.resources, stage).devices
+        if devices != taken:
             raise ValueError(
-                f"resources.{stage}.{unit} is {resources.devices}, and {stage} takes {taken}"
-                f"{product}: set {unit_to_set} to {taken}; generate.num_shards spreads the work of "
-                "generate and score over several calls"
+                f"resources.{stage} asks for {devices} devices, and {stage} takes {taken} (vLLM: "
+                "tensor_parallel_size times pipeline_parallel_size): set its gpus, or on CPUs its "
+                f"processes, to {taken}; generate.num_shards spreads the work of generate and "
+                "score over several calls"
             )
 
 

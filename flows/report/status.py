@@ -3,7 +3,7 @@
 import datetime
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,12 @@ class RunStatus:
         attempts: Executions of its flow, oldest first; none if it was killed before the first.
         steps: Steps that the last attempt has reached, in the order in which they began.
         waiting: Names of the others.
-        now: Time of the look, in seconds since the epoch.
     """
 
     name: str
     attempts: Sequence[Attempt]
     steps: Sequence[StepStatus]
     waiting: Sequence[str]
-    now: float = field(default_factory=time.time)
 
     @property
     def state(self) -> str:
@@ -91,7 +89,7 @@ class RunStatus:
         if not self.attempts or self.state == "crashed":
             return None
         last = self.attempts[-1]
-        return (last.ended or self.now) - last.started
+        return (last.ended or time.time()) - last.started
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document; times are seconds since the epoch."""

@@ -128,7 +128,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=2"],
-            "generate.processes is 1, .* takes 2 .*: set gpus to 2",
+            "generate asks for 1 .* takes 2 .*, to 2",
         ),
         (
             [VLLM, "train.lora={rank: 1024, save: adapter}"],
@@ -136,7 +136,7 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=1"],
-            "generate.gpus is 1, .* takes 8 .*: set gpus to 8",
+            "generate asks for 1 .* takes 8 .*, to 8",
         ),
         (
             [
@@ -145,16 +145,16 @@ def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
                 "generate.vllm.tensor_parallel_size=2",
                 "resources.generate.gpus=2",
             ],
-            "generate.gpus is 2, .* takes 4 .*: set gpus to 4",
+            "generate asks for 2 .* takes 4 .*, to 4",
         ),
         (
             [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=5"],
-            "set gpus to 2; generate.num_shards",
+            "generate asks for 5 .*, to 2; generate.num_shards",
         ),
-        (["resources.generate.gpus=8"], "set gpus to 1; generate.num_shards"),
+        (["resources.generate.gpus=8"], "generate asks for 8 .*, to 1; generate.num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
-        (["resources.score.gpus=2"], "score.gpus is 2, and score takes 1"),
-        (["resources.evaluate.processes=2"], "evaluate.processes is 2, and evaluate takes 1"),
+        (["resources.score.gpus=2"], "score asks for 2 devices, and score takes 1"),
+        (["resources.evaluate.processes=2"], "evaluate asks for 2 devices, and evaluate takes 1"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2", "execution.runner=docker"], "runner docker starts one"),
