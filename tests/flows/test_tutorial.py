@@ -36,4 +36,4 @@ def test_the_tutorial_promotes_only_a_better_model(prefect_server, tmp_path):
     assert models["timid"]["aliases"] == {}
     [code] = blocks("python")
     loaded = run_program(sys.executable, "-c", code, cwd=desk)
-    assert loaded.stdout.startswith("Sure, four lamps for room 3.")
+    assert loaded.stdout.startswith("Sure, six pillows for room 12.")
