@@ -44,6 +44,7 @@ from flows.report.table import (
 from flows.runners.choose import check_place
 from stages.contract.errors import UserError
 from stages.contract.request import ArtifactInput
+from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 
@@ -134,21 +135,17 @@ def compare_models(
     check_place(config.execution, config.resources, config.store)
     try_own_code(config, {"score"})
     store = open_store(config.store)
+    held_out = None
     is_split = models.suite is None and not external["test_prompts"]
     if is_split and isinstance(external["policy"][-1], ArtifactInput):
-        # Another seed would hold out prompts that the model's run trained it on.
-        run = ModelRegistry(store).find(models.policy).run
-        # Without its record, or with one of another version, the configuration's seed stays.
-        with suppress(UserError):
-            record = RunRecord.existing(store, run)
-            config = config.model_copy(update={"seed": record.config().seed})
+        held_out = _held_out(store, ModelRegistry(store).find(models.policy).run)
     steps = Steps(config, external)
     policy = Model(*external["policy"])
     base = Model(*external["base"])
     sampling = steps.for_evaluation()
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         do = tasks.submit
-        prompts = do(steps.prepare()).at("test.parquet")
+        prompts = held_out or do(steps.prepare()).at("test.parquet")
         base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
         samples = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
         do(steps.evaluate("evaluate", samples, base_samples, base))
@@ -162,3 +159,19 @@ def compare_models(
         description=comparison.artifact,
     )
     return comparison
+
+
+def _held_out(store: Store, run: str) -> ArtifactInput:
+    """The prompts that a run held out; UserError if they are not in the store.
+
+    A new split might hold out prompts that the run's models were trained on.
+    """
+    with suppress(UserError):
+        step = RunRecord.existing(store, run).step("prepare")
+        prepared = store.load("prepare", step.key, "test.parquet") if step and step.key else None
+        if prepared is not None:
+            return prepared.ref("test.parquet")
+    raise UserError(
+        f"the prompts that run {run!r} held out are not in {store.location}",
+        "set inputs.test_prompts, or name a suite",
+    )

@@ -112,7 +112,9 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
         HubUnreachableError: The hub cannot be asked for a revision.
     """
     suite = models.suite
-    base = models.base or config.inputs.policy
+    base = models.base
+    if config.inputs.warm_start is None:
+        base = base or config.inputs.policy
     if base is None:
         raise UserError(
             "no base to compare with: the configuration warm-starts its own",

@@ -21,8 +21,8 @@ def trained(finished, tmp_path_factory) -> Path:
 
 
 def test_evaluating_a_finished_run_reuses_its_steps(trained):
-    # Another seed would hold out prompts that the run has trained on.
-    other = ("--set", "seed=9")
+    # Another split would hold out prompts that the run has trained on.
+    other = ("--set", "prepare.test_prompts=32", "--set", "prepare.system_prompt=red")
     done = geb_ok("evaluate", trained, "small@production", "--base", "small:1", *other, "--json")
     assert "policy/generate/0 cached" in " ".join(done.stderr.split())
     document = json.loads(done.stdout)
@@ -66,6 +66,23 @@ def test_figures_of_policy_and_base_are_their_own(trained):
     assert means["policy"] != means["base"]
     for model, mean in means.items():
         assert done["figures"][model]["mean_response_tokens"]["value"] == pytest.approx(mean)
+
+
+def test_a_model_is_not_compared_without_its_held_out_prompts(trained, tmp_path):
+    prepared = trained.parent / "store/artifacts/prepare"
+    moved = prepared.rename(tmp_path / "prepare")
+    try:
+        refused = geb_refused("evaluate", trained, "small:1", "--base", "small:1")
+    finally:
+        moved.rename(prepared)
+    assert "the prompts that run 'small' held out" in refused
+    assert "inputs.test_prompts" in refused
+
+
+def test_a_warm_started_configuration_names_no_base(trained):
+    [warm_start] = (trained.parent / "store/artifacts/sft").glob("*/checkpoint")
+    start = ("--set", f"inputs.policy={warm_start}")
+    assert "name one as the base" in geb_refused("evaluate", trained, "small:1", *start)
 
 
 def test_a_broken_oracle_is_refused_before_models_are_sampled(trained, tmp_path):
