@@ -99,6 +99,8 @@ class _Counter:
                 devices = params.vllm.num_devices if params.backend == "vllm" else 1
                 return self._work(forward=tokens, memory=memory / devices)
             case ScoreParams() as params:
+                if not _LIGHT_ORACLES.issuperset(set(params.parts) - {params.needs.get("model")}):
+                    raise UnknownSizeError(f"the time of the oracle {params.oracle} is unknown")
                 if "model" in step.inputs:
                     section = getattr(params, ORACLES[params.needs["model"]].section)
                     size = DTYPE_BYTES[section.dtype]
@@ -107,8 +109,6 @@ class _Counter:
                     model = read_parameters(source, self._store)
                     tokens = self._tokens_read(step, "responses")
                     return self._work(model, forward=tokens, memory=model * size)
-                if not _LIGHT_ORACLES.issuperset(params.parts):
-                    raise UnknownSizeError(f"the time of the oracle {params.oracle} is unknown")
             case EvaluateParams() as params if params.log_pi_ref != "off":
                 tokens = self._tokens_read(step, "responses")
                 if params.log_pi_ref == "both":

@@ -103,6 +103,8 @@ class FigureRow:
 def column_of(name: str) -> FigureColumn:
     """The column of a figure; the oracle adds columns to :data:`COLUMNS`."""
     title = name.removeprefix("components.")
+    if any(column.title == title for column in COLUMNS.values()):
+        title = name
     whole = 1.0 if name.startswith("pass@") else None
     return COLUMNS.get(name) or FigureColumn(title, whole=whole)
 

@@ -5,6 +5,7 @@ import pytest
 
 from flows.report.files import write_file
 from flows.report.plots import draw, svg
+from flows.report.table import figures_table
 from tests.damage import no_room
 from tests.flows.evaluations import figure_row
 
@@ -40,6 +41,15 @@ def test_several_runs_have_a_line_each_and_a_legend():
     figure = draw({"first": ROWS, "second $run$": ROWS})["KL to the base, held-out prompts"]
     assert len(figure.axes[0].containers) == 2
     assert "second $run$" in svg(figure)
+
+
+def test_a_component_with_the_name_of_a_figure_has_a_column_of_its_own():
+    figures = {"accuracy": 0.9, "components.accuracy": 0.1, "components.style": 0.5}
+    row = figure_row(1, **figures)
+    [record] = figures_table("", ["run"], {("one",): row.cells()}).records()
+    assert record["accuracy"] == "0.900"
+    assert record["components.accuracy"] == "0.100"
+    assert record["style"] == "0.500"
 
 
 def test_a_disk_without_room_leaves_the_file_of_before(tmp_path):
