@@ -25,7 +25,6 @@ from stages.store.base import Store
 from tests.programs import run_program
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-OTHERS_JOB = client.QueuedJob("1", "RUNNING", "None", "node1", "another")
 
 
 class Scheduler:
@@ -33,12 +32,12 @@ class Scheduler:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | BaseException) -> None:
         self.calls: list[str] = []
-        self.queue = [OTHERS_JOB]
+        self.queue = {"another": "1"}
         self._answers = iter(answers)
         for name in ("own_jobs", "submit"):
             monkeypatch.setattr(client, name, getattr(self, name))
 
-    def own_jobs(self) -> list[client.QueuedJob]:
+    def own_jobs(self) -> dict[str, str]:
         self.calls.append("squeue")
         return self.queue
 
@@ -137,7 +136,7 @@ def test_an_artifact_of_another_orchestrator_is_not_made_again(request_, probe_s
 
 def test_a_cancelled_job_is_not_taken_over(request_, store, scheduler):
     folder = new_folder(request_)
-    scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", folder.name))
+    scheduler.queue[folder.name] = "7"
     assert SlurmPlace(Execution()).find(job_of(request_)) is not None
     (folder / "stop").touch()
     assert SlurmPlace(Execution()).find(job_of(request_)) is None

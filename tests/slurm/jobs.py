@@ -100,11 +100,11 @@ def _notice_late(config: Path) -> None:
     subprocess.run(["scontrol", "reconfigure"], env=environment, check=True)
 
 
-def jobs_of(store: Store) -> list[client.QueuedJob]:
+def jobs_of(store: Store) -> set[str]:
     """Jobs of a store, at work or pending."""
     folder = store.root / "slurm/jobs"
     names = {job.name for job in folder.iterdir()} if folder.is_dir() else set()
-    return [job for job in client.own_jobs() if job.name in names]
+    return names & client.own_jobs().keys()
 
 
 def job_of(work: AtWork) -> str:
@@ -115,7 +115,7 @@ def job_of(work: AtWork) -> str:
 
 def is_over(job: str) -> bool:
     """True once a job has ended."""
-    return not any(queued.id == job for queued in client.own_jobs())
+    return job not in client.own_jobs().values()
 
 
 def take_all_nodes() -> None:

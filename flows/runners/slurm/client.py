@@ -3,13 +3,8 @@
 Text formats in place of ``--json``, whose shape changes with each release.
 """
 
-import contextlib
-import math
 import subprocess
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from flows.runners.command_lines import stage_environment
 from flows.runners.place import PlaceAwayError
@@ -17,10 +12,9 @@ from stages.contract.errors import UserError
 
 # A controller that is busy or starts anew is waited for by the commands themselves.
 _SECONDS = 120.0
-# The queue is asked for again anyhow, and whoever asks hears nothing else meanwhile.
-_QUEUE_SECONDS = 20.0
+# A job is asked for again anyhow, and whoever asks hears nothing else meanwhile.
+_DETAILS_SECONDS = 20.0
 _FORGOTTEN = "Invalid job id"
-_FORMAT = "%i|%T|%r|%N|%j"
 # A new job must not inherit variables of the job that the orchestrator may be itself. A person's
 # defaults for squeue would hide jobs.
 _LEFT_OUT = ("SLURM_", "SQUEUE_")
@@ -29,22 +23,6 @@ _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 class SlurmUnavailableError(PlaceAwayError):
     """The controller cannot be reached just now."""
-
-
-@dataclass(frozen=True)
-class QueuedJob:
-    """A line of squeue.
-
-    Attributes:
-        id: Number of the job.
-        reason: Why it is pending.
-    """
-
-    id: str
-    state: str
-    reason: str
-    nodes: str
-    name: str
 
 
 def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
@@ -59,46 +37,26 @@ def nodes_away(partition: str | None) -> str:
     return _call(["sinfo", "--noheader", states, "--format=%N", *chosen]).stdout.strip()
 
 
-def own_jobs() -> list[QueuedJob]:
-    """All jobs of this user that have not ended.
+def own_jobs() -> dict[str, str]:
+    """Numbers of this user's jobs that have not ended, by their names.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    command = ["squeue", "--noheader", "--me", f"--format={_FORMAT}"]
-    done = _call(command, seconds=_QUEUE_SECONDS)
+    done = _call(["squeue", "--noheader", "--me", "--format=%i|%j"])
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")
-    # A job's name may hold the separator.
-    lines = [line.strip().split("|", 4) for line in done.stdout.splitlines()]
-    return [QueuedJob(*fields) for fields in lines if len(fields) == 5]
-
-
-class Queue:
-    """This user's jobs by name, asked for once for all that wait for some of them."""
-
-    def __init__(self) -> None:
-        self._asking = threading.Lock()
-        self._tried_at = -math.inf
-        self._view: tuple[float, Mapping[str, QueuedJob]] = (-math.inf, {})
-
-    def look(self, seconds: float) -> tuple[float, Mapping[str, QueuedJob]]:
-        """The last view of all jobs, and the time (of `time.monotonic`) at which it was asked for.
-
-        The first caller after ``seconds`` asks anew, and the others wait for the answer.
-        """
-        with self._asking:
-            now = time.monotonic()
-            if now - self._tried_at > seconds:
-                self._tried_at = now
-                with contextlib.suppress(SlurmUnavailableError):
-                    self._view = now, {job.name: job for job in own_jobs()}
-            return self._view
+    jobs = {}
+    for line in done.stdout.splitlines():
+        number, _, name = line.strip().partition("|")
+        jobs[name] = number
+    return jobs
 
 
 def details(job: str) -> dict[str, str]:
     """Fields of one job (JobState, PreemptTime, RunTime, …); none when Slurm has forgotten it."""
-    done = _call(["scontrol", "--oneliner", "show", "job", job])
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    done = _call(command, seconds=_DETAILS_SECONDS)
     if done.returncode and _FORGOTTEN not in done.stderr:
         raise SlurmUnavailableError(f"scontrol: {done.stderr.strip()}")
     # Only the first word of a value with spaces.

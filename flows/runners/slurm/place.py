@@ -1,7 +1,7 @@
 """Slurm runner: each stage a job, on as many nodes as its resources say.
 
 The store is on a file system that this host and the nodes share. A job's folder in it is all that
-orchestrator and batch program need of each other; Slurm is asked for the queue, once for all jobs.
+orchestrator and batch program need of each other; Slurm is asked how the job is.
 """
 
 import shutil
@@ -21,14 +21,12 @@ class SlurmPlace:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._queue = client.Queue()
 
     def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
         folders = folders_for(job.request)
         # Mostly there is none, and Slurm is not asked.
-        queued = client.own_jobs() if folders else []
-        numbers = {other.name: other.id for other in queued}
+        numbers = client.own_jobs() if folders else {}
         work = None
         for folder in folders:
             number = numbers.get(folder.name)
@@ -36,7 +34,7 @@ class SlurmPlace:
                 # A job that sbatch still starts for it ends at once.
                 shutil.rmtree(folder, ignore_errors=True)
             elif not (folder / "stop").exists():
-                work = SlurmJob(number, folder, job, self._execution, self._queue)
+                work = SlurmJob(number, folder, job, self._execution)
         return work
 
     def start(self, job: StageJob) -> Work:
@@ -59,4 +57,4 @@ class SlurmPlace:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         job.on_event(Log(message=f"job {number}: {name}"))
-        return SlurmJob(number, folder, job, execution, self._queue)
+        return SlurmJob(number, folder, job, execution)

@@ -15,7 +15,7 @@ from stages.contract.params import Settings
 from stages.contract.request import Request
 
 POLL_SECONDS = 10.0
-"""Time between two calls of squeue, one for all jobs, and between two tries to submit a job."""
+"""Time between two questions for a job, and between two tries to submit one."""
 # Words of a Slurm that is full or busy: it may take the same job later.
 _PASSES = (
     "MaxSubmit",
@@ -49,7 +49,7 @@ _HOPELESS = (
     "QOSMin",
     "QOSNotAllowed",
     "QOSUsageThreshold",
-    "launch failed",
+    "launch",
 )
 
 

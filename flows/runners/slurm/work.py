@@ -12,6 +12,7 @@ A batch program whose folder is gone does not start its stage.
 """
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from flows.runners.attempt_log import LONGEST_LINE
 from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.place import KEY_CHARACTERS, StageJob
 from flows.runners.slurm import client, submission
-from flows.runners.slurm.client import Queue, QueuedJob, SlurmUnavailableError
+from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -53,7 +54,7 @@ _TAKEN = {
     "BOOT_FAIL": "lost a node",
     "TIMEOUT": "reached its time limit",
 }
-_NOT_FINAL = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+_NOT_FINAL = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
 class Status(BaseModel):
@@ -99,24 +100,16 @@ class Tail:
 class SlurmJob:
     """A job and its folder, which has the job's name."""
 
-    def __init__(
-        self,
-        number: str,
-        folder: Path,
-        job: StageJob,
-        execution: Execution,
-        queue: Queue,
-    ) -> None:
+    def __init__(self, number: str, folder: Path, job: StageJob, execution: Execution) -> None:
         self.title = f"job {number}"
         self._number = number
         self._folder = folder
         self._job = job
         self._execution = execution
-        self._queue = queue
         self._events = Tail(folder / "events")
         self._outputs = [Tail(folder / name) for name in _OUTPUTS]
-        self._began = time.monotonic()
-        self._seen_at = self._began
+        self._looked_at = -math.inf
+        self._over_since = math.inf
         self._has_run = False
         self._asked_at: float | None = None
         self._is_over = False
@@ -132,18 +125,12 @@ class SlurmJob:
             job.check_owner()
             # Before the output is read: it is whole once the status is there.
             status = status_of(self._folder)
-            seen_at, jobs = self._queue.look(
-                submission.POLL_SECONDS if self._asked_at is None else 1.0
-            )
-            queued = jobs.get(self._folder.name)
-            gone = seen_at > self._began and queued is None
-            if status is not None or (gone and self._is_silent()):
+            self._look()
+            if status is not None or self._is_silent():
                 self._is_over = True
                 self._read(last=True)
-                return self._ending()
+                return self._ending(status)
             self._read()
-            if queued is not None and not gone:
-                self._see(queued)
             if job.stopping.is_set():
                 self._end()
             time.sleep(_LOOK_SECONDS)
@@ -169,28 +156,23 @@ class SlurmJob:
                 self._asked_at = now
                 client.cancel(self._number)
 
-    def _ending(self) -> Ending:
-        """The ending of the job, by its status, its artifact and what Slurm says about it."""
-        status = status_of(self._folder)
-        request = self._job.request
-        if self._job.stopping.is_set():
-            return Ending("exited", None if status is None else status.code)
-        # A job whose node died may have the exit code 0.
-        if status is not None and status.code == EXIT_OK:
-            store = Store.open(request.store)
-            if store.load(request.stage, request.key) is not None:
-                return Ending("exited", EXIT_OK)
-        return ending_of(self._number, status, self._final_fields(status), request.store)
-
-    def _final_fields(self, status: Status | None) -> Mapping[str, str]:
-        """Slurm's fields of the job once they are final; none if only the controller is away.
+    def _ending(self, status: Status | None) -> Ending:
+        """The ending of the job, by its status, its artifact and what Slurm says about it.
 
         Raises:
             SlurmUnavailableError: The controller is away, and the job has left no status either.
         """
+        request = self._job.request
+        code = None if status is None else status.code
+        if self._job.stopping.is_set():
+            return Ending("exited", code)
+        # A job whose node died may have the exit code 0.
+        if code == EXIT_OK and Store.open(request.store).load(request.stage, request.key):
+            return Ending("exited", code)
         # A job with a silent node is COMPLETING until Slurm gives the node up.
         final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
         deadline = time.monotonic() + final_by
+        fields: Mapping[str, str] = {}
         try:
             fields = client.details(self._number)
             while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
@@ -200,28 +182,45 @@ class SlurmJob:
             # The stage's own status tells enough.
             if status is None:
                 raise
-            return {}
-        return fields
+        return ending_of(self._number, status, fields, request.store)
+
+    def _look(self) -> None:
+        """Asks Slurm from time to time how the job is.
+
+        Raises:
+            UserError: It will never start.
+        """
+        seconds = submission.POLL_SECONDS if self._asked_at is None else 1.0
+        now = time.monotonic()
+        if now < self._looked_at + seconds:
+            return
+        self._looked_at = now
+        with contextlib.suppress(SlurmUnavailableError):
+            fields = client.details(self._number)
+            state = fields.get("JobState", "")
+            if state not in _NOT_FINAL:
+                self._over_since = min(self._over_since, now)
+            if state == "RUNNING":
+                self._has_run = True
+                self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
+            if state == "PENDING" and fields["Reason"] != "None":
+                self._see_reason(fields["Reason"])
+
+    def _see_reason(self, reason: str) -> None:
+        self._job.waits(f"job {self._number} is pending: {reason}")
+        if submission.is_hopeless(reason):
+            execution = self._execution
+            request = self._job.request
+            options = submit_options(request, execution.slurm, execution.grace_seconds)
+            complaint = f"it would be pending for ever, reason {reason}"
+            raise submission.mistake(complaint, request, options)
 
     def _is_silent(self) -> bool:
-        """True if a job that is not in the queue will not tell its status either."""
+        """True if a job that is over will not tell its status either."""
         # One that was cancelled before it began has nothing to say.
         never_began = self._job.stopping.is_set() and not self._has_run
-        return never_began or time.monotonic() - self._seen_at > _SETTLE_SECONDS
-
-    def _see(self, queued: QueuedJob) -> None:
-        self._seen_at = time.monotonic()
-        if queued.state == "RUNNING":
-            self._has_run = True
-            self._job.notice(f"job {self._number} runs on {queued.nodes}")
-        elif queued.state == "PENDING" and queued.reason != "None":
-            self._job.waits(f"job {self._number} is pending: {queued.reason}")
-            if submission.is_hopeless(queued.reason):
-                execution = self._execution
-                request = self._job.request
-                options = submit_options(request, execution.slurm, execution.grace_seconds)
-                complaint = f"it would be pending for ever, reason {queued.reason}"
-                raise submission.mistake(complaint, request, options)
+        settle_seconds = 0.0 if never_began else _SETTLE_SECONDS
+        return time.monotonic() > self._over_since + settle_seconds
 
     def _read(self, *, last: bool = False) -> None:
         for line in self._events.new_lines(last=last):
