@@ -20,7 +20,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.attempt_log import whole_lines
-from flows.runners.kubernetes.diagnosis import Pod
+from flows.runners.kubernetes.diagnosis import STAGE, Pod, refused
 from flows.runners.place import PlaceAwayError
 from stages.contract.errors import StageFailedError, UserError
 
@@ -52,12 +52,21 @@ class Cluster:
         self._api = client.CoreV1Api(client.ApiClient(configuration))
 
     def create(self, manifest: Pod, *, dry_run: bool = False) -> None:
-        """Creates a pod; its errors: :func:`flows.runners.kubernetes.diagnosis.refused`.
+        """Creates a pod.
 
         A dry run lets the API server check and admit it without creating it.
+
+        Raises:
+            UserError: The cluster refuses it, for a reason that a person has to change.
+            StageFailedError: It refuses it for now.
+            NoRoomError: The namespace's quota has no room for it now.
         """
         options = {"dry_run": "All"} if dry_run else {}
-        _asked(self._api.create_namespaced_pod, self.namespace, dict(manifest), **options)
+        try:
+            _asked(self._api.create_namespaced_pod, self.namespace, manifest, **options)
+        except ApiException as error:
+            stage = manifest["metadata"]["labels"][STAGE]
+            raise refused(error.status, reason_of(error), stage) from error
 
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
         """Asks a pod to end; nothing happens if there is none.

@@ -15,6 +15,9 @@ from stages.contract.errors import EXIT_OK, EXIT_STOPPED, GebError, StageFailedE
 
 Pod = dict[str, Any]
 
+STAGE = "app.kubernetes.io/component"
+"""Label with the name of a pod's stage."""
+
 # Conditions of a pod that Kubernetes and Kueue take away.
 _DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
 # Reasons of a container whose end its node did not see.

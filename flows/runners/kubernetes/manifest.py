@@ -17,6 +17,7 @@ import yaml
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.command_lines import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
+from flows.runners.kubernetes.diagnosis import STAGE
 from flows.runners.place import node_commands, writable_folders
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -182,7 +183,7 @@ def _pod(
         "labels": chosen.labels
         | {
             "app.kubernetes.io/managed-by": "geb",
-            "app.kubernetes.io/component": attempt.request.stage,
+            STAGE: attempt.request.stage,
             ATTEMPT: attempt.name,
             WORK: work_label(attempt.store, attempt.request.key),
         },

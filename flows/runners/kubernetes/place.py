@@ -5,27 +5,26 @@ stop`` the supervisor in the pod ends the stage when that lease is not renewed a
 orchestrator that wants the key takes over pods that still run.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
-from kubernetes.client.exceptions import ApiException
-
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import Cluster, explain_api_errors, reason_of
-from flows.runners.kubernetes.diagnosis import Pod, ending_of, is_asked_to_end, refused
+from flows.runners.kubernetes.client import Cluster, explain_api_errors
+from flows.runners.kubernetes.diagnosis import Pod, ending_of, is_asked_to_end
 from flows.runners.kubernetes.manifest import ATTEMPT, WORK, PodGroup, pods_for, work_label
 from flows.runners.place import (
+    NoRoomError,
     StageJob,
     Work,
     chown_outputs,
     work_name,
 )
-from stages.contract.errors import UserError
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.params import Settings
-from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.opening import local_folder, open_store
 
@@ -57,9 +56,16 @@ class KubernetesPlace:
     def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""
         name = work_name(job.request)
+        work = PodAttempt(self._cluster, job, self._execution, name)
         with explain_api_errors(self._cluster):
-            create_all(self._cluster, job.request, self._manifests(job, name))
-        return PodAttempt(self._cluster, job, self._execution, name)
+            try:
+                for manifest in self._manifests(job, name):
+                    self._cluster.create(manifest)
+            except BaseException:
+                # All pods of an attempt are made, or none.
+                work.remove()
+                raise
+        return work
 
     def _manifests(self, job: StageJob, name: str) -> list[dict[str, Any]]:
         request = job.request
@@ -78,27 +84,6 @@ class KubernetesPlace:
             store=store.identity,
         )
         return pods_for(attempt)
-
-
-def create_all(cluster: Cluster, request: Request, manifests: list[dict[str, Any]]) -> None:
-    """Creates all pods of an attempt, or none.
-
-    Raises:
-        UserError: The cluster refuses one, for a reason that a person has to change.
-        StageFailedError: It refuses one for now.
-        NoRoomError: The namespace's quota has no room for one.
-    """
-    created: list[dict[str, Any]] = []
-    try:
-        for manifest in manifests:
-            cluster.create(manifest)
-            created.append(manifest)
-    except BaseException as error:
-        for pod in created:
-            cluster.delete_pod(pod["metadata"]["name"])
-        if isinstance(error, ApiException):
-            raise refused(error.status, reason_of(error), request.title) from error
-        raise
 
 
 def _is_whole(pods: list[Pod], num_nodes: int) -> bool:
@@ -135,10 +120,6 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
         for stage in type(resources).model_fields:
             request = preflight_request(stage, getattr(resources, stage), folder)
             attempt = PodGroup(request, execution, "geb-preflight", user, path, folder)
-            try:
+            # A quota, and an API server that is busy, may let it pass later.
+            with contextlib.suppress(NoRoomError, StageFailedError):
                 cluster.create(pods_for(attempt)[0], dry_run=True)
-            except ApiException as error:
-                refusal = refused(error.status, reason_of(error), stage)
-                # A quota, and an API server that is busy, may let it pass later.
-                if isinstance(refusal, UserError):
-                    raise refusal from error
