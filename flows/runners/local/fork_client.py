@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,9 @@ from stages.contract.errors import EXIT_FAILED
 
 _servers: dict[tuple[object, ...], _Server] = {}
 _lock = threading.Lock()
+_CODE_BYTES = 16
+# A server that has closed its sockets has ended by then.
+_END_SECONDS = 1.0
 
 
 def start_forked(command: list[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
@@ -85,38 +87,20 @@ class ForkedProcess:
             self._stdin.shutdown(socket.SHUT_WR)
 
     def wait(self) -> int:
-        """Waits for the exit code, or minus the signal."""
-        ended = select.poll()
-        # No read event: only the end of the supervisor counts.
-        ended.register(self._stdin, 0)
-        ended.poll()
-        match self._answers():
-            case [_, code]:
-                return code
-            case [_]:
-                return -signal.SIGKILL
-            case _:  # The server ended before it had forked one.
-                return EXIT_FAILED
+        """Waits for the exit code, or minus the signal that killed the supervisor."""
+        code = self._stdin.recv(_CODE_BYTES)
+        if code:
+            return int(code)
+        try:
+            self._server.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
+        # The server ended before it had forked a supervisor.
+        return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kills the supervisor, and with it the stage; before there is one, the server.
-
-        An import may hang in the server, as on a file system that does not answer.
-        """
-        match self._answers():
-            case []:
-                self._server.kill()
-            case [pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _answers(self) -> list[int]:
-        """Process id and exit code of the supervisor, as far as they are known."""
-        with contextlib.suppress(BlockingIOError):
-            # Left in the socket: several threads read.
-            answers = self._stdin.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return [int(number) for number in answers.split()]
-        return []
+        """Kills the server, in which an import hangs, as on a file system that does not answer."""
+        self._server.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -125,5 +109,5 @@ class ForkedProcess:
         assert self.stdout is not None
         self.stdout.close()
         self.end()
-        self.wait()
+        self._stdin.recv(_CODE_BYTES)
         self._stdin.close()
