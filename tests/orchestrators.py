@@ -18,7 +18,7 @@ from flows.runners import place
 from flows.runners.choose import make_runner
 from stages.contract.request import Request
 # The shortest time in which a busy machine renews its sign of life.
-place.ORCHESTRATOR_SECONDS = 20
+place.EXPIRY_SECONDS = 20
 hear = lambda event: print(event.model_dump_json(), flush=True)
 make_runner(Execution.model_validate_json(sys.argv[2])).run(Request.read(Path(sys.argv[1])), hear)
 """

@@ -62,28 +62,24 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         raise UserError(f"{where}: {log.failure.message}", log.failure.remedy)
     if stopped:
         raise StoppedError(f"{where}: stopped")
-    last = tuple(log.lines)
-    match ending.kind:
-        case "refused":
-            raise RefusedError(f"{where}: {ending.message}", ending.remedy)
-        case "taken":
-            raise PreemptedError(f"{where}: {ending.message}; log: {log.path}", last)
-        case "out_of_memory":
-            setting = f"resources.{request.stage}.memory_gib"
-            message = (
-                f"the stage used up its memory ({setting}={request.resources.memory_gib}) and the "
-                "kernel killed it; raise this setting, or give the stage less to do at a time"
-            )
-        case "failed":
-            message = ending.message
-        case "exited" if ending.code == EXIT_OVERDUE and request.resources.timeout_seconds:
-            message = f"took longer than timeout_seconds={request.resources.timeout_seconds:g}"
-        case "exited":
-            message = _exited(ending, log)
-    raise StageFailedError(f"{where}: {message}; log: {log.path}", last)
+    if ending.kind == "refused":
+        raise RefusedError(f"{where}: {ending.message}", ending.remedy)
+    message = f"{where}: {ending.message or _explain(ending, log, request)}; log: {log.path}"
+    if ending.kind == "taken":
+        raise PreemptedError(message, tuple(log.lines))
+    raise StageFailedError(message, tuple(log.lines))
 
 
-def _exited(ending: Ending, log: AttemptLog) -> str:
+def _explain(ending: Ending, log: AttemptLog, request: Request) -> str:
+    """Words for the end of a stage by its own program, or at a limit."""
+    if ending.kind == "out_of_memory":
+        setting = f"resources.{request.stage}.memory_gib"
+        return (
+            f"the stage used up its memory ({setting}={request.resources.memory_gib}) and the "
+            "kernel killed it; raise this setting, or give the stage less to do at a time"
+        )
+    if ending.code == EXIT_OVERDUE and request.resources.timeout_seconds:
+        return f"took longer than timeout_seconds={request.resources.timeout_seconds:g}"
     exit_words = describe_exit(ending.code)
     if log.failure is None:
         last = log.lines[-1] if log.lines else "it printed nothing"

@@ -27,8 +27,6 @@ from stages.store.locks import EXPIRY_SECONDS, FileLease
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
-ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
-"""Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
 
 class PlaceAwayError(PreemptedError):
@@ -144,7 +142,7 @@ def node_commands(
     if execution.on_orchestrator_death == "stop":
         store = cache if "://" in address else request.store
         sign = Path(store) / "orchestrators" / request.stage / request.key
-        options = ["--sign", str(sign), "--sign-seconds", str(ORCHESTRATOR_SECONDS)]
+        options = ["--sign", str(sign), "--sign-seconds", str(EXPIRY_SECONDS)]
     work = str(Path(request.store) / "work" / request.stage / request.key)
     grace_seconds = execution.grace_seconds
     first = stage_command(request, address, python, grace_seconds, *options)

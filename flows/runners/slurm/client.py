@@ -60,12 +60,8 @@ def details(job: str) -> dict[str, str]:
     if done.returncode and _FORGOTTEN not in done.stderr:
         raise SlurmUnavailableError(f"scontrol: {done.stderr.strip()}")
     # Only the first word of a value with spaces.
-    fields = {}
-    for word in done.stdout.split():
-        name, sign, value = word.partition("=")
-        if sign:
-            fields[name] = value
-    return fields
+    words = [word.partition("=") for word in done.stdout.split()]
+    return {name: value for name, sign, value in words if sign}
 
 
 def cancel(job: str, option: str = "--quiet") -> None:

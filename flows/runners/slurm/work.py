@@ -225,12 +225,9 @@ class SlurmJob:
     def _read(self, *, last: bool = False) -> None:
         for line in self._events.new_lines(last=last):
             self._job.handle_line(line)
-        log = self._job.log
         for output in self._outputs:
-            # The last output is srun's, whose words about a step's end tell less than the stage's.
-            quoted = output is not self._outputs[-1] or not log.lines
             for line in output.new_lines(last=last):
-                log.write(line, quoted=quoted)
+                self._job.log.write(line)
 
 
 def status_of(folder: Path) -> Status | None:
