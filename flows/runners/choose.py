@@ -6,8 +6,10 @@ from pkgutil import resolve_name
 
 from flows.pipeline.placement import RUNNER_GROUP, Execution
 from flows.runners.local.gpus import gpus_of_this_host, require_gpus
+from flows.runners.place import PlaceAwayError
 from flows.runners.runner import Runner
 from flows.runners.slurm.submission import check_jobs
+from stages.contract.errors import UserError
 from stages.contract.params import Settings
 
 RUNNERS: Mapping[str, str] = {
@@ -41,9 +43,13 @@ def check_host(execution: Execution, resources: Settings) -> None:
         UserError: Stages ask for more GPUs than it has, or its Docker engine does not answer.
     """
     if execution.runner == "docker":
-        from flows.runners.docker.container import require_engine
+        from flows.runners.docker.container import connect
 
-        require_engine().close()
+        try:
+            connect().close()
+        except PlaceAwayError as error:
+            remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
+            raise UserError(str(error), remedy) from error
     most = max(getattr(resources, stage).gpus for stage in type(resources).model_fields)
     if most and execution.runner == "process":
         require_gpus(most, gpus_of_this_host())

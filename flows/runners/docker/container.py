@@ -17,7 +17,7 @@ from flows.runners.attempt_log import whole_lines
 from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when
 from flows.runners.ending import Ending
 from flows.runners.place import PlaceAwayError, StageJob
-from stages.contract.errors import PreemptedError, UserError
+from stages.contract.errors import PreemptedError
 
 
 def connect() -> docker.DockerClient:
@@ -113,12 +113,3 @@ def remove_container(container: Container, grace_seconds: float) -> None:
     # Without an engine there is nothing to remove; the next attempt finds the container.
     with contextlib.suppress(*_ENGINE_ERRORS):
         container.remove(force=True, v=True)
-
-
-def require_engine() -> docker.DockerClient:
-    """Connects to the engine; UserError if none answers."""
-    try:
-        return connect()
-    except PlaceAwayError as error:
-        remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
-        raise UserError(str(error), remedy) from error
