@@ -25,6 +25,7 @@ from typing import NoReturn
 from stages.harness.supervisor import parse_options, supervise
 
 _PACKET_BYTES = 1 << 16
+_SUPERVISOR = "stages.harness.supervisor"
 # Every stage imports it while it runs: pyarrow does, when pandas is installed.
 _LATE_MODULES = ("pandas",)
 
@@ -45,9 +46,8 @@ def main() -> None:
         os.dup2(streams[2], 1)
         os.dup2(streams[2], 2)
         command = json.loads(packet)
-        _, options = _module(command)
-        supervisor = parse_options(options)
-        stage, _ = _module(supervisor.command)
+        supervisor = parse_options(command[command.index(_SUPERVISOR) + 1 :])
+        stage, _ = supervisor.command[-2:]
         _load(f"{stage}.run")
         if os.fork() == 0:
             _name_process(command)
@@ -89,20 +89,13 @@ def _supervise(options: Namespace, streams: list[int]) -> NoReturn:
 def _run(command: list[str]) -> NoReturn:
     """Does what ``python -m`` does with a stage, in the second fork."""
     _name_process(command)
-    stage, arguments = _module(command)
-    sys.argv = [stage, *arguments]
+    sys.argv = command[-2:]
     try:
-        runpy.run_module(stage, run_name="__main__", alter_sys=True)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     # A stage's program ends its process by itself.
     os._exit(1)
-
-
-def _module(command: list[str]) -> tuple[str, list[str]]:
-    """Name of the module that a command line runs, and its arguments."""
-    place = command.index("-m") + 1
-    return command[place], command[place + 1 :]
 
 
 def _name_process(command: list[str]) -> None:
