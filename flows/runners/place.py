@@ -34,11 +34,7 @@ class PlaceAwayError(PreemptedError):
 
 
 class NoRoomError(GebError):
-    """The place has no room for the stage now; it is asked again after ``seconds``."""
-
-    def __init__(self, message: str, seconds: float = 1.0) -> None:
-        super().__init__(message)
-        self.seconds = seconds
+    """The place has no room for the stage now, and is asked again."""
 
 
 class PlaceNotice(Log):

@@ -37,6 +37,8 @@ from stages.store.remote.sync import compute, sent_input, signs_of_life, with_in
 
 # Longest wait for the end of all stages, and for their state to reach a bucket.
 _STOP_SECONDS = 600.0
+ROOM_SECONDS = 5.0
+"""Time between two tries to start a stage at a place that is full."""
 CheckOwner = Callable[[], None]
 
 
@@ -155,7 +157,7 @@ class Runner:
                 return self._place.start(job)
             except NoRoomError as error:
                 job.waits(f"waiting: {error}")
-                self._stopping.wait(error.seconds)
+                self._stopping.wait(ROOM_SECONDS)
         raise StoppedError(f"{job.request.title}: stopped while waiting for its place")
 
     def _attempt_in_bucket(

@@ -14,7 +14,7 @@ from flows.runners.attempt_log import AttemptLog
 from flows.runners.choose import make_runner
 from flows.runners.place import StageJob, orchestrator_lease, work_name
 from flows.runners.runner import Runner
-from flows.runners.slurm import client, submission
+from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program
 from flows.runners.slurm.place import SlurmPlace
 from flows.runners.slurm.work import jobs_folder
@@ -51,7 +51,7 @@ class Scheduler:
 
 @pytest.fixture
 def impatient(monkeypatch) -> None:
-    monkeypatch.setattr(submission, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("flows.runners.runner.ROOM_SECONDS", 0.01)
 
 
 @pytest.fixture

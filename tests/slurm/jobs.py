@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.runners.slurm import client, submission
+from flows.runners.slurm import client
 from stages.contract.errors import PreemptedError
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -63,7 +63,7 @@ def slurm_launcher(folders: pytest.TempPathFactory) -> Iterator[Slurm]:
     Some tests take all nodes, and a machine has room for one cluster of these ports.
     """
     with exclusive_lock(shared_folder(folders) / "slurm"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(submission, "POLL_SECONDS", 0.5)
+        patch.setattr("flows.runners.slurm.work.POLL_SECONDS", 0.5)
         if os.environ.get("SLURM_CONF"):
             yield Slurm()
         else:

@@ -106,7 +106,6 @@ def _state(pod: Pod) -> dict[str, Any]:
 _BUSY = (408, 409, 429)
 # The API gives quotas no separate reason.
 _QUOTA = re.compile(r"exceeded quota: .*requested: (\S+), used: \S+, limited: (\S+)")
-_QUOTA_POLL_SECONDS = 5.0
 
 
 def refused(status: int, reason: str, where: str) -> GebError:
@@ -117,7 +116,7 @@ def refused(status: int, reason: str, where: str) -> GebError:
         requested, limited = map(_amounts, quota.groups())
         if any(requested[name] > limited[name] for name in requested):
             return UserError(message, remedy)
-        return NoRoomError(f"{message}; {remedy}", _QUOTA_POLL_SECONDS)
+        return NoRoomError(f"{message}; {remedy}")
     if 400 <= status < 500 and status not in _BUSY:
         return UserError(message, "correct execution.kubernetes or resources, or what they name")
     return StageFailedError(message)

@@ -69,6 +69,7 @@ class _Server:
 
     def kill(self) -> None:
         """Ends the server, and not its forks."""
+        self.requests.close()
         self.process.kill()
         self.process.wait()
 

@@ -14,8 +14,6 @@ from stages.contract.errors import UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
 
-POLL_SECONDS = 10.0
-"""Time between two questions for a job, and between two tries to submit one."""
 # Words of a Slurm that is full or busy: it may take the same job later.
 _PASSES = (
     "MaxSubmit",
@@ -111,9 +109,9 @@ def submit_job(request: Request, execution: Execution, name: str, program: str) 
     try:
         done = client.submit(["--parsable", f"--job-name={name}", *place, *limits], program)
     except SlurmUnavailableError as error:
-        raise NoRoomError(str(error), POLL_SECONDS) from error
+        raise NoRoomError(str(error)) from error
     if done.returncode == 0:
         return done.stdout.strip().split(";")[0]
     if may_pass(done.stderr):
-        raise NoRoomError(f"Slurm takes no job now: {done.stderr.strip()}", POLL_SECONDS)
+        raise NoRoomError(f"Slurm takes no job now: {done.stderr.strip()}")
     raise mistake(done.stderr, request, limits)

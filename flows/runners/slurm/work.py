@@ -40,6 +40,8 @@ from stages.store.base import Store
 
 _UNSET = ("", "None", "Unknown")
 _OUTPUTS = ("log", "others", "slurm.out")
+POLL_SECONDS = 10.0
+"""Time between two questions to Slurm for a job."""
 # Between two looks at a job's files.
 _LOOK_SECONDS = 0.5
 # A batch program kills its steps so long after the grace period.
@@ -190,7 +192,7 @@ class SlurmJob:
         Raises:
             UserError: It will never start.
         """
-        seconds = submission.POLL_SECONDS if self._asked_at is None else 1.0
+        seconds = POLL_SECONDS if self._asked_at is None else 1.0
         now = time.monotonic()
         if now < self._looked_at + seconds:
             return
