@@ -4,9 +4,7 @@
 plain sequence classifier reads from the same checkpoint as its first output.
 """
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,7 +16,7 @@ from stages.harness.context import ModelSource, StageContext
 from stages.modeling.load import load_model
 from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
-from stages.score.reward_model import Classifier, RewardModel, load_reward_model
+from stages.score.reward_model import RewardModel, finite_verdict, load_reward_model
 
 # HelpSteer2's order, which is the head's.
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
@@ -82,31 +80,20 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
-    dtype = ctx.params.reward_model.dtype
-    load_weights = partial(load_urm, ctx.model("model"), dtype, ctx.params.oracle)
-    return load_reward_model(ctx, load_weights, opens_with_bos=True)
+    reading = _READINGS[ctx.params.oracle]
+    return load_reward_model(ctx, load_urm, lambda output: to_verdicts(output, reading))
 
 
-def load_urm(source: ModelSource, dtype: NumberType, oracle: str) -> Classifier:
-    """Loads the model, to be read as the oracle of that name does."""
-    reading = _READINGS[oracle]
-    return Classifier(
-        model=load_model(UrmModel, source, dtype=dtype, exactly=True),
-        # The model finds the last token by the mask: any id pads.
-        pad_id=0,
-        read=lambda output: to_verdicts(output, reading),
-    )
+def load_urm(source: ModelSource, dtype: NumberType) -> Any:
+    """Loads the model; refuses weights that are not URM's."""
+    return load_model(UrmModel, source, dtype=dtype, exactly=True)
 
 
 def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[OracleVerdict]:
     """One verdict for each conversation of a batch, with means and gate weights."""
     names = (*ATTRIBUTES, *(f"gate_{name}" for name in ATTRIBUTES))
     rows = zip(reading(output).tolist(), output.means.tolist(), output.gates.tolist(), strict=True)
-    verdicts = []
-    for score, means, gates in rows:
-        components = dict(zip(names, (*means, *gates), strict=True))
-        if all(map(math.isfinite, (score, *components.values()))):
-            verdicts.append(OracleVerdict(score, components=components))
-        else:
-            verdicts.append(OracleVerdict(None, f"the reward model gave {score} from {components}"))
-    return verdicts
+    return [
+        finite_verdict(score, dict(zip(names, (*means, *gates), strict=True)))
+        for score, means, gates in rows
+    ]

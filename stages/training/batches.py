@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -102,14 +102,12 @@ class Rows:
 
     def to(self, device: torch.device) -> Self:
         """A copy on ``device``; to a GPU it does not wait for the copies."""
-        return replace(
-            self,
-            input_ids=on_device(self.input_ids, device),
-            source_index=on_device(self.source_index, device),
-            targets=on_device(self.targets, device),
-            response_mask=on_device(self.response_mask, device),
-            response_index=on_device(self.response_index, device),
-        )
+        tensors: dict[str, Any] = {
+            name: on_device(value, device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
     def logprobs(self, model: Callable[..., Tensor]) -> Tensor:
         """Log π of the response tokens by `ResponseLogprobs`, wrapped or not: [N]."""

@@ -51,26 +51,25 @@ def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
     return None
 
 
-def make_room(folder: Path) -> None:
-    """Removes all checkpoints but the newest, before another is written."""
-    for _, path in _checkpoints(folder)[:-1]:
-        shutil.rmtree(path)
+def make_room(folder: Path, step: int) -> None:
+    """Removes all checkpoints but the newest before ``step``, which is about to be written.
+
+    A later one is of a training in another layout, which was given up.
+    """
+    earlier = [path for other, path in _checkpoints(folder) if other < step]
+    for _, path in _checkpoints(folder):
+        if path not in earlier[-1:]:
+            shutil.rmtree(path)
 
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
-    """Seals a written ``checkpoint-<step>`` and moves it into ``folder``; later ones go."""
+    """Seals a written ``checkpoint-<step>`` and moves it into ``folder``."""
     (written / STATE_FILE).write_text(json.dumps(state))
     seal_folder(written)
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*written.rglob("*"), written]:
         fsync(path)
-    target = folder / written.name
-    step = int(written.name.removeprefix("checkpoint-"))
-    for other, path in _checkpoints(folder):
-        # A training of another layout, which was given up, wrote it.
-        if other >= step:
-            shutil.rmtree(path)
-    written.rename(target)
+    target = written.rename(folder / written.name)
     fsync(folder)
     return target
 
@@ -124,7 +123,7 @@ class Checkpoints:
         if self._process.is_first:
             # An attempt that was killed may have left files of another layout.
             shutil.rmtree(self._writing, ignore_errors=True)
-            make_room(self._folder)
+            make_room(self._folder, step)
         self._process.barrier()
         written = self._writing / f"checkpoint-{step}"
         written.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import io
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -84,12 +85,15 @@ def test_sampling_stays_below_the_length_that_moves_a_neighbour(monkeypatch):
 
 def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(monkeypatch):
     monkeypatch.setattr(reward_model, "render_conversation", lambda tokenizer, turns: turns[0])
-
-    def classify(batch):
-        return [OracleVerdict(1.0)] * len(batch)
-
+    classifier = Mock(config=LONGROPE, device="cpu")
     model = reward_model.RewardModel(
-        classify, LONGROPE, None, "it", 64, 64, allow_control_tokens=True
+        classifier,
+        read=lambda output: [OracleVerdict(1.0)],
+        tokenizer=None,
+        identity="it",
+        max_length_tokens=64,
+        tokens_per_batch=64,
+        allow_control_tokens=True,
     )
 
     def row(length):

@@ -9,7 +9,7 @@ from tests.damage import alter, truncate
 
 
 def publish(folder: Path, step: int) -> Path:
-    make_room(folder)
+    make_room(folder, step)
     written = folder.parent / ".writing" / f"checkpoint-{step}"
     (written / "global_step").mkdir(parents=True)
     for name in ("model.safetensors", "global_step/optimizer.pt", "metrics.jsonl"):
