@@ -120,13 +120,8 @@ def step_metrics(sums: Tensor) -> dict[str, float]:
         if all are tied); `bonus_ratio`, mean |κ·bonus| over mean |L|; and
         `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1]
         (0 if both are zero).
-
-    Raises:
-        ValueError: the sums hold no pair.
     """
     value = dict(zip(METRIC_SUMS, sums.tolist(), strict=True))
-    if value["num_pairs"] < 1:
-        raise ValueError("step_metrics needs the sums of at least one pair")
     metrics = {name: value[name] / value["num_pairs"] for name in MEANS}
     metrics["accuracy"] = _ratio(value["accuracy"], value["num_preferences"])
     metrics["bonus_ratio"] = _ratio(value["abs_weighted_bonus"], value["abs_preference_loss"])

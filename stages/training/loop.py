@@ -93,20 +93,19 @@ class TrainingLoop(Generic[S]):
                 is_due = time.monotonic() - saved_at >= CHECKPOINT_SECONDS
             else:
                 is_due = (step + 1) % every_steps == 0
-            trained = [sample for batch in batches if batch.weight for sample in batch.samples]
-            counts = [sum(getattr(sample, name) for sample in trained) for name in _COUNTS]
-            numbers = [self.process.stop_requested(), is_due, *counts]
+            numbers = [self.process.stop_requested(), is_due]
             # Gradients are averaged over processes, and so is the loss.
             share = loss.double()[None] / self.process.world_size
             whole = self.process.sum(torch.cat([share, sums.new_tensor(numbers), sums])).cpu()
-            mean_loss, stop, due, *counts = whole[: 1 + len(numbers)].tolist()
+            mean_loss, stop, due = whole[:3].tolist()
             values = {"loss": mean_loss}
             if grad_norm is not None:
                 values["grad_norm"] = grad_norm
             values["learning_rate"] = learning_rate
-            values |= objective.step_record(whole[1 + len(numbers) :])
+            values |= objective.step_record(whole[3:])
             self._check_finite(step, values)
-            values |= zip(_COUNTS, counts, strict=True)
+            trained = self.plan.samples_of(step)
+            values |= {name: sum(getattr(sample, name) for sample in trained) for name in _COUNTS}
             values["peak_memory_mib"] = peak_memory_mib(engine.device)
             if self.log is not None:
                 self.log.report(step + 1, values)
