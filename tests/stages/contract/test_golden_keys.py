@@ -98,12 +98,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "df6d5781e8e99cce",
+        "b842f57e122c765c",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "b44f276ff21bf201",
+        "247c7af24f53e951",
     ),
 ]
 
