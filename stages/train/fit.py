@@ -15,6 +15,7 @@ from stages.harness.context import StageContext
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.objectives.kappa import KappaController
+from stages.tables.schemas import write_table
 from stages.train import reference
 from stages.train.data import load_pairs
 from stages.train.objective import PairObjective
@@ -93,7 +94,8 @@ class PairFit(Fit[TrainParams]):
         """Writes log π_ref and the summary."""
         params = self.ctx.params
         out = self.ctx.out
-        reference.write_reference(out / reference.FILE, self._pairs, self._ref_logprobs)
+        rows = reference.reference_rows(self._pairs, self._ref_logprobs)
+        write_table(out / reference.FILE, reference.REFERENCE_LOGPROBS, rows)
         summary = {
             "steps": self.plan.num_steps,
             "pair_counts": asdict(self._counts),

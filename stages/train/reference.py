@@ -16,7 +16,7 @@ from torch import nn
 
 from stages.modeling.token_batches import token_batches
 from stages.tables.parts import split_parts
-from stages.tables.schemas import read_rows, write_table
+from stages.tables.schemas import read_rows
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
 from stages.training.engine import Process
@@ -119,13 +119,8 @@ def read_reference(paths: Sequence[Path]) -> RefLogprobs:
     }
 
 
-def write_reference(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
-    """Writes the artifact's table in the order of the pairs."""
-    write_table(path, REFERENCE_LOGPROBS, reference_rows(pairs, reference))
-
-
 def reference_rows(pairs: Sequence[Pair], reference: RefLogprobs) -> Iterator[dict[str, Any]]:
-    """Rows of the table."""
+    """Rows of the artifact's table, or of a part of it, in the order of the pairs."""
     for pair in pairs:
         chosen, rejected = reference[pair.index]
         yield {

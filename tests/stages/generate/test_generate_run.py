@@ -279,7 +279,6 @@ def test_prompts_are_refused(generate, texts, message):
     [
         (None, "no chat template"),
         ("{{ bos_token }}" + CHAT_TEMPLATE, "doubled BOS"),
-        ("{{ bos_token }}red", "renders two prompts alike"),
         ("{{ 1 / 0 }}", "chat template refuses a prompt with roles user: division by zero"),
     ],
 )
