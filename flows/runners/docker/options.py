@@ -38,11 +38,9 @@ def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
                 for path in _with_link_targets(location):
                     modes[str(path)] = "ro"
     modes |= settings.mounts
-    mounts = []
-    for place, mode in modes.items():
-        is_read_only = mode == "ro"
-        mounts.append(Mount(place, place, type="bind", read_only=is_read_only))
-    return mounts
+    return [
+        Mount(place, place, type="bind", read_only=mode == "ro") for place, mode in modes.items()
+    ]
 
 
 def _with_link_targets(path: Path) -> Iterator[Path]:

@@ -89,17 +89,13 @@ def disruption_of(pod: Pod) -> str:
 def _condition(pod: Pod, kind: str) -> dict[str, Any]:
     """The condition of a kind; empty if the pod does not have it."""
     conditions = pod["status"].get("conditions") or ()
-    for condition in conditions:
-        if condition["type"] == kind:
-            return dict(condition)
-    return {}
+    return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def _state(pod: Pod) -> dict[str, Any]:
-    """State of the pod's container: waiting, running or terminated."""
-    for container in pod["status"].get("containerStatuses") or ():
-        return dict(container.get("state", {}))
-    return {}
+    """State of the pod's container: waiting, running or terminated; empty if it has none yet."""
+    containers = pod["status"].get("containerStatuses") or [{}]
+    return dict(containers[0].get("state", {}))
 
 
 # Statuses of an API server that is busy.

@@ -56,7 +56,16 @@ _TAKEN = {
     "BOOT_FAIL": "lost a node",
     "TIMEOUT": "reached its time limit",
 }
-_NOT_FINAL = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+_FINAL = (
+    # Slurm has forgotten the job.
+    "",
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+    *_TAKEN,
+)
 
 
 class Status(BaseModel):
@@ -177,7 +186,7 @@ class SlurmJob:
         fields: Mapping[str, str] = {}
         try:
             fields = client.details(self._number)
-            while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
+            while fields.get("JobState", "") not in _FINAL and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 fields = client.details(self._number)
         except client.SlurmUnavailableError:
@@ -200,22 +209,20 @@ class SlurmJob:
         with contextlib.suppress(SlurmUnavailableError):
             fields = client.details(self._number)
             state = fields.get("JobState", "")
-            if state not in _NOT_FINAL:
+            if state in _FINAL:
                 self._over_since = min(self._over_since, now)
             if state == "RUNNING":
                 self._has_run = True
                 self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
-            if state == "PENDING" and fields["Reason"] != "None":
-                self._see_reason(fields["Reason"])
-
-    def _see_reason(self, reason: str) -> None:
-        self._job.waits(f"job {self._number} is pending: {reason}")
-        if submission.is_hopeless(reason):
-            execution = self._execution
-            request = self._job.request
-            options = submit_options(request, execution.slurm, execution.grace_seconds)
-            complaint = f"it would be pending for ever, reason {reason}"
-            raise submission.mistake(complaint, request, options)
+            reason = fields.get("Reason", "")
+            if state == "PENDING" and reason not in _UNSET:
+                self._job.waits(f"job {self._number} is pending: {reason}")
+                if submission.is_hopeless(reason):
+                    request = self._job.request
+                    grace_seconds = self._execution.grace_seconds
+                    options = submit_options(request, self._execution.slurm, grace_seconds)
+                    complaint = f"it would be pending for ever, reason {reason}"
+                    raise submission.mistake(complaint, request, options)
 
     def _is_silent(self) -> bool:
         """True if a job that is over will not tell its status either."""
