@@ -61,9 +61,9 @@ class Cluster:
             StageFailedError: It refuses it for now.
             NoRoomError: The namespace's quota has no room for it now.
         """
-        options = {"dry_run": "All"} if dry_run else {}
+        mode = "All" if dry_run else None
         try:
-            _asked(self._api.create_namespaced_pod, self.namespace, manifest, **options)
+            _asked(self._api.create_namespaced_pod, self.namespace, manifest, dry_run=mode)
         except ApiException as error:
             stage = manifest["metadata"]["labels"][STAGE]
             raise refused(error.status, reason_of(error), stage) from error
@@ -74,9 +74,9 @@ class Cluster:
         A grace period of 0 forgets the pod at once, whether its node answers or not; None takes its
         own.
         """
-        options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
+        request = self._api.delete_namespaced_pod
         try:
-            _asked(self._api.delete_namespaced_pod, name, self.namespace, **options)
+            _asked(request, name, self.namespace, grace_period_seconds=grace_seconds)
         except ApiException as error:
             if error.status != NOT_FOUND:
                 raise
@@ -84,19 +84,17 @@ class Cluster:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         """Pods with the labels of a selector."""
         answer = _asked(self._api.list_namespaced_pod, self.namespace, label_selector=selector)
-        pods: list[dict[str, Any]] = answer["items"]
-        return pods
+        return list(answer["items"])
 
     def log(self, name: str, since_seconds: int | None = None) -> list[str]:
         """Lines of a pod's log, each with its time in front: all of them, or the last seconds'."""
-        options: dict[str, Any] = {} if since_seconds is None else {"since_seconds": since_seconds}
         answer = self._api.read_namespaced_pod_log(
             name,
             self.namespace,
             timestamps=True,
             _preload_content=False,
             _request_timeout=_LOG_SECONDS,
-            **options,
+            since_seconds=since_seconds,
         )
         return list(whole_lines([answer.data]))
 

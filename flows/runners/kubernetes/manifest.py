@@ -59,10 +59,9 @@ def _mounts_for(attempt: PodGroup) -> list[dict[str, Any]]:
 
 def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, dict[str, Any]]:
     """Mounts of the store's folders that a stage writes to; it must see store and inputs."""
-    root = Path(request.store)
-    inputs = [source for source in request.sources() if isinstance(source, FileInput)]
-    for location in (root, *(Path(source.location) for source in inputs)):
-        _volume_of(location, settings)
+    for source in request.sources():
+        if isinstance(source, FileInput):
+            _volume_of(Path(source.location), settings)
     mounts = {}
     for folder in writable_folders(request):
         path, volume = _volume_of(folder, settings)
@@ -87,7 +86,7 @@ def _mount(claim: str, path: str, within: str, *, read_only: bool) -> dict[str, 
         "name": _volume_name(claim),
         "mountPath": path,
         "readOnly": read_only,
-        "subPath": "" if within == "." else within,
+        "subPath": within,
     }
 
 
