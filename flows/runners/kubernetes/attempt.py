@@ -34,6 +34,8 @@ _TICK_SECONDS = 2.0
 # Seconds of a log that are read again, whose lines are known by their times: clocks are coarse.
 _OVERLAP_SECONDS = 5
 _FRACTION_DIGITS = 9
+# The age of a log that is read from its beginning.
+_ALL_SECONDS = 1e9
 # For the rest of a log, of a busy node or of one that is gone.
 _REST_SECONDS = 30.0
 # Without an answer for so long the attempt is given up; the next one takes its pods over.
@@ -54,7 +56,7 @@ class _Node:
         self.number = number
         self.pod: Pod | None = None
         self.is_ended_by_us = False
-        self.read_at: float | None = None
+        self.read_at = -_ALL_SECONDS
         self.last_stamp = ""
         self.waits_since = time.monotonic()
         self.look_at = self.waits_since + _EVENTS_SECONDS
@@ -106,9 +108,7 @@ class PodAttempt:
     def _read(self, node: _Node) -> bool:
         """Passes on what is new in a pod's log; False if the cluster did not answer."""
         began = time.monotonic()
-        since = None
-        if node.read_at is not None:
-            since = math.ceil(began - node.read_at) + _OVERLAP_SECONDS
+        since = math.ceil(began - node.read_at) + _OVERLAP_SECONDS
         try:
             lines = self._cluster.log(node.name, since)
         except ApiException as error:

@@ -86,8 +86,8 @@ class Cluster:
         answer = _asked(self._api.list_namespaced_pod, self.namespace, label_selector=selector)
         return list(answer["items"])
 
-    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
-        """Lines of a pod's log, each with its time in front: all of them, or the last seconds'."""
+    def log(self, name: str, since_seconds: int) -> list[str]:
+        """Lines of a pod's log from the last seconds, each with its time in front."""
         answer = self._api.read_namespaced_pod_log(
             name,
             self.namespace,
