@@ -265,7 +265,7 @@ def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
             config = run.planned.config
             record = RunRecord(open_store(config.store, create=True), run.name)
             is_finished = _is_finished(record, config)
-            summaries[run.name] = summarise(record, config) if is_finished else None
+            summaries[run.name] = summarise(record) if is_finished else None
         if summaries[run.name]:
             done.append(replace(run, summary=summaries[run.name]))
     return done

@@ -103,17 +103,17 @@ def execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
             result = _run(run, executor, session)
     except GebError as error:
         if has_begun and not isinstance(error, RunCancelledError):
-            _report_failure(record, config)
+            _report_failure(record)
         raise
     message = f"{verdict(result.summary).sentence} Report: {result.report}"
     return Completed(message=message, data=result)
 
 
-def _report_failure(record: RunRecord, config: RunConfig) -> None:
+def _report_failure(record: RunRecord) -> None:
     """Writes the report again: the page of an earlier attempt may report a success."""
     # The run's own error is the one to report.
     with contextlib.suppress(GebError):
-        html.write(record, summarise(record, config))
+        html.write(record, summarise(record))
 
 
 def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
@@ -133,7 +133,7 @@ def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResul
     with tracked(config, record, _warn(config.name, session)) as track:
 
         def show() -> RunResult:
-            summary = summarise(record, config)
+            summary = summarise(record)
             report = html.write(record, summary)
             publish(summary, report)
             track(summary)

@@ -164,13 +164,16 @@ def _check_stage_names(config: RunConfig) -> None:
     """Refuses settings of `execution` for unknown stages."""
     stages = list(type(config.resources).model_fields)
     execution = config.execution
+    docker = execution.docker
     tables: dict[str, Mapping[str, object]] = {
         "interpreters": execution.interpreters,
         "slurm.stages": execution.slurm.stages,
         "kubernetes.stages": execution.kubernetes.stages,
+        "docker.images": docker.images,
+        "docker.network": docker.network,
+        "docker.environment": docker.environment,
+        "docker.secrets": docker.secrets,
     }
-    for name in ("images", "network", "environment", "secrets"):
-        tables[f"docker.{name}"] = getattr(execution.docker, name)
     for name, table in tables.items():
         unknown = table.keys() - set(stages)
         if unknown:

@@ -9,7 +9,6 @@ from typing import Any
 
 from flows.execution.run_record import AT_WORK, Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import unread_steps
-from flows.pipeline.config import RunConfig
 from stages.contract.errors import UserError
 from stages.store.base import Store
 
@@ -105,15 +104,12 @@ class RunStatus:
         }
 
 
-def run_status(record: RunRecord, config: RunConfig | None = None) -> RunStatus:
-    """Reads the state of a run from its record, its artifacts' manifests and its logs.
-
-    Unset, ``config`` is the run's own.
-    """
+def run_status(record: RunRecord) -> RunStatus:
+    """Reads the state of a run from its record and its logs."""
     tried = attempts(record)
     last = tried[-1] if tried else None
     try:
-        names = [step.name for step in unread_steps(config or record.config())]
+        names = [step.name for step in unread_steps(record.config())]
     except UserError:
         # Another version wrote the run: what is on record is all that is known.
         names = []

@@ -122,14 +122,14 @@ def kappa_label(train: TrainParams) -> str:
     return f"κ {train.kappa_or_default():g}"
 
 
-def summarise(record: RunRecord, config: RunConfig | None = None) -> Summary:
+def summarise(record: RunRecord) -> Summary:
     """Reads a run's results; a step without an artifact leaves its figures out.
 
-    A damaged artifact is left out as well, with a warning. Unset, ``config`` is the run's own.
+    A damaged artifact is left out as well, with a warning.
     """
-    config = config or record.config()
+    config = record.config()
     store = record.store
-    status = run_status(record, config)
+    status = run_status(record)
     summary = Summary(record.name, config, store.location, status=status)
     for step in record.steps():
         if step.state in DONE:

@@ -69,11 +69,11 @@ def test_a_run_refused_before_its_record_offers_no_resume(prefect_server, tmp_pa
 def test_a_step_ends_well_while_a_table_s_source_is_set_aside(prefect_server, copied, monkeypatch):
     calls = []
 
-    def set_aside_once(record, config):
+    def set_aside_once(record):
         calls.append(record)
         if len(calls) == 1:
             raise FileNotFoundError(2, "No such file or directory")
-        return summarise(record, config)
+        return summarise(record)
 
     monkeypatch.setattr("flows.iterate.summarise", set_aside_once)
     refresh_global_settings_context()
