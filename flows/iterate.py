@@ -22,11 +22,7 @@ from flows.pipeline.form import OneOf, RunOverrides
 from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
-from flows.report.prefect_artifacts import (
-    publish,
-    publish_configuration,
-    tag_flow_run,
-)
+from flows.report.prefect_artifacts import publish, tag_flow_run
 from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
 from flows.runners.choose import check_host, check_place
@@ -89,7 +85,6 @@ def execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
         GebError: The run failed.
     """
     config = run.config
-    publish_configuration(config)
     tag_flow_run(config)
     try_own_code(config)
     check_host(config.execution, config.resources)

@@ -1,9 +1,8 @@
-"""Artifacts in the Prefect UI: configuration, tables, report with plots; and tags."""
+"""Artifacts in the Prefect UI: reports with tables and plots; and tags."""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import yaml
 from matplotlib.figure import Figure
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
@@ -27,17 +26,6 @@ def tag_flow_run(config: RunConfig) -> None:
     tags = [f"run:{config.name}", config.train.method, str(config.train.divergence)]
     with get_client(sync_client=True) as client:
         client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
-
-
-@survives_outage
-def publish_configuration(config: RunConfig) -> None:
-    """Creates an artifact with every value of a run's configuration."""
-    values = yaml.safe_dump(config.to_values(), sort_keys=False, allow_unicode=True)
-    create_markdown_artifact(
-        f"```yaml\n{values}```\n",
-        key=artifact_key(config.name, "configuration"),
-        description=f"Every value of run {config.name}.",
-    )
 
 
 @survives_outage

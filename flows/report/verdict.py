@@ -28,15 +28,6 @@ class Verdict:
     cautions: tuple[str, ...] = ()
 
 
-_ENDS = {
-    "failed": "failed",
-    "stopped": "was stopped",
-    "cancelled": "was cancelled",
-    "crashed": "was killed",
-}
-"""End of a sentence on a run in that state."""
-
-
 def verdict(summary: Summary) -> Verdict:
     """Verdict after the last iteration that has been evaluated.
 
@@ -48,15 +39,18 @@ def verdict(summary: Summary) -> Verdict:
     reasons = [*result.reasons, *_ties(summary)]
     resume = resume_command(summary.run, summary.store)
     status = summary.status
-    if status is not None and (status.state in _ENDS or status.num_done < status.num_steps):
+    has_failed = status is not None and status.state not in ("running", "completed")
+    if status is not None and (has_failed or status.num_done < status.num_steps):
         done = f"{status.num_done} of {status.num_steps} steps are done"
         if status.state == "running":
             tone = "open"
             sentence = f"The run is at work: {done}. {sentence}"
         else:
             tone = "bad"
-            end = _ENDS.get(status.state, "is not complete")
-            sentence = f"The run {end}: {done}. Go on with `{resume}`. So far: {sentence}"
+            sentence = (
+                f"The run is not complete ({status.state}): {done}. Go on with `{resume}`. "
+                f"So far: {sentence}"
+            )
             reasons = [*_unfinished(status), *reasons]
     elif summary.damaged:
         tone = "bad"

@@ -108,7 +108,7 @@ def test_a_killed_stage_fails_a_run_without_retries(finished, tmp_path):
     assert "SIGKILL" in output
     assert steps(store)["sft"]["state"] == "failed"
     shown = geb("report", "small", "--store", store).stdout
-    assert "The run failed: " in shown
+    assert "The run is not complete (failed): " in shown
     assert f"`geb resume small --store {store}`" in shown
     assert "sft failed: " in (store / "runs/small/report.html").read_text()
 

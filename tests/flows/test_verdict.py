@@ -143,7 +143,7 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record):
     number = len(unread_steps(record.config()))
     assert result.tone == "bad"
     assert result.sentence.startswith(
-        f"The run failed: {number - 2} of {number} steps are done. Go on with "
+        f"The run is not complete (failed): {number - 2} of {number} steps are done. Go on with "
         f"`geb resume small --store {record.store.location}`. So far: "
     )
     assert result.reasons[:2] == (
@@ -155,7 +155,7 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record):
 def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record):
     for host, tone, start in (
         ("elsewhere", "open", "The run is at work: "),
-        (socket.gethostname(), "bad", "The run was killed: "),
+        (socket.gethostname(), "bad", "The run is not complete (crashed): "),
     ):
         attempted(record, "running", host=host)
         result = verdict(summarise(record))
