@@ -23,6 +23,22 @@ from stages.store.opening import location_of
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
 _SUFFIXES = (".yaml", ".yml", ".json")
+OUR_NAMES = {
+    "dataset_name": "inputs.prompts",
+    "lora_alpha": "train.lora.alpha",
+    "loss_type": "train.loss",
+    "lr_scheduler_type": "train.lr_schedule",
+    "max_completion_length": "generate.max_new_tokens",
+    "max_length": "train.max_length_tokens",
+    "max_prompt_length": "train.max_prompt_tokens",
+    "model_name_or_path": "inputs.policy",
+    "num_generations": "generate.num_samples",
+    "num_train_epochs": "train.epochs",
+    "output_dir": "store",
+    "per_device_train_batch_size": "train.global_batch_pairs",
+    "r": "train.lora.rank",
+}
+"""Settings by the names that TRL, PEFT and transformers give them."""
 Sections = Mapping[str, Any]
 """Settings of a run, a mapping for each section."""
 
@@ -177,6 +193,8 @@ def _explain(error: ErrorDetails) -> str:
         parts.pop()
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
+        if setting := OUR_NAMES.get(name.removeprefix("train.")):
+            return f"{name}: no such setting; did you mean {setting!r}?"
         settings = [row.name for row in field_rows(RunConfig)]
         return f"{name}: no such setting{_hint(name, [*RunConfig.model_fields, *settings])}"
     message = error["msg"].removeprefix("Value error, ")

@@ -43,7 +43,7 @@ def run(ctx: GenerateContext) -> None:
     first, stop = _shard(ctx, prompts)
     chunks = split_parts(ctx.work, RESPONSES, first, stop, ctx.params.chunk_prompts)
     _sample(ctx, islice(read_rows(prompts, PROMPTS), first, stop), policy, chunks)
-    metrics = _assemble(ctx, chunks)
+    metrics = _assemble(ctx, chunks, len(policy.tokenizer))
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 
@@ -156,11 +156,11 @@ def _to_rows(
             }
 
 
-def _assemble(ctx: GenerateContext, chunks: Sequence[Part]) -> dict[str, Any]:
+def _assemble(ctx: GenerateContext, chunks: Sequence[Part], num_known_ids: int) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
     num_prompts = sum(map(len, chunks))
     reasons: Counter[str] = Counter()
-    num_tokens = empty = 0
+    num_tokens = empty = unknown = 0
     with TableWriter(ctx.out / "responses.parquet", RESPONSES) as writer:
         # A chunk whose prompts are all too long has no file.
         written = [chunk.path for chunk in chunks if chunk.path.exists()]
@@ -169,6 +169,7 @@ def _assemble(ctx: GenerateContext, chunks: Sequence[Part]) -> dict[str, Any]:
             reasons[row["finish_reason"]] += 1
             num_tokens += len(row["response_token_ids"])
             empty += not row["response"].strip()
+            unknown += max(row["response_token_ids"]) >= num_known_ids
     dropped = num_prompts - writer.num_rows // ctx.params.num_samples
     if dropped:
         loss = (
@@ -185,6 +186,7 @@ def _assemble(ctx: GenerateContext, chunks: Sequence[Part]) -> dict[str, Any]:
     for number, fault in (
         (reasons[LENGTH], f"were cut off at max_new_tokens={ctx.params.max_new_tokens}"),
         (empty, "are empty"),
+        (unknown, "hold token ids that the tokenizer does not have"),
     ):
         if number > _WARNED_SHARE * writer.num_rows:
             ctx.events.warning(f"{number} of {writer.num_rows} responses {fault}")

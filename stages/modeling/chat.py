@@ -18,11 +18,18 @@ _ANSWER = "Q7Z"
 
 
 def require_chat_template(tokenizer: Any, place: str) -> None:
-    """Checks that ``tokenizer`` has a chat template; UserError if it has none."""
+    """Checks that ``tokenizer`` has a chat template, which renders what messages say.
+
+    Raises:
+        UserError: It has none, or renders two prompts alike.
+    """
+    remedy = "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set"
     if not tokenizer.chat_template:
+        raise UserError(f"the tokenizer of {place} has no chat template", remedy)
+    if len({_text(tokenizer, [{"role": "user", "content": text}]) for text in "12"}) == 1:
         raise UserError(
-            f"the tokenizer of {place} has no chat template",
-            "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set",
+            f"{place}: the chat template renders two prompts alike: it leaves out what they say",
+            remedy,
         )
 
 

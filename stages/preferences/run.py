@@ -32,7 +32,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     [data] = ctx.inputs["data"]
     source = open_source(data, subset=ctx.params.subset, split=ctx.params.split)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for place, row in source.read():
+        for place, row in source.rows():
             counts["rows"] += 1
             try:
                 preference = read_preference(row, ctx.params)
@@ -42,6 +42,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             if pair is not None:
                 writer.write(pair)
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
+    source.warn_of_unread_fields(ctx.events)
     if not counts["pairs"]:
         raise UserError(
             f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "

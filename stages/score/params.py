@@ -57,9 +57,7 @@ class ServerSettings(Settings):
         "none.",
     )
     concurrency: int = speed_only(8, ge=1, description="Requests at once.")
-    timeout_seconds: float = speed_only(
-        120.0, gt=0, description="Longest wait for the server within a request."
-    )
+    timeout_seconds: float = speed_only(120.0, gt=0, description="Time limit of one request.")
 
     @model_validator(mode="after")
     def _check_url(self) -> ServerSettings:

@@ -20,6 +20,8 @@ RequestRows = Sequence[Mapping[str, Any]]
 ATTEMPTS = 5
 WAIT_SECONDS = 1.0
 """Wait before the second attempt; doubled each time."""
+LARGEST_ANSWER = 64 << 20
+"""Most bytes of an answer, its compression undone."""
 # A server that asks for a longer wait than this is as good as down.
 _LONGEST_WAIT_SECONDS = 60.0
 
@@ -39,6 +41,7 @@ class Remote:
         self.url = settings.url or ""
         self._key_env = settings.key_env
         self._section = section
+        self._timeout_seconds = settings.timeout_seconds
         self._concurrency = settings.concurrency
         self._has_failed = False
         self._options: dict[str, Any] = {
@@ -114,15 +117,15 @@ class Remote:
                 break
             wait_seconds = WAIT_SECONDS * 2**attempt
             try:
-                response = httpx.post(self.url, json=payload, **self._options)
+                response, body = self._send(payload)
             except httpx.RequestError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
                 passes = response.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not passes and not response.is_server_error:
-                    self._check_status(response)
-                    return response.content
-                reason = f"status {response.status_code}: {_start_of(response.content)}"
+                    self._check_status(response, body)
+                    return body
+                reason = f"status {response.status_code}: {_start_of(body)}"
                 # Seconds; a date in its place is not waited for.
                 retry_after = response.headers.get("retry-after", "")
                 if retry_after.isdecimal():
@@ -131,7 +134,21 @@ class Remote:
                 time.sleep(min(wait_seconds, _LONGEST_WAIT_SECONDS))
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 
-    def _check_status(self, response: httpx.Response) -> None:
+    def _send(self, payload: Any) -> tuple[httpx.Response, bytes]:
+        """Posts once within the timeout; the head of the answer, and its body."""
+        deadline = time.monotonic() + self._timeout_seconds
+        body = bytearray()
+        with httpx.stream("POST", self.url, json=payload, **self._options) as response:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > LARGEST_ANSWER:
+                    raise self.disagreement(f"it is longer than {LARGEST_ANSWER >> 20} MiB")
+                if time.monotonic() > deadline:
+                    message = f"the answer is not whole after {self._timeout_seconds:g} s"
+                    raise httpx.ReadTimeout(message)
+        return response, bytes(body)
+
+    def _check_status(self, response: httpx.Response, body: bytes) -> None:
         if response.status_code in (401, 403):
             raise UserError(
                 f"{self.url} refuses the key (status {response.status_code})",
@@ -141,7 +158,7 @@ class Remote:
         if not response.is_success:
             raise UserError(
                 f"{self.url} refuses a request with status {response.status_code}: "
-                f"{_start_of(response.content)}",
+                f"{_start_of(body)}",
                 f"check the settings of {self._section}, and what the server serves",
             )
 

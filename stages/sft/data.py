@@ -8,6 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stages.contract.errors import UserError
+from stages.contract.events import Emitter
 from stages.contract.messages import ROLES, Messages
 from stages.harness.context import ResolvedInput
 from stages.modeling.chat import render_answered
@@ -20,8 +21,10 @@ Placed = tuple[str, Messages]
 """A conversation after its place (``sft.jsonl, line 3``)."""
 
 
-def read_conversations(inputs: Iterable[ResolvedInput]) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
+
+    Fields of messages that are not read are named in the log.
 
     Raises:
         UserError: One has no conversation or cannot be read, or a row is not such a conversation.
@@ -30,12 +33,13 @@ def read_conversations(inputs: Iterable[ResolvedInput]) -> Iterator[Placed]:
     for data in inputs:
         source = open_source(data)
         place = ""
-        for place, row in source.read():
+        for place, row in source.rows():
             try:
                 conversation = read_conversation(row)
             except UserError as error:
                 raise error.at(place) from error
             yield place, conversation
+        source.warn_of_unread_fields(events)
         if not place:
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 

@@ -120,7 +120,7 @@ class ConversationFit(Fit[SftParams]):
         return tokenizer
 
     def _conversations(self) -> Iterator[Placed]:
-        return read_conversations(self.ctx.inputs["data"])
+        return read_conversations(self.ctx.inputs["data"], self.ctx.events)
 
     def _max_length(self) -> int:
         """The model's context or the smaller limit asked for; some models have no context."""

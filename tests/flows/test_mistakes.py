@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.pipeline.fields import run_rows
+from flows.pipeline.loading import OUR_NAMES
 from flows.runners.command_lines import module_command
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config
@@ -22,6 +24,8 @@ SETTINGS: dict[str, list[str]] = {
     "kappa=1": ["did you mean 'train.kappa'?"],
     "train.kapa=1": ["train.kapa", "did you mean 'train.kappa'?"],
     "trian.kappa=1": ["trian: no such setting", "did you mean 'train'?"],
+    "per_device_train_batch_size=4": ["did you mean 'train.global_batch_pairs'?"],
+    "train.lora.r=8": ["did you mean 'train.lora.rank'?"],
     "sft.lora.lora_alpha=8": ["did you mean 'sft.lora.alpha'?"],
     "train.design=arctahn": ["did you mean 'arctanh'?"],
     "train.reference=1": ["train.reference: Input should be 'previous'", "or equal to 2"],
@@ -128,7 +132,7 @@ SERVERS: dict[str, tuple[dict[str, str], str]] = {
 }
 COMMANDS: dict[str, list[str]] = {
     "runn": ["runn"],
-    "train x.yaml": ["add --help"],
+    "train x.yaml": ["geb run"],
     "plan --jsn": ["--jsn"],
     "plan x.yaml --set train.kappa 1": ["--set NAME=VALUE"],
     # A file of another kind is not quoted: the test looks for its word `salt`.
@@ -265,6 +269,10 @@ def test_a_mistake_is_refused_before_a_server_starts(place, geb_here, monkeypatc
     assert not (place / "store/artifacts").exists()
     assert [path.name for path in (place / "store/runs").iterdir()] == ["mine"]
     assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
+
+
+def test_settings_named_as_in_trl_exist_here():
+    assert set(OUR_NAMES.values()) <= {row.name for row in run_rows()}
 
 
 def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path):

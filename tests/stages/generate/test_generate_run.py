@@ -233,6 +233,15 @@ def test_empty_and_cut_off_responses_are_warned_about(generate):
     assert f"{len(rows) // 8 * 3} of {len(rows) // 8 * 3} responses are empty" in warned(events)
 
 
+def test_token_ids_without_a_text_are_warned_about(generate, tmp_path):
+    path = make_tiny_llama(tmp_path / "wide")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.resize_token_embeddings(200)
+    model.save_pretrained(path)
+    _, _, events = generate(model=path)
+    assert any("the tokenizer does not have" in text for text in warned(events))
+
+
 class TestAdapter:
     def test_the_policy_wears_it(self, generate, policy, tmp_path):
         save_tiny_adapters(tmp_path / "adapter", policy)
@@ -279,6 +288,7 @@ def test_prompts_are_refused(generate, texts, message):
     [
         (None, "no chat template"),
         ("{{ bos_token }}" + CHAT_TEMPLATE, "doubled BOS"),
+        ("{{ bos_token }}red", "renders two prompts alike"),
         ("{{ 1 / 0 }}", "chat template refuses a prompt with roles user: division by zero"),
     ],
 )

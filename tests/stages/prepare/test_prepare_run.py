@@ -14,7 +14,7 @@ from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PROMPTS, read_rows
-from tests.stage_calls import call, file_input, metrics, write_jsonl
+from tests.stage_calls import EventLog, call, file_input, metrics, write_jsonl
 
 
 def chat(question: str, **more: object) -> dict[str, object]:
@@ -123,11 +123,22 @@ def test_texts_keep_characters_that_separate_lines(store, tmp_path, character):
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_row_with_a_picture_is_refused(store, tmp_path, suffix):
     rows = [{"prompt": name, "images": images} for name, images in (("a", []), ("b", ["b.png"]))]
-    write_jsonl(tmp_path / "p.jsonl", rows)
-    rows[1]["images"] = [{"bytes": b"picture", "path": None}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    write_jsonl(tmp_path / "p.jsonl", rows)
     with pytest.raises(UserError, match="2: the row holds images"):
         prepare(store, tmp_path / f"p.{suffix}", iterations=1, test_prompts=1)
+
+
+def test_fields_of_messages_that_are_not_read_are_named(store, tmp_path):
+    turns = [{"role": "user", "content": "red"}, {"role": "user", "content": "blue", "name": "Ann"}]
+    # Arrow gives every turn of a table the fields of all, with nulls.
+    rows = [{"messages": [{**turn, "tool_calls": None}]} for turn in turns]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    events = EventLog()
+    settings = PrepareParams(test_prompts=1, iterations=1)
+    call(STAGE, settings, {"train": [tmp_path / "p.parquet"]}, store, events=events)
+    [message] = [event.message for event in events.events if event.type == "log"]
+    assert message.endswith("p.parquet: fields of messages that are not read: name")
 
 
 def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):

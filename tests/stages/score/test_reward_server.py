@@ -1,12 +1,16 @@
+import contextlib
+import gzip
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from stages.contract.errors import UserError
 from stages.score.remote import RemoteError
+from tests.scripted_server import served
 from tests.stage_calls import response, score_params
 
 IDENTITY = "length@1"
@@ -16,6 +20,29 @@ ROWS = [response(f"question {index}", 0, "word " * index) for index in range(10)
 def lengths(request):
     scores = [{"score": len(row["response"])} for row in request["responses"]]
     return 200, {"oracle": IDENTITY, "scores": scores}
+
+
+class Trickling(BaseHTTPRequestHandler):
+    """Sends a byte of its answer at a time, as long as somebody reads."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(b" ")
+                threading.Event().wait(0.05)
+
+
+class Inflating(BaseHTTPRequestHandler):
+    """Sends a small body that is hundreds of times as long once decompressed."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(gzip.compress(b" " * (64 << 20)))
 
 
 @pytest.fixture
@@ -78,6 +105,16 @@ class TestFailures:
         rows = score(server.url, ROWS[:1], timeout_seconds=2)
         assert rows[0]["score"] == len(ROWS[0]["response"])
         assert len(server.requests) == 2
+
+    def test_an_answer_that_trickles_is_given_up(self, score, monkeypatch):
+        monkeypatch.setattr("stages.score.remote.ATTEMPTS", 1)
+        with served(Trickling) as url, pytest.raises(RemoteError, match="after 2 s"):
+            score(url, ROWS[:1], timeout_seconds=2)
+
+    def test_a_compressed_answer_without_end_is_refused(self, score, monkeypatch):
+        monkeypatch.setattr("stages.score.remote.LARGEST_ANSWER", 1 << 20)
+        with served(Inflating) as url, pytest.raises(UserError, match="longer than 1 MiB"):
+            score(url, ROWS[:1])
 
     def test_no_server_at_all(self, serve, score):
         server = serve(lambda number, request: lengths(request))
