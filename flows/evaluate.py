@@ -18,7 +18,7 @@ from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.form import RunOverrides
-from flows.pipeline.inputs import ComparedModels, resolve_compared
+from flows.pipeline.inputs import ComparedModels, resolve_compared, takes_held_out
 from flows.pipeline.preflight import check_environment
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
@@ -41,7 +41,7 @@ from flows.report.table import (
     Lines,
     figures_table,
 )
-from flows.runners.choose import check_place
+from flows.runners.choose import check_host, check_place
 from stages.contract.errors import UserError
 from stages.contract.request import ArtifactInput
 from stages.store.base import Store
@@ -132,12 +132,12 @@ def compare_models(
     ``config`` and ``external`` are from :func:`resolve_compared`.
     """
     check_environment(config)
+    check_host(config.execution, config.resources)
     check_place(config.execution, config.resources, config.store)
     try_own_code(config, {"score"})
     store = open_store(config.store)
     held_out = None
-    is_split = models.suite is None and not external["test_prompts"]
-    if is_split and isinstance(external["policy"][-1], ArtifactInput):
+    if takes_held_out(models, external):
         held_out = _held_out(store, ModelRegistry(store).find(models.policy).run)
     steps = Steps(config, external)
     policy = Model(*external["policy"])

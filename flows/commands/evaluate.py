@@ -22,7 +22,7 @@ from flows.commands.common import (
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
-from flows.pipeline.inputs import ComparedModels, resolve_compared
+from flows.pipeline.inputs import ComparedModels, resolve_compared, takes_held_out
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 
@@ -56,10 +56,10 @@ def evaluate(
     Other prompts: --set inputs.test_prompts=FILE.
     """
     settings = config_of_command(config, overrides, runner, store)
-    # Prompts, both models' samples and their scores, and the metrics.
-    num_steps = 2 + 4 * settings.generate.num_shards
     models = ComparedModels(policy, base, suite)
     settings, external = resolve_compared(settings, models)
+    # Both models' samples and their scores, the metrics, and prompts that are not there yet.
+    num_steps = 1 + 4 * settings.generate.num_shards + (not takes_held_out(models, external))
     with prefect_session(settings.store, settings.name, as_json, num_steps) as session:
         from flows.evaluate import compare_models
         from flows.execution.cancellation import call_as_flow

@@ -4,8 +4,9 @@ from textwrap import fill
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
+from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 from prefect.states import Failed, State
 
 from flows.execution.prefect_progress import artifact_key, survives_outage
@@ -43,8 +44,10 @@ def failed(error: GebError) -> State[Any]:
 
 def _remedy(error: GebError) -> str:
     """A sentence without its full stop."""
-    # Prefect has nothing to start other flow runs with.
-    ways = ["press Retry"] if deployment.id else []
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None
+    # Prefect has nothing to start other flow runs with, such as the cells of a sweep.
+    ways = ["press Retry"] if context.flow_run.deployment_id else []
     ways += [f"run: {command}" for command in getattr(error, "__notes__", ())]
     again = ", or ".join(ways) or "start it again"
     if isinstance(error, UserError):

@@ -5,7 +5,6 @@ runs of one combination of the grid are. Methods are in the order in which their
 given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -133,9 +132,12 @@ class Comparison:
 
     def _methods(self) -> Iterator[FittedTable]:
         lines: dict[str, Lines] = {}
-        seeds = Counter(self.methods.values())
+        seeds: dict[tuple[str, str], int] = {}
         for figure in self.over_seeds:
-            labels = (figure.method, str(seeds[figure.method]))
+            place = (figure.evaluation, figure.method)
+            seeds[place] = max(seeds.get(place, 0), len(figure.values))
+        for figure in self.over_seeds:
+            labels = (figure.method, str(seeds[figure.evaluation, figure.method]))
             cells = lines.setdefault(figure.evaluation, {}).setdefault(labels, {})
             cells[figure.figure] = figure.shown()
         note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."

@@ -96,7 +96,7 @@ def _sample(
             done = (chunk.first - chunks[0].first) * num_samples
             ctx.events.progress(done + len(samples), total, "responses")
             if len(samples) == len(rows) * num_samples:
-                kept += 1
+                kept += bool(samples)
                 continue
             if backend is None:
                 backend = stack.enter_context(contextlib.closing(_load_backend(ctx, policy)))

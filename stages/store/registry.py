@@ -78,8 +78,8 @@ class Alias(_Record):
 def read(path: Path, kind: type[R]) -> R | None:
     """Reads a record; None if there is none, DamagedRecordError if it is of another kind."""
     remedy = (
-        "restore it from a backup, or remove it and register (`geb resume RUN --from promote`) or "
-        "set (`geb promote MODEL:VERSION`) it again"
+        "restore it from a backup, or remove it and register (`geb resume RUN --from "
+        "iteration-1/promote`) or set (`geb promote MODEL:VERSION`) it again"
     )
     try:
         return read_record(path, kind, remedy)
