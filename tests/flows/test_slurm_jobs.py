@@ -5,6 +5,8 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,20 @@ import pytest
 
 from flows.pipeline.placement import Execution, SlurmSettings
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.ending import raise_for
-from flows.runners.place import work_name
-from flows.runners.slurm import client
+from flows.runners.ending import Ending, raise_for
+from flows.runners.place import StageJob, work_name
+from flows.runners.slurm import client, work
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
 from flows.runners.slurm.submission import check_job, is_hopeless, may_pass, mistake
-from flows.runners.slurm.work import Status, Tail, ending_of, folders_for, jobs_folder, status_of
+from flows.runners.slurm.work import (
+    SlurmJob,
+    Status,
+    Tail,
+    ending_of,
+    folders_for,
+    jobs_folder,
+    status_of,
+)
 from stages.contract.errors import (
     EXIT_STOPPED,
     PreemptedError,
@@ -258,6 +268,8 @@ def test_a_full_queue_and_a_busy_controller_may_pass(complaint, passes):
         ("Resources", False),
         ("AssocGrpCPURunMinutesLimit", False),
         ("PartitionNodeLimit", False),
+        ("ReqNodeNotAvail,_UnavailableNodes:launch01", False),
+        ("launch_failed_requeued_held", True),
         ("InvalidQOS", True),
         ("QOSMaxCpuPerJobLimit", True),
     ],
@@ -296,6 +308,101 @@ def test_nodes_that_are_down_are_waited_for(request_, monkeypatch):
     monkeypatch.setattr(client, "nodes_away", lambda partition: "")
     with pytest.raises(UserError, match="node configuration is not available"):
         check_job(request_, Execution(), [])
+
+
+class Clock:
+    """Time that passes while a job is waited for, and never otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(work, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def cancelled(monkeypatch) -> list[str]:
+    """Numbers of the jobs that were cancelled."""
+    numbers: list[str] = []
+    monkeypatch.setattr(client, "cancel", lambda number, option="": numbers.append(number))
+    return numbers
+
+
+def slurm_job(
+    folder: Path, request: Request, look: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[SlurmJob, AttemptLog]:
+    """A job in a folder, whose state Slurm tells as ``look`` does."""
+    fields = {"NodeList": "node1"}
+    monkeypatch.setattr(client, "details", lambda number: fields | {"JobState": look()})
+    log = AttemptLog(Path("the.log"), io.StringIO())
+    job = StageJob(request, "request.json", log, lambda event: None, threading.Event())
+    return SlurmJob("12", folder, job, Execution()), log
+
+
+def test_a_running_job_is_followed_after_a_wrong_answer(tmp_path, request_, clock, monkeypatch):
+    def look() -> str:
+        if clock.now > 60:
+            (tmp_path / "status").write_text(Status(code=1).model_dump_json())
+            return "FAILED"
+        return "RUNNING" if clock.now else ""
+
+    job, _ = slurm_job(tmp_path, request_, look, monkeypatch)
+    assert job.follow() == Ending("exited", 1)
+
+
+def test_a_status_that_comes_late_tells_the_end(tmp_path, request_, clock, monkeypatch):
+    def look() -> str:
+        if clock.now > 30:
+            (tmp_path / "status").write_text(Status(code=1).model_dump_json())
+        clock.sleep(15)
+        return "FAILED"
+
+    job, _ = slurm_job(tmp_path, request_, look, monkeypatch)
+    assert job.follow() == Ending("exited", 1)
+
+
+def test_a_job_without_a_status_is_cancelled(tmp_path, request_, clock, cancelled, monkeypatch):
+    job, _ = slurm_job(tmp_path, request_, str, monkeypatch)
+    assert job.follow().kind == "failed"
+    job.remove()
+    assert cancelled == ["12"]
+
+
+def test_a_slow_controller_is_left_alone_between_two_looks(tmp_path, request_, clock, monkeypatch):
+    ends: list[float] = []
+
+    def look() -> str:
+        if ends:
+            raise KeyboardInterrupt
+        clock.sleep(15)
+        ends.append(clock.now)
+        return "RUNNING"
+
+    with pytest.raises(KeyboardInterrupt):
+        slurm_job(tmp_path, request_, look, monkeypatch)[0].follow()
+    assert clock.now >= ends[0] + work.POLL_SECONDS
+
+
+@pytest.mark.parametrize("printed", ["cannot start python", ""])
+def test_srun_is_quoted_where_the_stage_says_nothing(
+    tmp_path, request_, clock, monkeypatch, printed
+):
+    (tmp_path / "log").write_text(printed)
+    (tmp_path / "slurm.out").write_text("srun: error: task 0: Exited\n")
+    (tmp_path / "status").write_text(Status(code=127).model_dump_json())
+    job, log = slurm_job(tmp_path, request_, lambda: "FAILED", monkeypatch)
+    job.follow()
+    assert list(log.lines) == [printed or "srun: error: task 0: Exited"]
 
 
 def test_a_file_that_grows_is_read_by_whole_lines(tmp_path):

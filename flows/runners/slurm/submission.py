@@ -47,7 +47,8 @@ _HOPELESS = (
     "QOSMin",
     "QOSNotAllowed",
     "QOSUsageThreshold",
-    "launch",
+    "launch_failed",
+    "launch failed",
 )
 
 

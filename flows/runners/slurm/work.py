@@ -138,7 +138,8 @@ class SlurmJob:
             status = status_of(self._folder)
             self._look()
             if status is not None or self._is_silent():
-                self._is_over = True
+                # Slurm may still run one that has left no status.
+                self._is_over = status is not None
                 self._read(last=True)
                 return self._ending(status)
             self._read()
@@ -193,6 +194,8 @@ class SlurmJob:
             # The stage's own status tells enough.
             if status is None:
                 raise
+        # It may have come meanwhile.
+        status = status or status_of(self._folder)
         return ending_of(self._number, status, fields, request.store)
 
     def _look(self) -> None:
@@ -202,15 +205,14 @@ class SlurmJob:
             UserError: It will never start.
         """
         seconds = POLL_SECONDS if self._asked_at is None else 1.0
-        now = time.monotonic()
-        if now < self._looked_at + seconds:
+        if time.monotonic() < self._looked_at + seconds:
             return
-        self._looked_at = now
         with contextlib.suppress(SlurmUnavailableError):
             fields = client.details(self._number)
             state = fields.get("JobState", "")
-            if state in _FINAL:
-                self._over_since = min(self._over_since, now)
+            # One answer may be wrong, while a controller takes over.
+            is_over = state in _FINAL
+            self._over_since = min(self._over_since, time.monotonic()) if is_over else math.inf
             if state == "RUNNING":
                 self._has_run = True
                 self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
@@ -223,6 +225,8 @@ class SlurmJob:
                     options = submit_options(request, self._execution.slurm, grace_seconds)
                     complaint = f"it would be pending for ever, reason {reason}"
                     raise submission.mistake(complaint, request, options)
+        # Slurm may have taken long to answer.
+        self._looked_at = time.monotonic()
 
     def _is_silent(self) -> bool:
         """True if a job that is over will not tell its status either."""
@@ -234,9 +238,12 @@ class SlurmJob:
     def _read(self, *, last: bool = False) -> None:
         for line in self._events.new_lines(last=last):
             self._job.handle_line(line)
+        log = self._job.log
         for output in self._outputs:
+            # The last output is srun's, whose words about a step's end tell less than the stage's.
+            quoted = output is not self._outputs[-1] or not log.lines
             for line in output.new_lines(last=last):
-                self._job.log.write(line)
+                log.write(line, quoted=quoted)
 
 
 def status_of(folder: Path) -> Status | None:
