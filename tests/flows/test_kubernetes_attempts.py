@@ -12,12 +12,13 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog, whole_lines
-from flows.runners.ending import Ending
+from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster
 from flows.runners.place import StageJob
-from stages.contract.errors import UserError
+from stages.contract.errors import EXIT_USER, UserError
+from stages.contract.events import Failure
 from stages.contract.request import Request, Resources
 from tests.probe_stage import probe_request
 
@@ -98,6 +99,23 @@ def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(request_, ends
     cluster = Pods(*ends)
     assert work_of(request_, cluster).follow() == ending
     assert cluster.deleted == deleted
+
+
+class Refusing(Pods):
+    """Two pods, of which the second one prints why it refuses its request."""
+
+    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+        failure = Failure(kind="user", message="too large", remedy="take a smaller batch")
+        line = f"2026-01-01T00:00:00Z {failure.model_dump_json()}\n"
+        return [line] if name == "geb-x-1" else []
+
+
+def test_a_mistake_that_shows_on_another_node_keeps_its_remedy(request_):
+    work = work_of(request_, Refusing(("geb-x-0", 1), ("geb-x-1", EXIT_USER)))
+    ending = work.follow()
+    with pytest.raises(UserError, match="too large") as caught:
+        raise_for(ending, work._job.log, request_, stopped=False)
+    assert caught.value.remedy == "take a smaller batch"
 
 
 class Views(Pods):

@@ -27,6 +27,7 @@ from flows.runners.kubernetes.diagnosis import (
 from flows.runners.kubernetes.manifest import ATTEMPT
 from flows.runners.place import PlaceAwayError, StageJob
 from stages.contract.errors import EXIT_OK, EXIT_OVERDUE, EXIT_USER, UserError
+from stages.contract.events import Failure, parse_event
 
 # Volumes and networks that cannot be had show in a pod's events alone.
 _EVENTS_SECONDS = 10.0
@@ -56,6 +57,7 @@ class _Node:
         self.number = number
         self.pod: Pod | None = None
         self.is_ended_by_us = False
+        self.failure: Failure | None = None
         self.read_at = -_ALL_SECONDS
         self.last_stamp = ""
         self.waits_since = time.monotonic()
@@ -139,6 +141,9 @@ class PodAttempt:
         if node.number == 0:
             self._job.handle_line(line)
         else:
+            event = parse_event(line)
+            if isinstance(event, Failure):
+                node.failure = event
             self._job.log.write(f"[node {node.number + 1}] {line}")
 
     def _look(self) -> None:
@@ -228,6 +233,9 @@ class PodAttempt:
         ending = self._endings[cause]
         if ending is first or first.code in _LAST_WORDS:
             return first
+        if ending.code == EXIT_USER and cause.failure is not None:
+            self._job.log.failure = cause.failure
+            return ending
         words = ending.message or f"ended by {describe_exit(ending.code)}"
         kind: EndingKind = "failed" if ending.kind == "exited" else ending.kind
         message = f"node {cause.number + 1} of {len(self._nodes)}: {words}"
@@ -267,12 +275,14 @@ _LAST_WORDS = (EXIT_OK, EXIT_USER, EXIT_OVERDUE)
 
 
 def _rank(ending: Ending) -> int:
-    """Order of explanations: lost machines and kills come before lost connections."""
-    if ending.kind != "exited":
+    """Order of explanations: mistakes, lost machines and kills come before lost connections."""
+    if ending.code == EXIT_USER:
         return 0
-    if is_killed(ending.code):
+    if ending.kind != "exited":
         return 1
-    return 3 if ending.code == EXIT_OK else 2
+    if is_killed(ending.code):
+        return 2
+    return 4 if ending.code == EXIT_OK else 3
 
 
 def _is_taken(pod: Pod, ending: Ending | None) -> bool:
