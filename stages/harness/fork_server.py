@@ -6,8 +6,8 @@ forks a supervisor and the stage below it for each start. All forks have the ser
 variables and working folder.
 
 The server's stdin is a socket of packets. Each packet asks for one start: the supervisor's command
-line as a JSON array, with the descriptors of its stdin, stdout and stderr. That stdin is a socket,
-to which the supervisor writes its exit code at its end.
+line as a JSON array, with the descriptors of its stdin, stdout and stderr. That stdin is a socket:
+the supervisor writes its process id there, as a line, and at its end its exit code, as another.
 """
 
 import contextlib
@@ -79,11 +79,15 @@ def _supervise(options: Namespace, streams: list[int]) -> NoReturn:
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)
-    code = supervise(options, _run)
+    _tell(os.getpid())
+    _tell(supervise(options, _run))
+    os._exit(0)
+
+
+def _tell(number: int) -> None:
     # The orchestrator may be gone.
     with contextlib.suppress(BrokenPipeError):
-        os.write(0, str(code).encode())
-    os._exit(0)
+        os.write(0, f"{number}\n".encode())
 
 
 def _run(command: list[str]) -> NoReturn:

@@ -115,3 +115,14 @@ def test_a_hanging_start_is_ended_after_the_grace_period(store, tmp_path, monkey
         make_runner(Execution(interpreters={"probe": str(hanging)})).run(
             probe_request(store), lambda event: None
         )
+
+
+def test_a_stuck_supervisor_is_killed_after_the_grace_period(store, monkeypatch):
+    monkeypatch.setattr(process, "SUPERVISOR_SECONDS", 0.0)
+    runner = make_runner(Execution(grace_seconds=0.1))
+    with at_work(hanging(store, "one"), runner) as work:
+        supervisor = stage_of(work).parent()
+        assert supervisor is not None
+        supervisor.suspend()
+        runner.stop_all()
+        assert isinstance(work.join(), StoppedError)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,9 +24,7 @@ from stages.contract.errors import EXIT_FAILED
 
 _servers: dict[tuple[object, ...], _Server] = {}
 _lock = threading.Lock()
-_CODE_BYTES = 16
-# A server that has closed its sockets has ended by then.
-_END_SECONDS = 1.0
+_TOLD_BYTES = 64
 
 
 def start_forked(command: list[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
@@ -89,19 +88,37 @@ class ForkedProcess:
 
     def wait(self) -> int:
         """Waits for the exit code, or minus the signal that killed the supervisor."""
-        code = self._stdin.recv(_CODE_BYTES)
-        if code:
-            return int(code)
-        try:
-            self._server.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return -signal.SIGKILL
-        # The server ended before it had forked a supervisor.
-        return EXIT_FAILED
+        ended = select.poll()
+        # No read event: only the end of the supervisor counts.
+        ended.register(self._stdin, 0)
+        ended.poll()
+        match self._told():
+            case [_, code]:
+                return code
+            case [_]:
+                return -signal.SIGKILL
+            case _:  # The server ended before it had forked a supervisor.
+                return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kills the server, in which an import hangs, as on a file system that does not answer."""
-        self._server.kill()
+        """Kills the supervisor, and with it the stage; before there is one, the server.
+
+        An import may hang in the server, as on a file system that does not answer.
+        """
+        match self._told():
+            case []:
+                self._server.kill()
+            case [pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _told(self) -> list[int]:
+        """Process id and exit code of the supervisor, as far as they are known."""
+        with contextlib.suppress(BlockingIOError):
+            # Left in the socket: several threads read.
+            told = self._stdin.recv(_TOLD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return [int(number) for number in told.split()]
+        return []
 
     def __enter__(self) -> Self:
         return self
@@ -110,5 +127,5 @@ class ForkedProcess:
         assert self.stdout is not None
         self.stdout.close()
         self.end()
-        self._stdin.recv(_CODE_BYTES)
+        self.wait()
         self._stdin.close()
