@@ -173,10 +173,13 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0 or uid == 0:
         return
-    for folder in folders:
-        # Also the files of earlier attempts, perhaps by another runner.
+    artifacts, leases, *own = folders
+    # Also the files of earlier attempts, perhaps by another runner; no finished artifact.
+    paths = [*folders, *leases.glob(f"{request.key}*")]
+    for folder in (*own, *artifacts.glob(f".scratch-{request.key}-*")):
         for place, _, files in os.walk(folder):
-            for name in (".", *files):
-                # Other stages end meanwhile, and rename or remove theirs.
-                with contextlib.suppress(FileNotFoundError):
-                    os.chown(Path(place) / name, uid, gid, follow_symlinks=False)
+            paths += [Path(place) / name for name in (".", *files)]
+    for path in paths:
+        # Other stages end meanwhile, and rename or remove theirs.
+        with contextlib.suppress(FileNotFoundError):
+            os.chown(path, uid, gid, follow_symlinks=False)

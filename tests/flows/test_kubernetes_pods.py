@@ -1,6 +1,7 @@
 """Pods of a request, without a cluster."""
 
 import json
+import os
 from typing import Any, Literal
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
 from flows.runners.kubernetes.manifest import PodGroup, pods_for
-from flows.runners.place import work_name
+from flows.runners.place import chown_outputs, work_name
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput, Request, Resources
 from stages.promote.params import PromoteParams
@@ -268,3 +269,20 @@ def test_names_and_labels_are_what_the_api_takes(store):
     assert len(metadata["name"]) <= 63
     assert metadata["name"] == metadata["name"].lower()
     assert all(len(value) <= 63 for value in metadata["labels"].values())
+
+
+def test_a_stage_s_user_gets_no_finished_artifact(request_, store, monkeypatch):
+    artifacts = store.root / "artifacts/probe"
+    work = store.work_path("probe", request_.key)
+    scratch = artifacts / f".scratch-{request_.key}-1"
+    lease = store.root / "leases/probe" / request_.key
+    others = [artifacts / "finished/manifest.json", lease.with_name("another")]
+    for file in (work / "chunks/1", scratch / "rows", lease, *others):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    given = set()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, *user, follow_symlinks: given.add(path))
+    chown_outputs(request_, 1000, 1000)
+    assert {artifacts, work, work / "chunks/1", scratch / "rows", lease} <= given
+    assert not given & {artifacts / "finished", *others}
