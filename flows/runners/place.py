@@ -173,10 +173,11 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0 or uid == 0:
         return
-    artifacts, leases, *own = folders
-    # Also the files of earlier attempts, perhaps by another runner; no finished artifact.
+    artifacts, leases, *rest = folders
+    # Also the files of earlier attempts, perhaps by another runner. Finished artifacts and the
+    # leases of other keys stay as they are.
     paths = [*folders, *leases.glob(f"{request.key}*")]
-    for folder in (*own, *artifacts.glob(f".scratch-{request.key}-*")):
+    for folder in (*rest, *artifacts.glob(f".scratch-{request.key}-*")):
         for place, _, files in os.walk(folder):
             paths += [Path(place) / name for name in (".", *files)]
     for path in paths:

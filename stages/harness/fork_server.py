@@ -85,6 +85,7 @@ def _supervise(options: Namespace, streams: list[int]) -> NoReturn:
 
 
 def _tell(number: int) -> None:
+    """Writes a number to the orchestrator, as a line."""
     # The orchestrator may be gone.
     with contextlib.suppress(BrokenPipeError):
         os.write(0, f"{number}\n".encode())

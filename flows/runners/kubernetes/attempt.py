@@ -136,7 +136,7 @@ class PodAttempt:
         """Handles a line of a pod.
 
         The first pod prints the stage's events. Lines of the others go to the log alone, each with
-        the number of its node.
+        the number of its node; why one refuses its request is kept.
         """
         if node.number == 0:
             self._job.handle_line(line)
@@ -275,7 +275,10 @@ _LAST_WORDS = (EXIT_OK, EXIT_USER, EXIT_OVERDUE)
 
 
 def _rank(ending: Ending) -> int:
-    """Order of explanations: mistakes, lost machines and kills come before lost connections."""
+    """Order of explanations: a person's mistakes come first.
+
+    Lost machines and kills come before lost connections.
+    """
     if ending.code == EXIT_USER:
         return 0
     if ending.kind != "exited":

@@ -105,6 +105,7 @@ class ForkedProcess:
 
         An import may hang in the server, as on a file system that does not answer.
         """
+        # One that has told its exit code has ended.
         match self._told():
             case []:
                 self._server.kill()
@@ -116,8 +117,8 @@ class ForkedProcess:
         """Process id and exit code of the supervisor, as far as they are known."""
         with contextlib.suppress(BlockingIOError):
             # Left in the socket: several threads read.
-            told = self._stdin.recv(_TOLD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return [int(number) for number in told.split()]
+            numbers = self._stdin.recv(_TOLD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return [int(number) for number in numbers.split()]
         return []
 
     def __enter__(self) -> Self:

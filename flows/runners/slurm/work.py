@@ -211,8 +211,10 @@ class SlurmJob:
             fields = client.details(self._number)
             state = fields.get("JobState", "")
             # One answer may be wrong, while a controller takes over.
-            is_over = state in _FINAL
-            self._over_since = min(self._over_since, time.monotonic()) if is_over else math.inf
+            if state not in _FINAL:
+                self._over_since = math.inf
+            elif self._over_since == math.inf:
+                self._over_since = time.monotonic()
             if state == "RUNNING":
                 self._has_run = True
                 self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
