@@ -64,8 +64,9 @@ def _config(*says: str, **changes: Any) -> Bad:
 
 
 def _sizes(**changes: int) -> Bad:
-    """Sizes that the weights do not have: a plan warns, a stage refuses."""
-    return Bad(settings("config.json", **changes))
+    """Sizes that no model has."""
+    [(name, size)] = changes.items()
+    return Bad(settings("config.json", **changes), (f"{name} is {size}",), "itself")
 
 
 def _template(text: Any, *says: str) -> Bad:
@@ -215,8 +216,8 @@ _CHECKPOINTS: dict[str, Bad] = {
     "huge layers": _sizes(num_hidden_layers=10**9),
     "a negative vocabulary": _sizes(vocab_size=-1),
     "a vocabulary of text": _config("vocab_size", vocab_size="many"),
-    "a context of nothing": _config("max_position_embeddings", max_position_embeddings=0),
-    "a negative context": _config("max_position_embeddings", max_position_embeddings=-5),
+    "a context of nothing": _sizes(max_position_embeddings=0),
+    "a negative context": _sizes(max_position_embeddings=-5),
     "a context of text": _config("max_position_embeddings", max_position_embeddings="long"),
     "an unknown type of numbers": _config("nope", dtype="nope", torch_dtype="nope"),
     "an end beyond the vocabulary": Bad(
@@ -295,7 +296,8 @@ _CHECKPOINTS: dict[str, Bad] = {
 }
 _OF_THE_POLICY: dict[str, Bad] = {
     "a reward model": Bad(
-        lambda folder: (shutil.rmtree(folder), make_tiny_reward_model(folder)), ("lm_head",)
+        lambda folder: (shutil.rmtree(folder), make_tiny_reward_model(folder)),
+        ("LlamaForSequenceClassification",),
     ),
 }
 _OF_THE_REWARD_MODEL: dict[str, Bad] = {

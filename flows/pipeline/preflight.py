@@ -165,8 +165,7 @@ def _check_context(config: RunConfig, external: Externals) -> None:
         context = read_settings(folder / "config.json").get("max_position_embeddings")
     for section in ("generate", "evaluation"):
         longest = getattr(config, section).max_new_tokens
-        # Its stage refuses a context that is none.
-        if isinstance(context, int) and longest >= context > 0:
+        if isinstance(context, int) and longest >= context:
             setting = f"{section}.max_new_tokens"
             raise UserError(
                 f"{setting} is {longest}, and the policy's context has {context} tokens",

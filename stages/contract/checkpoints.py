@@ -24,6 +24,16 @@ _TOKENIZER_RECORDS = (
 )
 _INDEX = "model.safetensors.index.json"
 _MODEL_RECORDS = ("config.json", "generation_config.json", _INDEX)
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+# Ten times the longest context that a model is published with.
+_LARGEST_SIZE = 10**8
 # The format's own limit.
 _MAX_HEADER_BYTES = 100_000_000
 _WHOLE = "copy or download the checkpoint again, or pass another one"
@@ -64,6 +74,10 @@ def check_config_files(folder: Path) -> None:
     config, *_ = [read_settings(folder / name) for name in _MODEL_RECORDS]
     if not isinstance(config.get("model_type"), str):
         raise UserError(f"{folder / 'config.json'} names no model_type", _WHOLE)
+    for name in _SIZES:
+        size = config.get(name)
+        if isinstance(size, int) and not 0 < size <= _LARGEST_SIZE:
+            raise UserError(f"{folder / 'config.json'}: {name} is {size}", _WHOLE)
 
 
 def check_weight_files(folder: Path) -> None:

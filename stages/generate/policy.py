@@ -46,7 +46,7 @@ class Policy:
         if max(token_ids) >= self.vocab_size:
             raise UserError(
                 f"prompt {row['prompt_id']}: token {max(token_ids)} is not in the policy's "
-                f"vocabulary of {self.vocab_size}",
+                f"vocabulary of {self.vocab_size} ({self.source.name_or_path})",
                 "save the tokenizer that belongs to the weights with them",
             )
         if len(token_ids) + params.max_new_tokens > self.max_length_tokens:

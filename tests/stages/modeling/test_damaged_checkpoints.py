@@ -91,7 +91,7 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         ["in other shapes than its config.json says", "[19, 32] for [7, 32]"],
     ),
     "more layers": (settings("config.json", num_hidden_layers=3), ["lacks", "layers.2"]),
-    "a negative width": (settings("config.json", hidden_size=-32), ["dimension -32"]),
+    "a negative width": (settings("config.json", hidden_size=-32), ["hidden_size is -32"]),
     "an adapter as well": (content("adapter_config.json", "{}"), ["is a LoRA adapter"]),
     "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
     "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
