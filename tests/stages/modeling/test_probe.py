@@ -92,8 +92,8 @@ def test_packed_rows_that_would_be_wrong_are_refused(config, reason, dtype):
     ("config", "reason"),
     [
         (Llama4TextConfig(**SIZES, head_dim=8, intermediate_size_mlp=48), "names no decoder"),
-        (ModernBertDecoderConfig(**SIZES, cls_token_id=1, sep_token_id=2), "names no decoder"),
-        (BertConfig(**SIZES), "changed after the head"),
+        (ModernBertDecoderConfig(**SIZES, cls_token_id=1, sep_token_id=2), "without bias"),
+        (BertConfig(**SIZES), "without bias"),
     ],
     ids=lambda each: getattr(each, "model_type", ""),
 )
