@@ -7,6 +7,7 @@ custom study.
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -258,14 +259,17 @@ def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
 
     A run that several rows ask for is in each.
     """
-    summaries = {}
+    summaries: dict[str, Summary | None] = {}
     done = []
     for run in runs:
         if run.name not in summaries:
             config = run.planned.config
             record = RunRecord(open_store(config.store, create=True), run.name)
-            is_finished = _is_finished(record, config)
-            summaries[run.name] = summarise(record) if is_finished else None
+            summaries[run.name] = None
+            # The record of another version of the settings is none.
+            with suppress(UserError):
+                if _is_finished(record, config):
+                    summaries[run.name] = summarise(record)
         if summaries[run.name]:
             done.append(replace(run, summary=summaries[run.name]))
     return done

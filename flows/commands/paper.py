@@ -23,6 +23,7 @@ from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.loading import with_overrides
 from flows.pipeline.presets import store_of_overrides
 from flows.report.files import write_file
+from stages.contract.errors import UserError
 
 
 def paper(
@@ -73,16 +74,20 @@ def paper(
 def bandit(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repetitions.")] = 10,
     iterations: Annotated[
-        int,
-        typer.Option(min=50, metavar="N", help="Updates of each policy."),
+        int, typer.Option(min=50, metavar="N", help="Updates of each policy, a multiple of 50.")
     ] = 5000,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
-    from experiments.bandit import figure, simulate, table
+    from experiments.bandit import RECORD_EVERY, figure, simulate, table
     from flows.report.plots import png
 
+    if iterations % RECORD_EVERY:
+        raise UserError(
+            f"--iterations {iterations}: figures are taken every {RECORD_EVERY} iterations",
+            f"name a multiple of {RECORD_EVERY}",
+        )
     with watched(as_json).status("") as status:
         policy, best_mass = simulate(
             seeds, iterations, lambda done: status.update(f"{done} of {iterations} iterations")

@@ -193,16 +193,29 @@ def _explain(error: ErrorDetails) -> str:
         parts.pop()
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
-        if setting := OUR_NAMES.get(name.removeprefix("train.")):
-            return f"{name}: no such setting; did you mean {setting!r}?"
-        settings = [row.name for row in field_rows(RunConfig)]
-        return f"{name}: no such setting{_hint(name, [*RunConfig.model_fields, *settings])}"
+        return f"{name}: no such setting{_hint_of_setting(parts)}"
     message = error["msg"].removeprefix("Value error, ")
     if isinstance(error["input"], dict | BaseModel):
         return f"{name}: {message}"
     expected = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
     hint = _hint(str(error["input"]), expected)
     return f"{name}: {message}, not {_shown(error['input'])}{hint}"
+
+
+def _hint_of_setting(parts: Sequence[str]) -> str:
+    """Hint at what an unknown setting may mean: by TRL's name, in another section, or misspelt."""
+    *sections, last = parts
+    section = ".".join(sections)
+    ours = OUR_NAMES.get(last, "")
+    if ours and (ours.startswith(section) or section == "train"):
+        return f"; did you mean {ours!r}?"
+    settings = [row.name for row in field_rows(RunConfig)]
+    same = [name for name in settings if name.endswith(f".{last}")]
+    if same and not sections:
+        # Most settings that people look for are the training's.
+        named = f"train.{last}" if f"train.{last}" in same else same[0]
+        return f"; did you mean {named!r}?"
+    return _hint(".".join(parts), [*RunConfig.model_fields, *settings])
 
 
 def _hint(name: str, names: Iterable[str]) -> str:

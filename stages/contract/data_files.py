@@ -79,8 +79,9 @@ def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iter
     """Yields the rows of Arrow batches with their positions."""
     number = 0
     for batch in batches:
-        columns = {column: _presence(column, batch[column]) for column in batch.schema.names}
-        for row in pa.table(columns).to_pylist():
+        names = batch.schema.names
+        columns = [_presence(name, batch.column(place)) for place, name in enumerate(names)]
+        for row in pa.table(columns, names=names).to_pylist():
             number += 1
             yield f"{name}, row {number}", row
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from stages.contract.errors import UserError
 from stages.contract.number_types import Processor
@@ -145,12 +145,20 @@ class Settings(BaseModel):
         return self.model_copy(update=changes)
 
 
+def _check_template_args(values: dict[str, Any]) -> dict[str, Any]:
+    if "chat_template" in values:
+        raise ValueError("chat_template is not a variable; save it with the tokenizer")
+    return values
+
+
 class ChatSettings(Settings):
     """Rendering of conversations by a checkpoint's chat template."""
 
     system_prompt: str = ""
     """System turn put before conversations that open with none; empty adds none."""
-    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    chat_template_args: Annotated[dict[str, Any], AfterValidator(_check_template_args)] = Field(
+        default_factory=dict
+    )
     """Variables for the chat template (`{enable_thinking: false}`)."""
     allow_control_tokens: bool = False
     """Read text that spells control tokens (`<|im_end|>`) as these tokens, in prompts, preferences,

@@ -70,7 +70,7 @@ class Resources(_Frozen):
     memory_gib: float | None = Field(None, gt=0)
     """Memory limit in GiB, if the runner can enforce one."""
     timeout_seconds: float | None = Field(None, gt=0)
-    """Wall-clock limit of one attempt, enforced by the runner."""
+    """Wall-clock limit of one attempt, from the start of its supervisor, which enforces it."""
 
     @property
     def devices(self) -> int:

@@ -162,4 +162,4 @@ def finite_verdict(score: float, components: Mapping[str, float] = {}) -> Oracle
     """The verdict of these numbers, which has no score if one of them is not finite."""
     if all(map(math.isfinite, (score, *components.values()))):
         return OracleVerdict(score, components=components)
-    return OracleVerdict(None, f"the reward model gave {score} {components or ''}")
+    return OracleVerdict(None, f"the reward model gave {score} {components or ''}".rstrip())

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaModel, LlamaPreTrainedModel
 
+from stages.contract.errors import UserError
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
+from stages.modeling.chat import render_conversation
 from stages.modeling.load import load_model
 from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
@@ -81,7 +83,16 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     reading = _READINGS[ctx.params.oracle]
-    return load_reward_model(ctx, load_urm, lambda output: to_verdicts(output, reading))
+    model = load_reward_model(ctx, load_urm, lambda output: to_verdicts(output, reading))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    bos_id = model.tokenizer.bos_token_id
+    if bos_id is not None and render_conversation(model.tokenizer, turns)[0] != bos_id:
+        raise UserError(
+            "conversations do not open with the BOS token "
+            f"({model.tokenizer.bos_token!r}) that the reward model expects",
+            "correct the tokenizer's chat template, or use the checkpoint's own tokenizer",
+        )
+    return model
 
 
 def load_urm(source: ModelSource, dtype: NumberType) -> Any:

@@ -112,7 +112,8 @@ class ConversationFit(Fit[SftParams]):
     def _tokenizer(self) -> Any:
         """The checkpoint's tokenizer, or without one a tokenizer for the words of the data."""
         if self._source is None:
-            texts = (turn["content"] for _, turns in self._conversations() for turn in turns)
+            conversations = read_conversations(self.ctx.inputs["data"], None)
+            texts = (turn["content"] for _, turns in conversations for turn in turns)
             longest = self.ctx.params.architecture.max_position_embeddings
             return make_word_tokenizer(texts, max_length=longest)
         tokenizer = load_tokenizer(self._source)

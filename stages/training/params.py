@@ -85,7 +85,8 @@ class TrainingParams(StageParams, OptimizerParams):
     DeepSpeed."""
     compile_layers: bool | Literal["auto"] = speed_only("auto")
     """Compile the decoder's layers, the reference's too: a minute at first, then up to twice the
-    speed. `auto` compiles on a GPU from 2 million tokens per process. DeepSpeed never compiles."""
+    speed. `auto` compiles on a GPU from 2 million tokens per process, which needs a C compiler.
+    DeepSpeed never compiles."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
     """DeepSpeed's ZeRO, which splits the training among processes; DDP if its stage is off."""
     checkpoint_every_steps: int | None = speed_only(None, ge=1)

@@ -192,7 +192,10 @@ def test_contributing_names_places_that_exist_and_at_most_ten(section):
     ("section", "words"),
     [
         ("Add a stage", r"\bscreen\b|\bScreenParams\b"),
-        ("Add a runner", r'runners\.docker\.(runner|reaper)|DockerSettings|(?<!\[)"docker"'),
+        (
+            "Add a runner",
+            r'runners\.docker\.(container|place|options)|DockerSettings|(?<!\[)"docker"',
+        ),
     ],
 )
 def test_nothing_else_knows_of_a_stage_or_a_runner(section, words):

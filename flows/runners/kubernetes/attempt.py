@@ -236,6 +236,8 @@ class PodAttempt:
         if ending.code == EXIT_USER and cause.failure is not None:
             self._job.log.failure = cause.failure
             return ending
+        if ending.kind == "out_of_memory":
+            return ending
         words = ending.message or f"ended by {describe_exit(ending.code)}"
         kind: EndingKind = "failed" if ending.kind == "exited" else ending.kind
         message = f"node {cause.number + 1} of {len(self._nodes)}: {words}"

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from http.client import NOT_FOUND
+from http.client import NOT_FOUND, UNAUTHORIZED
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class Cluster:
         try:
             _asked(self._api.create_namespaced_pod, self.namespace, manifest, dry_run=mode)
         except ApiException as error:
+            if error.status == UNAUTHORIZED or "cannot create resource" in reason_of(error):
+                raise
             stage = manifest["metadata"]["labels"][STAGE]
             raise refused(error.status, reason_of(error), stage) from error
 

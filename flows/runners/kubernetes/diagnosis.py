@@ -112,7 +112,8 @@ def refused(status: int, reason: str, where: str) -> GebError:
         requested, limited = map(_amounts, quota.groups())
         if any(requested[name] > limited[name] for name in requested):
             return UserError(message, remedy)
-        return NoRoomError(f"{message}; {remedy}")
+        # The name of the pod, another one at each try, is not among these words.
+        return NoRoomError(f"{where}: {quota.group()}; {remedy}")
     if 400 <= status < 500 and status not in _BUSY:
         return UserError(message, "correct execution.kubernetes or resources, or what they name")
     return StageFailedError(message)

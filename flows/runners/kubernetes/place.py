@@ -14,7 +14,7 @@ from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, explain_api_errors
-from flows.runners.kubernetes.diagnosis import Pod, ending_of, is_asked_to_end
+from flows.runners.kubernetes.diagnosis import Pod, ending_of, has_started, is_asked_to_end
 from flows.runners.kubernetes.manifest import ATTEMPT, WORK, PodGroup, pods_for, work_label
 from flows.runners.place import (
     NoRoomError,
@@ -87,8 +87,15 @@ class KubernetesPlace:
 
 
 def _is_whole(pods: list[Pod], num_nodes: int) -> bool:
-    """True while all pods of an attempt are at work."""
-    at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
+    """True while all pods of an attempt run.
+
+    One that waits may do so for settings that have been corrected since.
+    """
+    at_work = [
+        pod
+        for pod in pods
+        if has_started(pod) and ending_of(pod) is None and not is_asked_to_end(pod)
+    ]
     return len(at_work) == num_nodes
 
 

@@ -43,7 +43,7 @@ def gpus_of_this_host() -> list[str]:
 
 @functools.cache
 def _listed_gpus() -> list[str]:
-    """The GPUs that nvidia-smi lists, asked once: a stage that waits for one asks every second."""
+    """The GPUs that nvidia-smi lists, asked once: a stage that waits for one asks often."""
     listed = subprocess.run(
         ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
         capture_output=True,

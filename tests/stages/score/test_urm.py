@@ -110,8 +110,9 @@ class TestCheckpoint:
                 r"other shapes than its config\.json says 1 weights.*score\.weight \[1, 32\]",
             ),
             ("{{ bos_token }}" + CHAT_TEMPLATE, {}, "doubled BOS"),
+            (CHAT_TEMPLATE.removeprefix("{{ bos_token }}"), {}, "do not open with the BOS"),
         ],
-        ids=["no-gate", "other-weights", "other-width", "doubled-bos"],
+        ids=["no-gate", "other-weights", "other-width", "doubled-bos", "no-bos"],
     )
     def test_what_is_not_as_published_is_refused(self, score, tmp_path, template, change, message):
         model = make_tiny_urm(tmp_path / "urm", chat_template=template or CHAT_TEMPLATE)
