@@ -37,7 +37,7 @@ from flows.planning.estimate import RunEstimate, estimate
 from flows.planning.show import cost_line
 from flows.report.table import FittedTable
 from flows.runners.choose import check_host, check_place
-from stages.contract.errors import EXIT_FAILED
+from stages.contract.errors import EXIT_FAILED, UserError
 from stages.store.opening import location_of, open_store
 
 if TYPE_CHECKING:
@@ -175,6 +175,11 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 def _show_plan(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
     expected = _expected(resolved, lines)
+    # The run may be for another host.
+    try:
+        check_host(resolved.config.execution, resolved.config.resources)
+    except UserError as error:
+        _warn(f"a run here would be refused: {error.message}")
     rows = [
         [line.step, line.action, line.because, line.key[:12] if line.key else "-"] for line in lines
     ]

@@ -82,6 +82,13 @@ def test_plan_warns_beside_its_document(tmp_path):
     assert json.loads(done.stdout)
 
 
+def test_plan_for_another_host_warns_that_this_one_lacks_gpus(tmp_path):
+    gpus = ("--set", "resources.train.gpus=2")
+    done = geb_ok("plan", write_config(tmp_path), *gpus, GEB_GPUS="0")
+    assert "a run here would be refused: " in " ".join(done.stderr.split())
+    assert "this host has 1" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
