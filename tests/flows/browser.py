@@ -91,9 +91,9 @@ def see_end(page: Page, ui: str, deployment: str, run: str, state: str) -> None:
 
 
 def open_artifact(page: Page, key: str) -> None:
-    """Opens an artifact of the run whose page is shown."""
+    """Opens the newest artifact of a key, from the page of the run that is shown."""
     page.get_by_role("tab", name="Artifacts").click()
-    page.locator(f'a[href$="/artifacts/key/{key}"]').click()
+    page.locator(f'a[href$="/artifacts/key/{key}"]').first.click()
     page.locator("main a[href*='/artifacts/artifact/']").first.click()
 
 

@@ -110,7 +110,7 @@ def test_a_killed_stage_fails_a_run_without_retries(finished, tmp_path):
     shown = geb("report", "small", "--store", store).stdout
     assert "The run is not complete (failed): " in shown
     assert f"`geb resume small --store {store}`" in shown
-    assert "sft failed: " in (store / "runs/small/report.html").read_text()
+    assert "failed: sft" in (store / "runs/small/report.html").read_text()
 
 
 def test_the_orchestrator_is_killed_in_the_warm_start(finished, tmp_path):
