@@ -132,5 +132,3 @@ def test_a_pod_ends_without_signs_of_its_orchestrator(cluster, url, probes, tmp_
     [pod] = cluster.pods()
     phase = ["get", "pod", pod["metadata"]["name"], "-o", "jsonpath={.status.phase}"]
     wait_until(lambda: kubectl("-n", cluster.name, *phase) == "Failed")
-    make_runner(probes)
-    assert cluster.pods() == [], "the next orchestrator of this host removes it"
