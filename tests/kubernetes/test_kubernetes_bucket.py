@@ -5,6 +5,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,11 @@ def test_state_goes_through_the_bucket_to_the_next_pod(cluster, url, probes):
     assert not any(name.startswith("work/") for name in objects(url))
 
 
+def uids(pods: list[dict[str, Any]]) -> set[str]:
+    """Identities of pods, which their names alone are not."""
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
 def test_a_pod_ends_without_signs_of_its_orchestrator(cluster, url, probes, tmp_path):
     request = request_for(url, behaviour="hang")
     with orchestrator(request, probes, folder=tmp_path):
@@ -132,3 +138,7 @@ def test_a_pod_ends_without_signs_of_its_orchestrator(cluster, url, probes, tmp_
     [pod] = cluster.pods()
     phase = ["get", "pod", pod["metadata"]["name"], "-o", "jsonpath={.status.phase}"]
     wait_until(lambda: kubectl("-n", cluster.name, *phase) == "Failed")
+    with at_work(request, runner := make_runner(probes)):
+        # The next attempt removes it.
+        wait_until(lambda: pod["metadata"]["uid"] not in uids(cluster.pods()))
+        runner.stop_all()
