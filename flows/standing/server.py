@@ -5,7 +5,9 @@ it before the run has reported that it stops, and the run would wait minutes for
 starts ours in a new session: it outlives Ctrl-C, serves the UI, and ends with the run.
 """
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -32,6 +34,7 @@ from stages.contract.errors import GebError, UserError
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
+_PORTS = range(20_000, 30_000)
 
 
 def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
@@ -206,8 +209,13 @@ def read_deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse:
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """A free TCP port, of those that the kernel gives to nobody by itself.
+
+    A server binds it seconds later. Until then any connection that is made could have got a port
+    of the kernel's choice.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise GebError("no TCP port is free on this machine")
