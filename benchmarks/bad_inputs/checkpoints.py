@@ -277,10 +277,6 @@ _CHECKPOINTS: dict[str, Bad] = {
     "a template of a number": _template(3, "chat"),
     "a template that says nothing": _template(" ", "chat template"),
     "a template that ignores its messages": _template("{{ bos_token }}red blue", "chat template"),
-    "a template without end": _template(
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "chat template",
-    ),
     "a template of a long count": _template(
         "{% for a in range(10 ** 12) %}{% endfor %}", "chat template"
     ),
@@ -330,7 +326,6 @@ _OF_BOTH = (
     "a template with a mistake",
     "a template that ignores its messages",
     "none",
-    "a template without end",
     "a context of nothing",
     "pickled weights, too",
 )
