@@ -74,9 +74,19 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
 
 
 def _check_kind(setting: str, folder: Path) -> None:
-    """Refuses a reward model as the policy, and a policy as the reward model."""
+    """Refuses a reward model as the policy, a policy as the reward model, and models with code."""
     wrong = "ForSequenceClassification" if setting.endswith("policy") else "ForCausalLM"
-    for name in read_settings(folder / "config.json").get("architectures") or ():
+    config = read_settings(folder / "config.json")
+    library = find_spec("transformers")
+    if "auto_map" in config and library is not None and library.origin is not None:
+        name = config["model_type"].replace("-", "_")
+        if not (Path(library.origin).parent / "models" / name).is_dir():
+            raise UserError(
+                f"{setting}: the checkpoint {folder} brings Python code for {name!r}, "
+                "and such code is never run",
+                "use a model that transformers knows",
+            )
+    for name in config.get("architectures") or ():
         if str(name).endswith(wrong):
             raise UserError(
                 f"{setting}: the checkpoint {folder} is a {name}",

@@ -109,6 +109,7 @@ SETTINGS: dict[str, list[str]] = {
         "inputs.policy: ",
         "LlamaForSequenceClassification",
     ],
+    "inputs.policy=@/own-code inputs.warm_start=null": ["inputs.policy: ", "never run"],
     "score.oracle=reward_model inputs.oracle_model=@/checkpoint": [
         "inputs.oracle_model: ",
         "LlamaForCausalLM",
@@ -242,6 +243,9 @@ def place(tmp_path_factory) -> Path:
         write_jsonl(folder / f"{name}.jsonl", rows)
     make_tiny_reward_model(folder / "reward-model")
     whole = make_tiny_llama(folder / "checkpoint")
+    own_code = shutil.copytree(whole, folder / "own-code") / "config.json"
+    changes = {"model_type": "chatty", "auto_map": {"AutoModelForCausalLM": "chatty.Chatty"}}
+    own_code.write_text(json.dumps(json.loads(own_code.read_text()) | changes))
     for name, pattern in {
         "no-template": "chat_template*",
         "no-tokenizer": "tokenizer*",
