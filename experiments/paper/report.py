@@ -72,7 +72,7 @@ def _record(run: StudyRun) -> dict[str, Any]:
 
 def kappa_figures(findings: Findings) -> dict[str, Figure]:
     """Mean reward over κ for each setting and divergence, a line for each design (Figure 3)."""
-    # By the run's name: one may stand in several rows.
+    # By the run's name: several rows may have one run.
     rewards: dict[tuple[str, str, float], dict[str, float]] = {}
     for run in findings.tuning:
         row = run.row

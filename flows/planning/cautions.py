@@ -23,9 +23,9 @@ def cautions(run: ResolvedRun) -> Iterator[str]:
     yield from _training(config, prompts * config.pair.pairs_per_prompt)
     test = sizes.rows_of(run.inputs["test_prompts"])
     held_out = sizes.held_out_prompts(config, test)
-    known = test is not None or not config.inputs.test_prompts
+    has_number = test is not None or not config.inputs.test_prompts
     # None at all is an error of `prepare`.
-    if known and 0 < held_out < _FEW_PROMPTS:
+    if has_number and 0 < held_out < _FEW_PROMPTS:
         where = "inputs" if config.inputs.test_prompts else "prepare"
         yield (
             f"{held_out:g} held-out prompts tell little: the win rate is known to "

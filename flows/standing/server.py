@@ -209,10 +209,10 @@ def read_deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse:
 
 
 def free_port() -> int:
-    """A free TCP port, of those that the kernel gives to nobody by itself.
+    """A free TCP port below the kernel's own range.
 
-    A server binds it seconds later. Until then any connection that is made could have got a port
-    of the kernel's choice.
+    A server binds it seconds later. Until then the kernel could give a port of its range to any
+    connection.
     """
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -126,7 +126,7 @@ def test_the_same_answers_in_other_batches_show_no_difference(tmp_path):
     assert compare_summaries(runs).differences == []
 
 
-def test_a_suite_that_failed_in_the_last_iteration_is_not_shown_as_it(two, tmp_path):
+def test_an_earlier_iteration_of_a_suite_is_left_out(two, tmp_path):
     longer = run(tmp_path, "longer", 0.3, 0.9, design="one_minus_pi")
     longer.suites["own"] = longer.rows[:2]
     two[0].suites["own"] = two[0].rows

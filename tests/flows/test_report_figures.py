@@ -43,7 +43,7 @@ def test_several_runs_have_a_line_each_and_a_legend():
     assert "second $run$" in svg(figure)
 
 
-def test_a_component_with_the_name_of_a_figure_has_a_column_of_its_own():
+def test_a_component_named_as_a_figure_gets_another_column():
     figures = {"accuracy": 0.9, "components.accuracy": 0.1, "components.style": 0.5}
     row = figure_row(1, **figures)
     [record] = figures_table("", ["run"], {("one",): row.cells()}).records()
