@@ -14,7 +14,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell
 from flows.report.summary import Summary
 from flows.report.table import Cell
-from tests.flows.evaluations import figure_row
+from tests.flows.report.evaluations import figure_row
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]

@@ -10,7 +10,7 @@ import pytest
 from flows.commands import cli
 from stages.contract.request import Request
 from tests.flows.loop import write_config
-from tests.flows.standing import Up, geb_up
+from tests.flows.standing.standing import Up, geb_up
 from tests.probe_stage import probe_request
 
 

@@ -23,8 +23,8 @@ from flows.report.summary import Summary
 from flows.tracking import news_of, tracked
 from stages.contract.errors import UserError
 from stages.store.base import Artifact, Store
-from tests.flows.evaluations import artifact_in, figure_row
 from tests.flows.loop import ROOT, write_config
+from tests.flows.report.evaluations import artifact_in, figure_row
 from tests.programs import lacking, run_program
 
 # As `make setup-trackers` makes it.

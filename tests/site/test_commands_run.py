@@ -48,14 +48,15 @@ ELSEWHERE = {
     "geb bandit": "tests/experiments/test_bandit.py::test_the_command_prints",
     "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_rows_share_steps",
     "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_row",
-    "geb up": "tests/flows/test_up.py::test_up_is_found_by_other_commands",
+    "geb up": "tests/flows/standing/test_up.py::test_up_is_found_by_other_commands",
     "geb run configs/quickstart.yaml --set store=s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
     "geb status quickstart --store s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",
     "geb run CONFIG --set 'tracking.report_to": "tests/flows/test_tracking.py::"
     "test_a_resumed_run_continues_its_session",
-    "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_a_run_goes_from_the_form",
+    "GEB_PICTURES=docs/operations": "tests/flows/standing/test_browser.py::"
+    "test_a_run_goes_from_the_form",
     "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
     "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
     "python -P -m stages.training.node": "tests/stages/train/test_train_nodes.py::"

@@ -12,7 +12,7 @@ import pytest
 
 from flows.pipeline.fields import run_rows
 from stages.tables.schemas import SCHEMAS
-from tests.flows.browser import browser_page
+from tests.flows.standing.browser import browser_page
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]

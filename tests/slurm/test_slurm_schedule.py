@@ -9,7 +9,7 @@ from prefect.states import AwaitingRetry
 
 from tests.flows.loop import geb_ok, write_config
 from tests.flows.probes import wait_until
-from tests.flows.standing import Up, failing_once, geb_up
+from tests.flows.standing.standing import Up, failing_once, geb_up
 
 pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.slurm, pytest.mark.timeout(600)]
 

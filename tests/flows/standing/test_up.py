@@ -27,7 +27,7 @@ from tests.flows.loop import (
     write_config,
 )
 from tests.flows.probes import gone, wait_until
-from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
+from tests.flows.standing.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
 
 DONE = ("Completed", "Cached")
 

@@ -7,7 +7,7 @@ from flows.report.files import write_file
 from flows.report.plots import draw, svg
 from flows.report.table import figures_table
 from tests.damage import no_room
-from tests.flows.evaluations import figure_row
+from tests.flows.report.evaluations import figure_row
 
 ROWS = [
     figure_row(0, mean_reward=(0.5, 0.4, 0.55)),

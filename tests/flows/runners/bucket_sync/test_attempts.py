@@ -9,7 +9,7 @@ import pytest
 from stages.store.registry import ModelRegistry
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import owner_of, signs_of_life, signs_passed_on
-from tests.flows.bucket_sync.hosts import Host, write
+from tests.flows.runners.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
 
 

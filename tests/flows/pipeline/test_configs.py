@@ -8,7 +8,7 @@ import pytest
 from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Parts and suites are not whole configurations, and `cluster` holds deployments.
 _OTHERS = ("parts", "suites", "cluster")
 SHIPPED = sorted(

@@ -26,8 +26,8 @@ from stages.contract.request import Request
 from stages.harness.context import StageContext
 from stages.harness.program import Stage, execute
 from stages.tables.schemas import PROMPTS, num_rows, read_rows, write_table
-from tests.flows.bucket_sync.hosts import Done, Host
 from tests.flows.loop import ROOT, write_config
+from tests.flows.runners.bucket_sync.hosts import Done, Host
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 

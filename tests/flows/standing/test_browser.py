@@ -16,7 +16,8 @@ from flows.report.table import COLUMNS, FigureRow
 from stages.contract.manifest import Manifest
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
-from tests.flows.browser import (
+from tests.flows.report.evaluations import artifact_in
+from tests.flows.standing.browser import (
     add_line,
     browser_page,
     choose,
@@ -26,8 +27,7 @@ from tests.flows.browser import (
     see_end,
     submit,
 )
-from tests.flows.evaluations import artifact_in
-from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
+from tests.flows.standing.standing import SMALL_OVERRIDES, Up, failing_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

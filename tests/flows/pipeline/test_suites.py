@@ -11,7 +11,6 @@ from flows.pipeline.loading import check_config, load_config, load_overridden
 from flows.pipeline.step import Step
 from flows.report.summary import Summary, suite_rows
 from stages.contract.errors import UserError
-from tests.flows.evaluations import write_evaluation
 from tests.flows.loop import (
     ROOT,
     geb,
@@ -24,6 +23,7 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
+from tests.flows.report.evaluations import write_evaluation
 from tests.tiny_models import make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"

@@ -9,7 +9,7 @@ from prefect.states import Cancelling
 from tests.flows.loop import stage_processes, started, steps, wait_for_line, write_config
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import gone, hanging_pids, write_probes
-from tests.flows.standing import ended
+from tests.flows.standing.standing import ended
 from tests.probe_stage import ProbeParams
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from stages.contract import number_types
 
-QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "configs/quickstart.yaml"
 SECTIONS = ("train.precision", "sft.precision", "generate.dtype", "evaluate.dtype")
 AUTO = [f"{name}=auto" for name in SECTIONS]
 

@@ -15,7 +15,7 @@ from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
 from tests.flows.loop import geb, geb_ok, geb_refused, warm_started
-from tests.flows.standing import SMALL_OVERRIDES, geb_up
+from tests.flows.standing.standing import SMALL_OVERRIDES, geb_up
 from tests.probe_stage import probe_request
 from tests.scripted_server import served
 

@@ -15,7 +15,7 @@ from flows.report.summary import Summary, evaluated_row, iteration_row
 from stages.contract.errors import UserError
 from stages.evaluate.statistics import CONFIDENCE, Estimate, ratio_of_sums
 from stages.tables.wilson import wilson_interval
-from tests.flows.evaluations import artifact_in, write_evaluation
+from tests.flows.report.evaluations import artifact_in, write_evaluation
 
 POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
 BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}

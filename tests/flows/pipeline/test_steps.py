@@ -9,8 +9,8 @@ from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
 from tests.flows.loop import ROOT, geb_ok, inputs, steps, warm_started, write_config
+from tests.flows.pipeline.test_iterations import steps_of
 from tests.flows.planning.test_estimate import write_checkpoint
-from tests.flows.test_iterations import steps_of
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"

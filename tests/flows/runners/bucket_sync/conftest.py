@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.flows.bucket_sync.hosts import Host, write
+from tests.flows.runners.bucket_sync.hosts import Host, write
 
 
 @pytest.fixture(autouse=True)

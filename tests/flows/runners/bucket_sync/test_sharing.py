@@ -8,7 +8,7 @@ from stages.contract.errors import StoreError
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 from tests.at_work import said
-from tests.flows.bucket_sync.hosts import Host, local_files, write
+from tests.flows.runners.bucket_sync.hosts import Host, local_files, write
 from tests.object_storage import SECRET, Gate, host, objects
 from tests.probe_stage import probe_request
 

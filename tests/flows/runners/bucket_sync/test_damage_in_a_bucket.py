@@ -4,7 +4,7 @@ import pytest
 
 from stages.contract.errors import DamagedArtifactError
 from stages.store.remote.store import RemoteStore
-from tests.flows.bucket_sync.hosts import object_of
+from tests.flows.runners.bucket_sync.hosts import object_of
 from tests.object_storage import client
 
 

@@ -18,8 +18,8 @@ from flows.report.verdict import verdict
 from stages.contract.manifest import Manifest
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
-from tests.flows.evaluations import artifact_in, figure_row
 from tests.flows.records import recorded
+from tests.flows.report.evaluations import artifact_in, figure_row
 from tests.stage_calls import checkpoint_artifact
 
 

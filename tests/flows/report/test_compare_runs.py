@@ -20,8 +20,8 @@ from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
 from stages.store.base import Store
-from tests.flows.evaluations import artifact_in, write_evaluation
 from tests.flows.loop import geb_json, geb_ok, geb_refused
+from tests.flows.report.evaluations import artifact_in, write_evaluation
 
 PROMPTS = [f"p{number}" for number in range(12)]
 

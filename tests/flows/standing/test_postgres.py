@@ -11,7 +11,7 @@ import pytest
 
 from flows.standing.server import free_port
 from tests.flows.loop import geb
-from tests.flows.standing import geb_up
+from tests.flows.standing.standing import geb_up
 from tests.programs import lacking, run_program
 
 
