@@ -25,6 +25,7 @@ from flows.report.rows import (
     evaluations,
     method_figures,
     method_labels,
+    read_other_files,
 )
 from flows.report.summary import Summary
 from flows.report.table import (
@@ -119,6 +120,11 @@ class Comparison:
             done = run.last_iteration
             if done != run.config.iterations:
                 sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
+            first_run = self.runs[0]
+            if _scored_otherwise(first_run, run):
+                sentences.append(
+                    f"Rewards do not compare: {run.run} has another oracle than {first_run.run}."
+                )
         return " ".join(sentences)
 
     def tables(self) -> list[FittedTable]:
@@ -224,6 +230,14 @@ def compare_summaries(
     for run in others:
         tests += compared(first, run, _TESTED)
     return replace(comparison, differences=adjusted(tests))
+
+
+def _scored_otherwise(first: Summary, second: Summary) -> bool:
+    """True if two runs have other oracles, by settings or by content."""
+    oracle = first.config.score.result_fields()
+    if oracle != second.config.score.result_fields():
+        return True
+    return read_other_files(first, second, "/score/")
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:

@@ -1,9 +1,9 @@
 """Figures of finished runs as one long table, and over the seeds of a method."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.report.statistics import over_seeds
@@ -14,7 +14,7 @@ from stages.evaluate.statistics import Estimate
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, in addition to its suites."""
 # Settings in which repetitions of one method may differ.
-_NOT_OF_THE_METHOD = (
+_NOT_OF_THE_METHOD = {
     "name",
     "seed",
     "model",
@@ -25,7 +25,7 @@ _NOT_OF_THE_METHOD = (
     "tracking",
     # A sweep's runs move no alias: what is promoted changes nothing that is learnt.
     "promote",
-)
+}
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,39 @@ def evaluations(run: Summary) -> dict[str, FigureRow]:
 
 def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     """The method of each run by the run's name; repetitions have the same label."""
-    labels = {}
-    label_by_method: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    firsts: list[Summary] = []
     for run in runs:
-        method = method_of(run.config)
-        if method not in label_by_method:
+        first = next((first for first in firsts if _repeats(first, run)), None)
+        if first is None:
+            firsts.append(run)
             train = run.config.train
             parts = (train.method, str(train.divergence), kappa_label(train))
             label = ", ".join(filter(None, parts))
-            if label in label_by_method.values():
-                label = f"{label} ({run.run})"
-            label_by_method[method] = label
-        labels[run.run] = label_by_method[method]
+            labels[run.run] = f"{label} ({run.run})" if label in labels.values() else label
+        else:
+            labels[run.run] = labels[first.run]
     return labels
 
 
-def method_of(config: RunConfig) -> str:
+def _repeats(first: Summary, run: Summary) -> bool:
+    """True for two runs of one method: the same settings, and the same files from outside."""
+    return _method(first.config) == _method(run.config) and not read_other_files(first, run)
+
+
+def _method(config: RunConfig) -> dict[str, Any]:
     """Everything in a configuration that its repetitions share."""
     values = config.to_values()
-    for name in _NOT_OF_THE_METHOD:
-        values.pop(name, None)
-    return json.dumps(values, sort_keys=True)
+    return {name: values[name] for name in values.keys() - _NOT_OF_THE_METHOD}
+
+
+def read_other_files(first: Summary, second: Summary, part: str = "") -> bool:
+    """True if a step of both runs read other contents from outside the store.
+
+    With ``part``, only steps whose names contain it count.
+    """
+    steps = first.outside.keys() & second.outside.keys()
+    return any(part in step and first.outside[step] != second.outside[step] for step in steps)
 
 
 Groups = dict[tuple[str, str], dict[str, dict[int, float]]]

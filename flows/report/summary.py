@@ -29,6 +29,7 @@ class Summary:
 
     Attributes:
         artifacts: Artifacts by the name of their step; steps without one are missing.
+        outside: Digests of the files and models from outside the store that each step read.
         rows: Figures after each iteration, as far as they are known; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
@@ -41,6 +42,7 @@ class Summary:
     config: RunConfig
     store: str
     artifacts: dict[str, Artifact] = field(default_factory=dict)
+    outside: dict[str, list[str]] = field(default_factory=dict)
     rows: list[FigureRow] = field(default_factory=list)
     checkpoint: str | None = None
     registered: list[str] = field(default_factory=list)
@@ -142,6 +144,7 @@ def summarise(record: RunRecord) -> Summary:
                 continue
             if artifact is not None:
                 summary.artifacts[step.step] = artifact
+                summary.outside[step.step] = _from_outside(artifact)
     for iteration in range(config.iterations + 1):
         summary.rows.append(iteration_row(summary, iteration))
     for name in config.suites:
@@ -153,6 +156,16 @@ def summarise(record: RunRecord) -> Summary:
         summary.checkpoint = trained.address("checkpoint")
     summary.registered = _registered(store, config.model or config.name)
     return summary
+
+
+def _from_outside(artifact: Artifact) -> list[str]:
+    """Digests of files, and revisions of the hub, among an artifact's inputs."""
+    digests = []
+    for group in artifact.manifest.inputs.values():
+        for source in group:
+            if source["kind"] != "artifact":
+                digests.append(source.get("digest") or source["revision"])
+    return digests
 
 
 def _registered(store: Store, model: str) -> list[str]:

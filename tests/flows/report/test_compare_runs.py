@@ -20,6 +20,7 @@ from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
 from stages.store.base import Store
+from tests.flows import trivial_stages
 from tests.flows.loop import geb_json, geb_ok, geb_refused
 from tests.flows.report.evaluations import artifact_in, write_evaluation
 
@@ -119,6 +120,16 @@ def test_a_seed_counts_once_and_a_run_that_ended_early_not_at_all(tmp_path):
     [test] = [test for test in comparison.differences if test.figure == "mean_reward"]
     assert test.test == "paired"
     assert "stopped has 1 of 2 iterations." in comparison.verdict()
+
+
+def test_runs_of_another_oracle_are_another_method(tmp_path):
+    runs = [run(tmp_path, "one", 0.3), run(tmp_path, "two", 0.9, seed=1)]
+    assert compare_summaries(runs).methods["two"] == "f-DPO, reverse_kl"
+    for summary, digest in zip(runs, ("0", "1"), strict=True):
+        summary.outside["iteration-1/evaluate/score/0"] = [digest]
+    edited = compare_summaries(runs)
+    assert edited.methods["two"] == "f-DPO, reverse_kl (two)"
+    assert "two has another oracle" in edited.verdict()
 
 
 def test_the_same_answers_in_other_batches_show_no_difference(tmp_path):
@@ -247,3 +258,18 @@ def test_the_flow_shows_its_tables(prefect_server, store):
             artifacts = client.read_artifacts(limit=200)
     keys = {artifact.key: artifact for artifact in artifacts}
     assert "## Runs, held-out prompts" in str(keys["by-flow-report"].data)
+
+
+@pytest.mark.slow
+def test_an_oracle_edited_between_two_runs_is_noticed(tmp_path):
+    config = trivial_stages.write_config(tmp_path, "one", parallel=1)
+    oracle = tmp_path / "oracle.py"
+    for name, reward in (("one", 0), ("two", 1)):
+        oracle.write_text(
+            f"def score(prompts, responses, references): return [{reward}.0] * len(prompts)"
+        )
+        geb_ok("run", config, "--set", f"name={name}", "--set", f"inputs.oracle_code={oracle}")
+    compared = geb_json("compare", "one", "two", "--store", tmp_path / "store")
+    assert compared["settings"] == {}
+    assert len(set(compared["methods"].values())) == 2
+    assert "two has another oracle" in compared["verdict"]
