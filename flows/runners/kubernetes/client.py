@@ -51,8 +51,8 @@ class Cluster:
         self.server = str(configuration.host)
         self._api = client.CoreV1Api(client.ApiClient(configuration))
 
-    def create(self, manifest: Pod, *, dry_run: bool = False) -> None:
-        """Creates a pod.
+    def create(self, manifest: Pod, num_pods: int, *, dry_run: bool = False) -> None:
+        """Creates a pod of ``num_pods`` that are alike.
 
         A dry run lets the API server check and admit it without creating it.
 
@@ -68,7 +68,7 @@ class Cluster:
             if error.status == UNAUTHORIZED or "cannot create resource" in reason_of(error):
                 raise
             stage = manifest["metadata"]["labels"][STAGE]
-            raise refused(error.status, reason_of(error), stage) from error
+            raise refused(error.status, reason_of(error), stage, num_pods) from error
 
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
         """Asks a pod to end; nothing happens if there is none.

@@ -104,13 +104,13 @@ _BUSY = (408, 409, 429)
 _QUOTA = re.compile(r"exceeded quota: .*requested: (\S+), used: \S+, limited: (\S+)")
 
 
-def refused(status: int, reason: str, where: str) -> GebError:
-    """The error for a pod that the API server did not create."""
+def refused(status: int, reason: str, where: str, num_pods: int) -> GebError:
+    """The error for a pod, of ``num_pods`` that are alike, that the API server did not create."""
     message = f"{where}: the cluster refuses the pod: {reason}"
     if quota := _QUOTA.search(reason):
         remedy = "lower `resources`, or have the quota raised"
         requested, limited = map(_amounts, quota.groups())
-        if any(requested[name] > limited[name] for name in requested):
+        if any(requested[name] * num_pods > limited[name] for name in requested):
             return UserError(message, remedy)
         # The name of the pod, another one at each try, is not among these words.
         return NoRoomError(f"{where}: {quota.group()}; {remedy}")

@@ -60,7 +60,7 @@ class KubernetesPlace:
         with explain_api_errors(self._cluster):
             try:
                 for manifest in self._manifests(job, name):
-                    self._cluster.create(manifest)
+                    self._cluster.create(manifest, job.request.resources.nodes)
             except BaseException:
                 # All pods of an attempt are made, or none.
                 work.remove()
@@ -129,4 +129,4 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
             attempt = PodGroup(request, execution, "geb-preflight", user, path, folder)
             # A quota, and an API server that is busy, may let it pass later.
             with contextlib.suppress(NoRoomError, StageFailedError):
-                cluster.create(pods_for(attempt)[0], dry_run=True)
+                cluster.create(pods_for(attempt)[0], request.resources.nodes, dry_run=True)

@@ -207,28 +207,40 @@ class SlurmJob:
         seconds = POLL_SECONDS if self._asked_at is None else 1.0
         if time.monotonic() < self._looked_at + seconds:
             return
-        with contextlib.suppress(SlurmUnavailableError):
+        try:
             fields = client.details(self._number)
-            state = fields.get("JobState", "")
-            # One answer may be wrong, while a controller takes over.
-            if state not in _FINAL:
-                self._over_since = math.inf
-            elif self._over_since == math.inf:
-                self._over_since = time.monotonic()
-            if state == "RUNNING":
-                self._has_run = True
-                self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
-            reason = fields.get("Reason", "")
-            if state == "PENDING" and reason not in _UNSET:
-                self._job.waits(f"job {self._number} is pending: {reason}")
-                if submission.is_hopeless(reason):
-                    request = self._job.request
-                    grace_seconds = self._execution.grace_seconds
-                    options = submit_options(request, self._execution.slurm, grace_seconds)
-                    complaint = f"it would be pending for ever, reason {reason}"
-                    raise submission.mistake(complaint, request, options)
+        except SlurmUnavailableError:
+            # Only a job that Slurm calls over each time it is asked is over.
+            self._over_since = math.inf
+        else:
+            self._see(fields)
         # Slurm may have taken long to answer.
         self._looked_at = time.monotonic()
+
+    def _see(self, fields: Mapping[str, str]) -> None:
+        """Notes what Slurm says of the job, and shows it.
+
+        Raises:
+            UserError: It will never start.
+        """
+        state = fields.get("JobState", "")
+        # One answer may be wrong, while a controller takes over.
+        if state not in _FINAL:
+            self._over_since = math.inf
+        elif self._over_since == math.inf:
+            self._over_since = time.monotonic()
+        if state == "RUNNING":
+            self._has_run = True
+            self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
+        reason = fields.get("Reason", "")
+        if state == "PENDING" and reason not in _UNSET:
+            self._job.waits(f"job {self._number} is pending: {reason}")
+            if submission.is_hopeless(reason):
+                request = self._job.request
+                grace_seconds = self._execution.grace_seconds
+                options = submit_options(request, self._execution.slurm, grace_seconds)
+                complaint = f"it would be pending for ever, reason {reason}"
+                raise submission.mistake(complaint, request, options)
 
     def _is_silent(self) -> bool:
         """True if a job that is over will not tell its status either."""

@@ -173,9 +173,15 @@ def test_a_mistake_comes_before_everything(stopped):
     ],
 )
 def test_a_refused_pod_passes_on_what_the_cluster_says(status, message, kind):
-    error = refused(status, message, "train")
+    error = refused(status, message, "train", 1)
     assert type(error) is kind
     # A wait is shown again only if its words change: the pod's name changes at each try.
     words = message.partition(" is forbidden: ")[2] if kind is NoRoomError else message
     assert words in str(error)
     assert ('pods "x"' in str(error)) is ('pods "x"' in message and kind is not NoRoomError)
+
+
+def test_pods_that_exceed_a_quota_together_are_refused():
+    message = f"{QUOTA}=500m,pods=1, used: limits.cpu=1,pods=2, limited: limits.cpu=1,pods=5"
+    assert type(refused(403, message, "train", 2)) is NoRoomError
+    assert type(refused(403, message, "train", 3)) is UserError

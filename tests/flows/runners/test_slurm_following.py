@@ -60,8 +60,13 @@ def slurm_job(
     return SlurmJob("12", folder, job, Execution()), log
 
 
-def test_a_running_job_is_followed_after_a_wrong_answer(tmp_path, request_, clock, monkeypatch):
+@pytest.mark.parametrize("silent_seconds", [0, 40])
+def test_a_running_job_is_followed_after_a_wrong_answer(
+    tmp_path, request_, clock, monkeypatch, silent_seconds
+):
     def look() -> str:
+        if 0 < clock.now < silent_seconds:
+            raise client.SlurmUnavailableError("the controller does not answer")
         if clock.now > 60:
             (tmp_path / "status").write_text(Status(code=1).model_dump_json())
             return "FAILED"
