@@ -210,7 +210,7 @@ class SlurmJob:
         try:
             fields = client.details(self._number)
         except SlurmUnavailableError:
-            # Only a job that Slurm calls over each time it is asked is over.
+            # A job is over if each answer says so, and silence is no answer.
             self._over_since = math.inf
         else:
             self._see(fields)
