@@ -210,7 +210,7 @@ class SlurmJob:
         try:
             fields = client.details(self._number)
         except SlurmUnavailableError:
-            # A job is over if each answer says so, and silence is no answer.
+            # A controller that does not answer proves nothing about the job.
             self._over_since = math.inf
         else:
             self._see(fields)
@@ -218,7 +218,7 @@ class SlurmJob:
         self._looked_at = time.monotonic()
 
     def _see(self, fields: Mapping[str, str]) -> None:
-        """Notes what Slurm says of the job, and shows it.
+        """Notes the state that Slurm has for the job, and shows it.
 
         Raises:
             UserError: It will never start.
