@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +41,7 @@ from stages.contract.errors import (
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
-from stages.store.local_usage import Held, HeldKind, bytes_below
+from stages.store.local_usage import LEVELS, SCRATCH, Held, held_by
 from stages.store.locks import FileLease
 
 MARKER = "store.json"
@@ -94,6 +96,9 @@ class Store:
 
     :class:`~stages.store.remote.store.RemoteStore` is one that a bucket mirrors.
     """
+
+    left_seconds = 0.0
+    """Age of what a killed attempt left, from which on it counts for garbage collection."""
 
     def __init__(self, root: Path, mirror_of: str | None = None) -> None:
         self.root = root
@@ -254,25 +259,23 @@ class Store:
     def artifacts(self) -> Iterator[tuple[str, str]]:
         """Yields (stage, key) of all artifacts, in order of their names."""
         for folder in sorted((self.root / "artifacts").glob("*/*")):
-            if not folder.name.startswith(".scratch-"):
+            if not folder.name.startswith(SCRATCH):
                 yield folder.parent.name, folder.name
 
     def held(self) -> Iterator[Held]:
         """Yields everything that takes room, for garbage collection."""
-        root = self.root
+        artifacts = set(self.artifacts())
+        contents = itertools.chain.from_iterable(map(self.contents, LEVELS))
+        return held_by(contents, artifacts, self.left_seconds)
 
-        def entry(kind: HeldKind, stage: str, key: str, path: Path) -> Held:
-            return Held(kind, stage, key, path.relative_to(root).as_posix(), bytes_below(path))
-
-        for stage, key in self.artifacts():
-            yield entry("artifact", stage, key, self.artifact_path(stage, key))
-        for path in (root / "work").glob("*/*"):
-            yield entry("work", path.parent.name, path.name, path)
-        for path in (root / "artifacts").glob("*/.scratch-*"):
-            key = path.name.removeprefix(".scratch-").partition("-")[0]
-            yield entry("scratch", path.parent.name, key, path)
-        for path in (root / "quarantine").glob("*"):
-            yield entry("aside", "", "", path)
+    def contents(self, folder: str) -> Iterator[tuple[str, int, float]]:
+        """Yields name, bytes and time of the last write of everything below a folder."""
+        for path in (self.root / folder).rglob("*"):
+            # A file that is removed meanwhile does not count.
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                yield path.relative_to(self.root).as_posix(), size, status.st_mtime
 
     def remove(self, gone: Held) -> None:
         """Deletes an entry of :meth:`held`; it disappears at once, or not at all."""

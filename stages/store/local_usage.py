@@ -1,12 +1,15 @@
-"""Space used in a store's folder, for garbage collection."""
+"""Space used in a store, for garbage collection."""
 
-import contextlib
-import stat
+import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 HeldKind = Literal["artifact", "work", "scratch", "aside"]
+SCRATCH = ".scratch-"
+"""Start of the name of a folder in which an artifact is written, before its key."""
+# Levels down to the entries of each folder.
+LEVELS = {"artifacts": 3, "work": 3, "quarantine": 2}
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,34 @@ class Held:
     bytes: int
 
 
-def bytes_below(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder.
+def held_by(
+    contents: Iterable[tuple[str, int, float]],
+    artifacts: Collection[tuple[str, str]],
+    left_seconds: float,
+) -> Iterator[Held]:
+    """Yields the entries that contents of a store belong to.
 
-    Files that are removed meanwhile do not count.
+    Args:
+        contents: Name, bytes and time of the last write of each file below :data:`LEVELS`.
+        artifacts: Stages and keys of the whole artifacts.
+        left_seconds: Younger leftovers of attempts are left out.
     """
-    total = 0
-    for file in (path,) if path.is_symlink() else (path, *path.rglob("*")):
-        with contextlib.suppress(FileNotFoundError):
-            status = file.lstat()
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total
+    sizes: dict[str, int] = {}
+    written: dict[str, float] = {}
+    for name, size, time_written in contents:
+        parts = name.split("/")
+        level = LEVELS[parts[0]]
+        if len(parts) >= level:
+            place = "/".join(parts[:level])
+            sizes[place] = sizes.get(place, 0) + size
+            written[place] = max(written.get(place, 0.0), time_written)
+    for place, size in sizes.items():
+        root, stage, *keys = place.split("/")
+        if not keys:
+            yield Held("aside", "", "", place, size)
+        elif root == "artifacts" and (stage, keys[0]) in artifacts:
+            yield Held("artifact", stage, keys[0], place, size)
+        elif time.time() - written[place] >= left_seconds:
+            kind: HeldKind = "work" if root == "work" else "scratch"
+            key = keys[0].removeprefix(SCRATCH).partition("-")[0]
+            yield Held(kind, stage, key, place, size)

@@ -19,7 +19,6 @@ import hashlib
 import json
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -35,15 +34,13 @@ from stages.contract.errors import (
 )
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
 from stages.store.base import FORMAT, MARKER, Artifact, Store, quarantine_place
-from stages.store.local_usage import Held, HeldKind
+from stages.store.local_usage import Held
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.records import Records
 from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_missing
 
 _MARKER_DATA = b'{"format": 2}'
-# Other hosts hold their leases elsewhere: younger uploads and work may be theirs.
-_LEFT_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +90,9 @@ class RemoteArtifact(Artifact):
 
 class RemoteStore(Store):
     """A store in a bucket, and the store in the local folder that stages on this host see."""
+
+    # Other hosts hold their leases elsewhere: younger uploads and work may be theirs.
+    left_seconds = 86_400.0
 
     def __init__(self, bucket: Bucket, root: Path) -> None:
         super().__init__(root, mirror_of=bucket.url)
@@ -198,19 +198,10 @@ class RemoteStore(Store):
             if file == MANIFEST:
                 yield stage, key
 
-    def held(self) -> Iterator[Held]:
-        """See :class:`Store`; leftovers of the last day are left out."""
-        there = set(self.artifacts())
-        for place, (size, _) in self._usage("quarantine", 1).items():
-            yield Held("aside", "", "", place, size)
-        kinds: dict[str, HeldKind] = {"artifacts": "scratch", "work": "work"}
-        for root, kind in kinds.items():
-            for place, (size, written) in self._usage(root, 2).items():
-                _, stage, key = place.split("/")
-                if root == "artifacts" and (stage, key) in there:
-                    yield Held("artifact", stage, key, place, size)
-                elif time.time() - written >= _LEFT_SECONDS:
-                    yield Held(kind, stage, key, place, size)
+    def contents(self, folder: str) -> Iterator[tuple[str, int, float]]:
+        """See :class:`Store`."""
+        for name, entry in self.bucket.list(folder).items():
+            yield f"{folder}/{name}", entry.size, entry.modified
 
     def remove(self, gone: Held) -> None:
         """See :class:`Store`; what is here of it goes as well."""
@@ -232,15 +223,6 @@ class RemoteStore(Store):
     def exclusive(self, folder: str) -> AbstractContextManager[None]:
         """See :class:`Store` and :meth:`Records.changed`."""
         return self._records.changed(folder)
-
-    def _usage(self, root: str, depth: int) -> dict[str, tuple[int, float]]:
-        """Bytes and last write of each folder that is ``depth`` levels below ``root``."""
-        used: dict[str, tuple[int, float]] = {}
-        for name, entry in self.bucket.list(root).items():
-            place = "/".join([root, *name.split("/")[:depth]])
-            size, written = used.get(place, (0, 0.0))
-            used[place] = size + entry.size, max(written, entry.modified)
-        return used
 
 
 def _folder(stage: str, key: str) -> str:

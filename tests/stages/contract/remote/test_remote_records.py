@@ -8,7 +8,7 @@ from flows.pipeline.config import RunConfig
 from stages.contract.errors import ConflictError, UserError
 from stages.contract.request import ArtifactInput
 from stages.store.registry import ModelRegistry
-from stages.store.remote import store as store_module
+from stages.store.remote.store import RemoteStore
 from tests.flows.records import recorded
 from tests.object_storage import objects
 
@@ -85,7 +85,7 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here, monkeypatch):
         lease.acquire()
         # Another host may be at work on what is young.
         assert [entry.held.kind for entry in collect_garbage(here)] == ["aside"]
-        monkeypatch.setattr(store_module, "_LEFT_SECONDS", -60.0)
+        monkeypatch.setattr(RemoteStore, "left_seconds", -60.0)
         garbage = collect_garbage(here)
         assert {entry.held.place: entry.held.bytes for entry in garbage} == {
             "artifacts/make/abandoned": 5,
