@@ -6,11 +6,9 @@ from pathlib import Path
 import datasets
 import pytest
 
-from flows.pipeline.algorithm import resolve_run, unread_steps
-from flows.pipeline.loading import load_config
 from stages.store.opening import open_store
 from stages.tables.schemas import RESPONSES, read_rows
-from tests.flows.loop import ROOT, geb_ok, inputs, steps, write_config
+from tests.flows.loop import ROOT, geb_ok, steps, write_config
 from tests.stage_calls import write_jsonl
 
 
@@ -27,19 +25,6 @@ def preferences(tmp_path) -> Path:
         for row in map(json.loads, lines)
     )
     return write_jsonl(tmp_path / "preferences.jsonl", rows)
-
-
-def test_preferences_take_the_place_of_samples_and_name_the_prompts(tmp_path, preferences):
-    places = {"prompts": [], "preferences": str(preferences)}
-    config = load_config(write_config(tmp_path, inputs=places, iterations=2))
-    assert config.inputs.prompts == (str(preferences),)
-    names = [step.name for step in unread_steps(config)]
-    assert not [name for name in names if name.startswith(("iteration-1/gen", "iteration-1/sc"))]
-    paired = [step for step in resolve_run(config).steps if step.stage == "preferences"]
-    assert [step.name for step in paired] == ["iteration-1/pair", "iteration-2/pair"]
-    # One tokenizer, the base's: another policy does not make the pairs anew.
-    assert inputs(paired[1])["policy"] == inputs(paired[0])["policy"] == ["sft:checkpoint"]
-    assert inputs(paired[1])["prompts"] == ["prepare:iteration-2.parquet"]
 
 
 @pytest.mark.slow

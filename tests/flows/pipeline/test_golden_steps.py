@@ -1,30 +1,58 @@
-"""Steps of a run, written down once: names, stages, seeds and inputs of each,
+"""Steps of runs, written down once: names, stages, seeds and inputs of each,
 and the steps that each waits for.
 
-A seed or an input that changes on purpose gets a new line in ``golden_steps.txt`` and one in
+A seed or an input that changes on purpose gets a new line in ``golden_steps`` and one in
 CHANGELOG.md: what is computed again, and why.
 """
 
 from pathlib import Path
 
-from flows.pipeline.algorithm import resolve_run
+import pytest
+
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
 from flows.pipeline.step import Output, Source, Step
-from stages.contract.request import FileInput
+from stages.contract.request import FileInput, HubInput
 from tests.flows.loop import ROOT
 
-GOLDEN = Path(__file__).with_name("golden_steps.txt")
-OVERRIDES = (
-    "iterations=2",
-    "pair_data=accumulate",
-    "screen.num_samples=2",
-    "generate.num_shards=2",
+GOLDEN = Path(__file__).with_name("golden_steps")
+ADAPTERS = "train.lora={rank: 2, save: adapter}"
+JUDGE = "judge: {mode: pairwise, model: j, url: http://x/v1}"
+OTHER_PROMPTS = f"prompts: {ROOT}/data/quickstart/prompts.jsonl"
+# Two suites with prompts, and one that scores the run's samples once more.
+SUITES = (
+    f"suites.front={{{OTHER_PROMPTS}, after: each}}",
+    f"suites.math={{{OTHER_PROMPTS}, score: {{oracle: math_verify}}}}",
+    "suites.gold={score: {oracle: math_verify}, after: each}",
+    "promote.suites_hold={gold: 0.0, front: 0.1}",
 )
+HUB = (
+    "inputs={policy: owner/model, warm_start: null, prompts: [owner/data@abc],"
+    " oracle_model: owner/reward@v1}",
+    "score.oracle=reward_model",
+    "suites.own={prompts: owner/questions@def, score: {oracle: reward_model},"
+    " oracle_model: owner/other@v2}",
+)
+# Settings of each run.
+RUNS: dict[str, tuple[str, ...]] = {
+    "accumulate": ("pair_data=accumulate", "screen.num_samples=2", "generate.num_shards=2"),
+    "adapters": (ADAPTERS,),
+    "adapters-over-the-base": (ADAPTERS, "train.reference=initial"),
+    "judge": (f"score={{oracle: judge, {JUDGE}}}", "generate.num_shards=2"),
+    "judge-in-a-sum": (
+        f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {JUDGE}}}",
+    ),
+    "suites": (*SUITES, "generate.num_shards=2"),
+    "hub": HUB,
+    "preferences": ("inputs.prompts=[]", f"inputs.preferences={ROOT}/pairs.jsonl"),
+}
 
 
 def shown(source: Source) -> str:
     if isinstance(source, Output):
         return f"{source.step}:{source.path}" if source.path else source.step
+    if isinstance(source, HubInput):
+        return f"{source.repo_type}:{source.repo}@{source.revision}"
     assert isinstance(source, FileInput)
     return Path(source.location).relative_to(ROOT).as_posix()
 
@@ -36,6 +64,8 @@ def line(step: Step) -> str:
     return " ".join([step.name, step.stage, str(step.seed), *sorted(groups)])
 
 
-def test_steps_seeds_and_inputs_are_as_written_down():
-    steps = resolve_run(load_config(ROOT / "configs/quickstart.yaml", OVERRIDES)).steps
-    assert [line(step) for step in steps] == GOLDEN.read_text().splitlines()
+@pytest.mark.parametrize("name", RUNS)
+def test_steps_seeds_and_inputs_are_as_written_down(name):
+    settings = ("iterations=2", *RUNS[name])
+    steps = unread_steps(load_config(ROOT / "configs/quickstart.yaml", settings))
+    assert [line(step) for step in steps] == (GOLDEN / f"{name}.txt").read_text().splitlines()

@@ -4,9 +4,8 @@ import pytest
 
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
-from flows.pipeline.step import Output, Step
+from flows.pipeline.step import Step
 from tests.flows.loop import ROOT, inputs
-from tests.tiny_models import make_tiny_llama
 
 BASE = "sft:checkpoint"
 TRAINED = [f"iteration-{iteration}/train:checkpoint" for iteration in (1, 2, 3)]
@@ -46,42 +45,6 @@ def test_each_iteration_starts_from_the_one_before_it(reference, pair_data):
             "reference": [REFERENCES[reference][index]],
             "pairs": PAIR_DATA[pair_data][index],
         }
-
-
-@pytest.mark.parametrize("reference", ["previous", "initial"])
-def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference):
-    steps = steps_of(f"train.reference={reference}", "train.lora={rank: 2, save: adapter}")
-    for index in range(3):
-        place, before = f"iteration-{index + 1}", TRAINED[:index][-1:]
-        policy = {"policy": [BASE]} | ({"adapter": before} if before else {})
-        worn = {"reference_adapter": before} if before and reference == "previous" else {}
-        assert inputs(steps[f"{place}/generate/0"]) == policy | {
-            "prompts": [f"prepare:{place}.parquet"]
-        }
-        assert inputs(steps[f"{place}/train"]) == policy | worn | {
-            "reference": [BASE],
-            "pairs": [PAIRS[index]],
-        }
-        assert inputs(steps[f"{place}/evaluate/generate/0"]) == {
-            "policy": [BASE],
-            "adapter": [TRAINED[index]],
-            "prompts": ["prepare:test.parquet"],
-        }
-        assert inputs(steps[f"{place}/promote"])["checkpoint"] == [TRAINED[index]]
-
-
-def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path):
-    policy = make_tiny_llama(tmp_path / "policy")
-    [given] = steps_of(f"inputs.policy={policy}")["sft"].inputs["policy"]
-    assert not isinstance(given, Output)
-    steps = steps_of(f"inputs.policy={policy}", "inputs.warm_start=null")
-    assert "sft" not in steps
-    [given] = steps["base/generate/0"].inputs["policy"]
-    assert not isinstance(given, Output)
-    assert steps["iteration-1/generate/0"].inputs["policy"] == [given]
-    assert steps["iteration-1/train"].inputs["policy"] == [given]
-    assert steps["iteration-1/train"].inputs["reference"] == [given]
-    assert inputs(steps["iteration-2/train"])["policy"] == TRAINED[:1]
 
 
 def test_more_iterations_ask_the_first_ones_for_the_same():

@@ -8,14 +8,12 @@ from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
-from tests.flows.loop import ROOT, geb_ok, inputs, steps, warm_started, write_config
+from tests.flows.loop import ROOT, geb_ok, steps, warm_started, write_config
 from tests.flows.pipeline.test_iterations import steps_of
 from tests.flows.planning.test_estimate import write_checkpoint
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
-JUDGE_OF_A_SUM = JUDGE.replace("judge,", "weighted, weighted: {weights: {judge: 1, python: 1}},", 1)
-
 VLLM = "generate.backend=vllm"
 
 # Number of samples, temperature, top-p and most tokens, by the section that sets them.
@@ -106,16 +104,6 @@ def test_every_training_has_a_seed_of_its_own():
     runs = [steps_of("iterations=2", f"seed={seed}") for seed in (0, 1)]
     places = ("sft", "iteration-1/train", "iteration-2/train")
     assert len({steps[place].seed for steps in runs for place in places}) == 6
-
-
-@pytest.mark.parametrize("oracle", [JUDGE, JUDGE_OF_A_SUM], ids=["alone", "in a sum"])
-def test_a_comparing_judge_sets_evaluation_samples_against_the_bases(oracle):
-    steps = steps_of(oracle, "iterations=1", "generate.num_shards=2")
-    for shard in (0, 1):
-        base = f"base/generate/{shard}:responses.parquet"
-        assert inputs(steps[f"base/score/{shard}"])["opponents"] == [base]
-        assert inputs(steps[f"iteration-1/evaluate/score/{shard}"])["opponents"] == [base]
-    assert "opponents" not in inputs(steps["iteration-1/score/0"])
 
 
 @pytest.mark.parametrize(

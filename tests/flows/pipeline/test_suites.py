@@ -17,7 +17,6 @@ from tests.flows.loop import (
     geb_json,
     geb_ok,
     geb_refused,
-    inputs,
     plan,
     steps,
     warm_started,
@@ -44,41 +43,6 @@ def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path):
         steps_of(suites={"front": suite})
 
 
-def test_a_suite_measures_the_base_once_and_each_due_policy():
-    planned_steps = steps_of(suites={"front": EACH, "math": LAST})
-    plain = steps_of()
-    assert {name: planned_steps[name] for name in plain} == plain, (
-        "suites change no step of the run"
-    )
-    beside = set(planned_steps) - set(plain)
-    assert beside == {
-        *(f"base/suite-front/{step}" for step in ("prepare", "generate/0", "score/0")),
-        "base/suite-math/prepare",
-        *(f"base/suite-math/{stage}/0" for stage in ("generate", "score")),
-        *(
-            f"iteration-{t}/evaluate/suite-front{step}"
-            for t in (1, 2)
-            for step in ("/generate/0", "/score/0", "")
-        ),
-        "iteration-2/evaluate/suite-math",
-        *(f"iteration-2/evaluate/suite-math/{stage}/0" for stage in ("generate", "score")),
-    }
-    place = "iteration-2/evaluate/suite-front"
-    assert inputs(planned_steps[f"{place}/generate/0"]) == {
-        "policy": ["iteration-2/train:checkpoint"],
-        "prompts": ["base/suite-front/prepare:test.parquet"],
-    }
-    assert inputs(planned_steps[place]) == {
-        "responses": [f"{place}/generate/0:responses.parquet"],
-        "scores": [f"{place}/score/0:scores.parquet"],
-        "base_responses": ["base/suite-front/generate/0:responses.parquet"],
-        "base_scores": ["base/suite-front/score/0:scores.parquet"],
-        "reference": ["sft:checkpoint"],
-    }
-    reordered = steps_of(suites={"math": LAST, "front": EACH})
-    assert set(reordered) == set(planned_steps), "one that is not due holds no other up"
-
-
 def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s():
     evaluation = {"num_samples": 6, "temperature": 0.3, "top_p": 0.8, "max_new_tokens": 9}
     front_door = {**EACH, "evaluation": evaluation | {"num_samples": 4}}
@@ -101,43 +65,11 @@ def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s():
 SECOND: dict[str, Any] = {"score": {"oracle": "math_verify"}, "after": "each"}
 
 
-def test_a_suite_without_prompts_scores_the_run_s_samples_once_more():
-    changes = {"seed": 3, "generate": {"num_shards": 2}, "evaluation": {"num_samples": 6}}
-    planned_steps, plain = steps_of(suites={"gold": SECOND}, **changes), steps_of(**changes)
-    places = "base/suite-gold", *(f"iteration-{t}/evaluate/suite-gold" for t in (1, 2))
-    scored = {f"{place}/score/{shard}" for place in places for shard in (0, 1)}
-    assert set(planned_steps) - set(plain) == scored | set(places[1:]), "nothing is sampled again"
-    for place, samples in (
-        (places[1], "iteration-1/evaluate"),
-        (places[2], "iteration-2/evaluate"),
-    ):
-        responses = [f"{samples}/generate/{shard}:responses.parquet" for shard in (0, 1)]
-        assert inputs(planned_steps[f"{place}/score/1"]) == {"responses": responses[1:]}
-        assert planned_steps[f"{place}/score/1"].params.model_dump()["oracle"] == "math_verify"
-        assert inputs(planned_steps[place]) == {
-            "responses": responses,
-            "scores": [f"{place}/score/{shard}:scores.parquet" for shard in (0, 1)],
-            "base_responses": [f"base/generate/{shard}:responses.parquet" for shard in (0, 1)],
-            "base_scores": [f"base/suite-gold/score/{shard}:scores.parquet" for shard in (0, 1)],
-            "reference": ["sft:checkpoint"],
-        }
-
-
 @pytest.mark.parametrize("field", ["num_samples", "temperature", "top_p"])
 def test_a_suite_without_prompts_has_no_sampling_of_its_own(field):
     value = 0.7 if field in ("temperature", "top_p") else 7
     with pytest.raises(UserError, match=rf"gold: evaluation\.{field} is set, .* leave it out"):
         steps_of(suites={"gold": {**SECOND, "evaluation": {field: value}}})
-
-
-def test_a_promotion_waits_for_the_suites_whose_gates_it_has():
-    suites = {"front": EACH, "gold": SECOND, "other": EACH}
-    planned_steps = steps_of(suites=suites, promote={"suites_hold": {"other": 0.1, "gold": 0.0}})
-    for t in (1, 2):
-        assert inputs(planned_steps[f"iteration-{t}/promote"])["suite_metrics"] == [
-            f"iteration-{t}/evaluate/suite-{name}:metrics.json" for name in ("other", "gold")
-        ]
-    assert "suite_metrics" not in steps_of(suites=suites)["iteration-2/promote"].inputs
 
 
 def test_runs_of_every_seed_share_the_base_s_samples():

@@ -5,9 +5,8 @@ from typing import Any
 from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_overridden
 from flows.pipeline.step import Source, Step
-from stages.contract.request import FileInput, HubInput
+from stages.contract.request import FileInput
 from tests.flows.loop import ROOT
-from tests.tiny_models import make_tiny_llama
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = ROOT / "data/quickstart/prompts.jsonl"
@@ -45,38 +44,3 @@ def test_unread_steps_equal_the_run_s(tmp_path):
     config = load_overridden(QUICKSTART, changes, "test")
     steps = resolve_run(config).steps
     assert [*map(shown, unread_steps(config))] == [*map(shown, steps)]
-
-
-def test_without_a_warm_start_they_begin_with_the_policy(tmp_path):
-    policy = make_tiny_llama(tmp_path / "policy")
-    changes = {"inputs": {"policy": str(policy), "warm_start": None}}
-    config = load_overridden(QUICKSTART, changes, "test")
-    assert [*map(shown, unread_steps(config))] == [*map(shown, resolve_run(config).steps)]
-
-
-def test_names_of_the_hub_stand_for_models_and_for_data():
-    changes = {
-        "inputs": {
-            "policy": "owner/model",
-            "warm_start": None,
-            "prompts": ["owner/data@abc"],
-            "oracle_model": "owner/reward@v1",
-        },
-        "score": {"oracle": "reward_model"},
-        "suites": {
-            "own": {
-                "prompts": "owner/questions@def",
-                "score": {"oracle": "reward_model"},
-                "oracle_model": "owner/other@v2",
-            }
-        },
-    }
-    steps = {step.name: step for step in unread_steps(load_overridden(QUICKSTART, changes, "test"))}
-    [policy] = steps["base/generate/0"].inputs["policy"]
-    [prompts] = steps["prepare"].inputs["train"]
-    [model] = steps["base/score/0"].inputs["model"]
-    assert policy == HubInput(repo="owner/model", revision="main", repo_type="model")
-    assert prompts == HubInput(repo="owner/data", revision="abc", repo_type="dataset")
-    assert model == HubInput(repo="owner/reward", revision="v1", repo_type="model")
-    [of_suite] = steps["base/suite-own/score/0"].inputs["model"]
-    assert of_suite == HubInput(repo="owner/other", revision="v2", repo_type="model")
