@@ -12,38 +12,25 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
 )
 
-# Each level merges the one below fifteen times, and adds a key.
-_MERGED = "m0: &m0 {k: 1}\n" + "".join(
-    f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 15)}], k{level}: 1}}\n"
-    for level in range(1, 9)
-)
-
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
         (_BOMB, ["more than 20 aliases"]),
-        (_MERGED, ["more than 20 aliases"]),
-        ("seed: 1\nseed: 2\n", ['duplicate key "seed"', "line 2"]),
         ("train:\n  kappa: 1\n  beta: 1\n  kappa: 2\n", ['duplicate key "kappa"', "line 4"]),
         ("train: {learning_rate: .inf}\n", ["train.learning_rate: inf"]),
         ("train: {beta: .nan}\n", ["train.beta", "not NaN"]),
         (b"name: caf\xe9\n", ["is not UTF-8 text", "0xe9"]),
         ("a: " + "[" * 60 + "]" * 60, ["a: no such setting"]),
         ("a: " + "[1, " * 300 + "]" * 300, ["is nested too deep"]),
-        ("{a: " * 900 + "1" + "}" * 900, ["is nested too deep"]),
         ("x: &a [*a]\n", ["is not valid YAML"]),
         ("x: !!set {a, b}\n", ["is not valid YAML"]),
         (f"# {'x' * 1_000_000}\nseed: 1\n", ["more than 1000000"]),
         ("extends: 5\n", ["extends names no files: 5"]),
         ("inputs: {policy: ~nouser/model}\n", ["inputs.policy", "~nouser/model"]),
-        ("suites: {math: {prompts: ~nouser/a.jsonl}}\n", ["suites.math.prompts"]),
         ("execution: {docker: {mounts: {~nouser/a: ro}}}\n", ["execution.docker.mounts"]),
-        ("execution: {kubernetes: {volumes: {~nouser/a: {}}}}\n", ["kubernetes.volumes"]),
         ("iterations: 1000000000\n", ["iterations", "1000"]),
-        ("seed: 2026-99-99\n", ["seed: ", 'not "2026-99-99"']),
         (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
-        ("? [a, b]\n: 1\n", ["is not valid YAML"]),
         ("5\n", ["holds no settings"]),
         ("iterations: true\n", ["iterations: a number is wanted"]),
         ("inputs: {prompts: ''}\n", ["inputs.prompts"]),

@@ -23,19 +23,15 @@ from tests.tiny_models import make_tiny_llama, make_tiny_reward_model
 SETTINGS: dict[str, list[str]] = {
     "kappa=1": ["did you mean 'train.kappa'?"],
     "train.kapa=1": ["train.kapa", "did you mean 'train.kappa'?"],
-    "trian.kappa=1": ["trian: no such setting", "did you mean 'train'?"],
     "per_device_train_batch_size=4": ["did you mean 'train.global_batch_pairs'?"],
     "generate.num_generations=4": ["did you mean 'generate.num_samples'?"],
-    "beta=1": ["did you mean 'train.beta'?"],
     "train.lora.r=8": ["did you mean 'train.lora.rank'?"],
     "sft.lora.lora_alpha=8": ["did you mean 'sft.lora.alpha'?"],
     "train.design=arctahn": ["did you mean 'arctanh'?"],
     "train.reference=1": ["train.reference: Input should be 'previous'", "or equal to 2"],
     "train.learning_rate=fast": ["train.learning_rate", '"fast"', "number"],
     "generate.num_samples=1": ["num_samples is 1", "pairs_per_prompt 1", "2 samples"],
-    "pair.pairs_per_prompt=2": ["num_samples is 2", "pairs_per_prompt 2", "4 samples"],
     "generate.stop_token_ids=true": ["generate.stop_token_ids", "not true"],
-    "generate.num_samples=0": ["generate.num_samples", "greater than or equal to 1", "0"],
     "generate.temperature=0": ["generate.temperature is 0", "pairs need different ones"],
     "generate.shard_index=0": ["generate.shard_index is set by the run"],
     "generate.max_new_tokens=64": ["the policy's context has 64 tokens"],
@@ -44,7 +40,6 @@ SETTINGS: dict[str, list[str]] = {
     "sft.lora={rank: 4, save: adapter}": ["set sft.lora.save to 'merged'"],
     "train.kappa": ["is not NAME=VALUE"],
     "train={kappa: [": ["is not valid YAML"],
-    "train={kappa: 1, kappa: 2}": ["kappa", "duplicate"],
     # Too long for a file's name: without the check the first promotion would fail.
     f"model={'m' * 300}": ["model: String should have at most 200 characters"],
     f"promote.aliases=[{'a' * 300}]": ["promote.aliases.0: String should have at most 200"],
@@ -52,19 +47,14 @@ SETTINGS: dict[str, list[str]] = {
     "pair.strategy=python": ["pair.strategy is 'python', and inputs.strategy_code"],
     "score.oracle=python inputs.oracle_code=null": ["inputs.oracle_code"],
     "score.oracle=reward_model": ["inputs.oracle_model"],
-    "score.oracle=urm_gated": ["inputs.oracle_model"],
     "score.oracle=http": ["needs http.url"],
     "score.oracle=judge": ["needs judge.url"],
-    "execution.interpreters={evaluate: /nowhere/python}": ["no Python interpreter at /nowhere/pyt"],
     "execution.interpreters={evaluate: no-such-python}": ["no Python interpreter at no-such-pyth"],
     "execution.interpreters={evaluate: @/shadow}": ["no Python interpreter at @/shadow"],
     **{
         f"execution.{table}": ["names no stage: genrate; stages are prepare"]
         for table in (
             "interpreters={genrate: python}",
-            "docker.images={genrate: image}",
-            "docker.network={genrate: host}",
-            "docker.environment={genrate: {A: b}}",
             "docker.secrets={genrate: [TOKEN]}",
         )
     },
@@ -78,10 +68,7 @@ SETTINGS: dict[str, list[str]] = {
             ("no-config", "it has no config.json"),
         )
     },
-    **{
-        f"generate.vllm.extra_engine_args={{pipeline_parallel_size: {size}}}": ["an integer from 1"]
-        for size in ("two", 0)
-    },
+    "generate.vllm.extra_engine_args={pipeline_parallel_size: two}": ["an integer from 1"],
     **{
         f"suites={{front: {{prompts: good.jsonl, {suite}}}}} {more}".strip(): [part]
         for suite, more, part in (
@@ -99,7 +86,6 @@ SETTINGS: dict[str, list[str]] = {
     "inputs.prompts=[no.jsonl]": ["no such file or folder: @/no.jsonl"],
     "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 distinct"],
     "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 distinct"],
-    "inputs.prompts=[@/same.jsonl]": ["same.jsonl", "has 1 distinct"],
     "inputs.prompts=[@/control.jsonl] inputs.policy=@/checkpoint inputs.warm_start=null": [
         "control.jsonl, line 1",
         "'<user>'",
@@ -127,8 +113,6 @@ SERVERS: dict[str, tuple[dict[str, str], str]] = {
     "user and password": ({"url": "http://user:SECRET@host/"}, "key_env"),
     "password": ({"url": "https://:SECRET@host"}, "key_env"),
     "file": ({"url": "file:///etc/passwd"}, "write http://HOST"),
-    "no host": ({"url": "http://"}, "write http://HOST"),
-    "port 0": ({"url": "http://host:0"}, "write http://HOST"),
     "port beyond": ({"url": "http://host:99999"}, "Port out of range"),
     "empty": ({"url": ""}, "needs {}.url"),
     "key": ({"key_env": "GEB_NOT_SET"}, "{}.key_env is 'GEB_NOT_SET'"),
@@ -151,7 +135,6 @@ COMMANDS: dict[str, list[str]] = {
     "run @/small.yaml --store @/letters": ["it is not a store"],
     "run @/small.yaml --store @/shadow/x": ["@/shadow/x: Not a directory"],
     "run @/small.yaml --from trane": ["no step 'trane'"],
-    "run @/small.yaml --from ''": ["no step ''"],
     "run mine --store @/store": ["`geb resume RUN` goes on"],
     "resume nope --store @/store": ["no run 'nope'", "runs there: mine"],
     "report mine.yaml --store @/store": ["name the run, not its file"],
@@ -169,10 +152,8 @@ COMMANDS: dict[str, list[str]] = {
         f"sweep @/small.yaml --grid {grid}": [part]
         for grid, part in {
             "train.kapa=1": "did you mean 'train.kappa'",
-            "train.kappa=-1": "train.kappa",
             "train.kappa=1 --seeds ''": "--seeds",
             "train.kappa=1 --seeds 1,1": "seeds",
-            "train.kappa": "is not FIELD=VALUE",
             "train.kappa=": "is not FIELD=VALUE",
             "train.kappa=1,1": "twice",
             "seed=1,2": "set by the sweep",
@@ -234,7 +215,6 @@ def place(tmp_path_factory) -> Path:
         "good": [{"prompt": "red"}],
         "empty": [],
         "held-out": [{"prompt": f"red {number}"} for number in range(16)],
-        "same": [{"prompt": "red"}] * 99,
         "control": [{"prompt": "red <user> blue"}],
         "number": [{"prompt": 5}],
         "picture": [{"prompt": "red", "images": ["red.png"]}],

@@ -10,8 +10,6 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config, load_overridden
 from flows.pipeline.step import Step
 from stages.contract.errors import UserError
-from stages.prepare.params import PrepareParams
-from stages.score.params import ScoreParams
 from tests.flows.loop import ROOT
 
 FOLDER = ROOT / "configs/suites"
@@ -66,36 +64,23 @@ def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(tmp_path, nam
         resolve_run(load_config(extended(tmp_path, name)))
 
 
-def test_mathematics_is_graded(tmp_path):
-    planned = steps(tmp_path, "math")
-    for suite in ("math500", "aime2025", "olympiadbench"):
-        score = planned[f"base/suite-{suite}/score/0"].params
-        assert isinstance(score, ScoreParams)
-        assert score.oracle == "math_verify"
-    prepare = planned["base/suite-olympiadbench/prepare"].params
-    assert isinstance(prepare, PrepareParams)
-    assert (prepare.subset, prepare.reference_item) == ("OE_TO_maths_en_COMP", 0)
-
-
-def test_ifeval_is_checked_by_the_example_s_oracle(tmp_path):
-    # Its own environment, which the suite names, need not be here.
+@pytest.mark.parametrize(
+    ("name", "suite", "oracle", "inputs"),
+    [
+        ("math", "math500", "math_verify", {"responses"}),
+        ("math", "olympiadbench", "math_verify", {"responses"}),
+        ("ifeval", "ifeval", "python", {"responses", "code"}),
+        # The baseline is in the prompts.
+        ("alpaca-eval", "alpaca_eval", "judge", {"responses"}),
+        ("arena-hard", "arena_hard", "judge", {"responses", "opponents"}),
+    ],
+)
+def test_a_suite_is_scored_by_its_oracle(tmp_path, name, suite, oracle, inputs):
+    # The environment that a suite names need not be here.
     here = f"execution.interpreters.score={sys.executable}"
-    step = steps(tmp_path, "ifeval", here)["base/suite-ifeval/score/0"]
-    assert isinstance(step.params, ScoreParams)
-    assert step.params.oracle == "python"
-    [code] = step.inputs["code"]
-    assert str(code.location).endswith("examples/oracles/ifeval.py")
-
-
-def test_alpaca_eval_compares_with_its_baseline(tmp_path):
-    place = "iteration-3/evaluate/suite-alpaca_eval"
-    inputs = steps(tmp_path, "alpaca-eval")[f"{place}/score/0"].inputs
-    assert "opponents" not in inputs, "the baseline is in the prompts"
-
-
-def test_arena_hard_compares_with_the_base(tmp_path):
-    planned = steps(tmp_path, "arena-hard")
-    assert "opponents" in planned["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
+    step = steps(tmp_path, name, here)[f"iteration-3/evaluate/suite-{suite}/score/0"]
+    assert step.params.model_dump()["oracle"] == oracle
+    assert set(step.inputs) == inputs
 
 
 def test_suite_with_another_oracle_takes_no_threshold_of_the_run():

@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -14,7 +14,6 @@ from stages.contract.request import make_request
 from stages.harness.program import Stage, execute
 from tests.flows.loop import write_config
 
-Inputs = dict[str, Any]
 # What there is, by the stage that is called wrongly.
 KNOWN = {
     "train": "inputs of train: policy, reference, pairs",
@@ -22,46 +21,26 @@ KNOWN = {
 }
 
 
-def misspelt(inputs: Inputs) -> Inputs:
-    return {"polcy" if name == "policy" else name: group for name, group in inputs.items()}
-
-
-def without_policy(inputs: Inputs) -> Inputs:
-    return {name: group for name, group in inputs.items() if name != "policy"}
-
-
-def two_policies(inputs: Inputs) -> Inputs:
-    return inputs | {"policy": inputs["policy"] * 2}
-
-
-def pairs_as_policy(inputs: Inputs) -> Inputs:
-    return inputs | {"policy": inputs["pairs"]}
-
-
-def other_file(inputs: Inputs) -> Inputs:
-    return inputs | {"responses": [inputs["responses"][0].at("respones.parquet")]}
-
-
 @pytest.mark.parametrize(
-    ("builder", "change", "said"),
+    ("builder", "wrong", "said"),
     [
-        ("train", misspelt, "iteration-1/train: stage 'train' has no input 'polcy'"),
-        ("train", without_policy, "stage 'train' lacks its input 'policy'"),
-        ("train", two_policies, "stage 'train' reads one 'policy', and is given 2"),
-        ("train", pairs_as_policy, "stage 'train' reads 'policy' as model, and is given pairs"),
-        ("score", other_file, "stage 'generate' has no output 'respones.parquet'"),
+        ("train", lambda inputs: {"polcy": inputs["policy"]}, "has no input 'polcy'"),
+        ("train", lambda inputs: {"policy": []}, "lacks its input 'policy'"),
+        ("train", lambda inputs: {"policy": inputs["policy"] * 2}, "reads one 'policy'"),
+        ("train", lambda inputs: {"policy": inputs["pairs"]}, "as model, and is given pairs"),
+        ("score", lambda inputs: {"responses": [inputs["responses"][0].at("x")]}, "no output 'x'"),
     ],
 )
 def test_a_wrong_wiring_is_refused_by_the_plan(
-    builder, change, said, tmp_path, monkeypatch, geb_here
+    builder, wrong, said, tmp_path, monkeypatch, geb_here
 ):
     right = getattr(Steps, builder)
 
-    def wrong(self, *arguments):
+    def build(self, *arguments):
         step = right(self, *arguments)
-        return dataclasses.replace(step, inputs=change(dict(step.inputs)))
+        return dataclasses.replace(step, inputs={**step.inputs, **wrong(step.inputs)})
 
-    monkeypatch.setattr(Steps, builder, wrong)
+    monkeypatch.setattr(Steps, builder, build)
     code, output = geb_here("plan", write_config(tmp_path))
     assert code == 64, output
     assert said in output
