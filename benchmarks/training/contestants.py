@@ -115,6 +115,8 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         "epochs": 1,
         "global_batch_pairs": job.batch_pairs,
         "micro_batch_tokens": job.tokens_at_once,
+        # As TRL's: by itself it would be bfloat16 on some processors.
+        "precision": "bfloat16" if job.gpu else "float32",
         "gradient_checkpointing": job.gpu,
         "lora": {"rank": job.lora_rank},
     }
