@@ -73,6 +73,12 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
     vocabulary = config.get_text_config().vocab_size
+    if max(params.stop_token_ids, default=0) >= vocabulary:
+        raise UserError(
+            f"generate.stop_token_ids: token {max(params.stop_token_ids)} is not in the policy's "
+            f"vocabulary of {vocabulary} ({source.name_or_path})",
+            "name ids of this policy's tokenizer",
+        )
     is_tied = bool(config.tie_word_embeddings)
     return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, is_tied)
 

@@ -307,6 +307,11 @@ def test_a_missing_or_foreign_tokenizer_is_refused(generate, tmp_path):
         generate(["red", "cat dog"], model=model)
 
 
+def test_a_stop_id_beyond_the_vocabulary_is_refused(generate):
+    with pytest.raises(UserError, match="stop_token_ids: token 5000"):
+        generate(stop_token_ids=(1, 5000))
+
+
 def test_a_shard_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="shard_index 2 does not exist"):
         GenerateParams(shard_index=2, num_shards=2)
