@@ -89,8 +89,12 @@ class Work(Protocol):
     def follow(self) -> Ending:
         """Passes on what the stage prints and returns how it ended.
 
+        Once ``job.stopping`` is set, the stage is asked to end and gets its grace period. Where it
+        outlives its orchestrator, ``job.check_owner`` is called every few seconds.
+
         Raises:
-            PlaceAwayError: The place has not answered for long.
+            PlaceAwayError: The place has not answered for long. The stage may go on; after every
+                other error the runner removes it.
         """
 
     def remove(self) -> None:
@@ -101,13 +105,17 @@ class Place(Protocol):
     """Somewhere that starts stages. Safe to use from several threads."""
 
     def find(self, job: StageJob) -> Work | None:
-        """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
+        """Work of a dead orchestrator at this key, to be followed; what cannot be is removed.
+
+        None if there is none, as at places where no stage outlives its orchestrator.
+        """
 
     def start(self, job: StageJob) -> Work:
-        """Starts the stage, or puts it into the place's queue.
+        """Starts the stage, or puts it into the place's queue; an error leaves nothing there.
 
         Raises:
-            NoRoomError: The place takes no stage now.
+            NoRoomError: The place takes no stage now; the runner asks again.
+            UserError: It would refuse the stage at every try.
         """
 
 
