@@ -4,6 +4,7 @@ The formula (docs/training.md): `N` parameters of a model and `T` tokens that pa
 operations of a training and 2·N·T of everything else, at an assumed share of the device's peak.
 """
 
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from flows.pipeline.step import Step
 from flows.planning.cost import GB, GPUS, MEMORY_SHARE, UTILISATION, Device, this_cpu
 from flows.planning.work import StepWork, work_of_steps
 from stages.contract.errors import GebError
+from stages.contract.manifest import Manifest
 from stages.contract.request import Resources
 from stages.store.base import Store
 from stages.store.opening import open_store
@@ -36,8 +38,25 @@ _REMEDIES = {
     "evaluate": "set evaluate.dtype=bfloat16 or evaluate.log_pi_ref=off",
 }
 
-Rates = Mapping[tuple[str, int, bool], float]
-"""Measured operations by second and device, by stage, number of parameters, and GPUs or none."""
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """Steps that one measured rate holds for.
+
+    Attributes:
+        params: Parameters of the model.
+        engine: Program that computes it, and its type of numbers.
+    """
+
+    stage: str
+    params: int
+    engine: str
+    device: Device
+
+
+Rates = Mapping[StepKind, float]
+"""Measured operations by second and device."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,6 @@ class StepEstimate:
     stage: str
     cached: bool
     gpus: int
-    device: Device
     work: StepWork
     seconds: float | None
     measured: bool
@@ -147,7 +165,7 @@ def measured_rates(store: Store) -> Rates:
     Start-up weighs least there. Of equal steps the slowest counts, as a resumed one has only the
     seconds of its last attempt.
     """
-    largest: dict[tuple[str, int, bool], tuple[float, float]] = {}
+    largest: dict[StepKind, tuple[float, float]] = {}
     for name in runs(store)[:_MOST_RUNS]:
         record = RunRecord(store, name, refresh=False)
         # A damaged record or artifact is for other commands to report.
@@ -156,15 +174,26 @@ def measured_rates(store: Store) -> Rates:
             works = work_of_steps(config, store, unread_steps(config))
             for step in record.steps():
                 work = works.get(step.step, StepWork())
-                resources: Resources = getattr(config.resources, step.stage)
-                kind = (step.stage, work.params, resources.gpus > 0)
-                if not work.operations or step.state not in ("done", "reused"):
+                # No record tells the devices that have computed an artifact found in the store.
+                if not work.operations or step.state != "done":
                     continue
+                resources: Resources = getattr(config.resources, step.stage)
                 manifest = store.manifest(step.stage, step.key)
-                if manifest is not None and manifest.seconds:
+                device = manifest and _device_of(manifest, resources)
+                if device and manifest and manifest.seconds:
+                    kind = StepKind(step.stage, work.params, work.engine, device)
                     cost = work.operations, manifest.seconds * _devices(resources)
                     largest[kind] = max(cost, largest.get(kind, cost))
     return {kind: operations / seconds for kind, (operations, seconds) in largest.items()}
+
+
+def _device_of(manifest: Manifest, resources: Resources) -> Device | None:
+    """The device that has computed an artifact; None if it is none that estimates know."""
+    if not resources.gpus:
+        is_here = manifest.accelerator == "cpu" and manifest.host == socket.gethostname()
+        return this_cpu(resources.cpus) if is_here else None
+    words = set(manifest.accelerator.lower().replace("-", " ").split())
+    return next((gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split("-"))), None)
 
 
 def _estimate(
@@ -172,7 +201,7 @@ def _estimate(
 ) -> StepEstimate:
     resources: Resources = getattr(config.resources, step.stage)
     device = GPUS[config.estimation.hardware] if resources.gpus else this_cpu(resources.cpus)
-    rate = rates.get((step.stage, work.params, resources.gpus > 0))
+    rate = rates.get(StepKind(step.stage, work.params, work.engine, device))
     seconds = None
     if rate is not None:
         seconds = work.operations / (rate * _devices(resources))
@@ -186,7 +215,6 @@ def _estimate(
         stage=step.stage,
         cached=cached,
         gpus=resources.gpus * resources.nodes,
-        device=device,
         work=work,
         seconds=seconds,
         measured=rate is not None,

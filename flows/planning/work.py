@@ -41,6 +41,7 @@ class StepWork:
     Attributes:
         tokens: Tokens that pass the model, each as often as it does.
         params: Parameters of the model; 0 without one.
+        engine: Program that computes the model, and its type of numbers.
         operations: Operations on the model.
         memory: Bytes of one process for the parameters.
         unknown: Reason why the time is unknown.
@@ -48,6 +49,7 @@ class StepWork:
 
     tokens: float = 0.0
     params: int = 0
+    engine: str = ""
     operations: float = 0.0
     memory: float = 0.0
     unknown: str = ""
@@ -70,7 +72,8 @@ class _Counter:
         self._config = config
         self._store = store
         self._steps = {step.name: step for step in steps}
-        self._data = rows_of(self._steps["prepare"].inputs["train"])
+        # A configuration on record may name no prompts.
+        self._data = rows_of(self._steps["prepare"].inputs.get("train", ()))
         self._prompt_tokens = prompt_tokens(config, self._data)
 
     def work(self, step: Step) -> StepWork:
@@ -81,53 +84,55 @@ class _Counter:
                 if data is None:
                     raise UnknownSizeError("the rows of inputs.warm_start are not on this machine")
                 tokens = params.epochs * data.number * data.tokens
-                return self._work(trained=tokens, memory=self._training_bytes(step, params))
+                return self._trained(step, params, tokens)
             case TrainParams() as params:
                 prompts = len(step.inputs["pairs"]) * self._train_prompts()
                 # Rows are packed: a prompt counts once for both responses.
                 responses = 2 * self._config.generate.counted_response_tokens
                 tokens = prompts * self._config.pair.pairs_per_prompt
                 tokens *= self._prompt_tokens + responses
-                return self._work(
-                    trained=params.epochs * tokens,
-                    forward=tokens,
-                    memory=self._training_bytes(step, params),
-                )
+                return self._trained(step, params, params.epochs * tokens, forward=tokens)
             case GenerateParams() as params:
                 tokens = self._response_tokens(step)
                 memory = self._policy * DTYPE_BYTES[params.dtype]
                 devices = params.vllm.num_devices if params.backend == "vllm" else 1
-                return self._work(forward=tokens, memory=memory / devices)
+                engine = f"{params.backend} {params.dtype}"
+                return self._passed(self._policy, engine, tokens, memory / devices)
             case ScoreParams() as params:
                 if not _LIGHT_ORACLES.issuperset(set(params.parts) - {params.needs.get("model")}):
                     raise UnknownSizeError(f"the time of the oracle {params.oracle} is unknown")
                 if "model" in step.inputs:
                     section = getattr(params, ORACLES[params.needs["model"]].section)
-                    size = DTYPE_BYTES[section.dtype]
                     [source] = step.inputs["model"]
                     assert not isinstance(source, Output)
                     model = read_parameters(source, self._store)
                     tokens = self._tokens_read(step, "responses")
-                    return self._work(model, forward=tokens, memory=model * size)
+                    memory = model * DTYPE_BYTES[section.dtype]
+                    return self._passed(model, section.dtype, tokens, memory)
             case EvaluateParams() as params if params.log_pi_ref != "off":
                 tokens = self._tokens_read(step, "responses")
                 if params.log_pi_ref == "both":
                     tokens += self._tokens_read(step, "base_responses")
                 memory = self._policy * DTYPE_BYTES[params.dtype]
-                return self._work(forward=tokens, memory=memory)
+                return self._passed(self._policy, params.dtype, tokens, memory)
         return StepWork()
 
-    def _work(
-        self, model: int | None = None, *, trained: float = 0, forward: float = 0, memory: float
-    ) -> StepWork:
-        """Work of a model, or else of the policy, on tokens to train on and tokens to pass."""
-        params = model or self._policy
-        operations = params * (6 * trained + 2 * forward)
-        return StepWork(trained + forward, params, operations, memory)
+    def _passed(self, model: int, engine: str, tokens: float, memory: float) -> StepWork:
+        """Work of a model that tokens pass once."""
+        return StepWork(tokens, model, engine, 2 * model * tokens, memory)
 
-    def _training_bytes(self, step: Step, params: SftParams | TrainParams) -> float:
+    def _trained(
+        self, step: Step, params: SftParams | TrainParams, tokens: float, forward: float = 0
+    ) -> StepWork:
+        """Work of the policy on tokens to train on, and on tokens that pass it once before."""
         resources: Resources = getattr(self._config.resources, step.stage)
-        return training_bytes(self._policy, params, resources.world_size)
+        return StepWork(
+            tokens=tokens + forward,
+            params=self._policy,
+            engine=f"zero {params.deepspeed.zero_stage} {params.precision}",
+            operations=self._policy * (6 * tokens + 2 * forward),
+            memory=training_bytes(self._policy, params, resources.world_size),
+        )
 
     @cached_property
     def _policy(self) -> int:

@@ -27,6 +27,7 @@ from flows.planning.estimate import (
 )
 from flows.planning.show import cost_line
 from flows.planning.sizes import rows_of
+from stages.contract.manifest import Manifest
 from stages.contract.request import FileInput
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb_json, geb_ok
@@ -236,6 +237,58 @@ def test_rates_of_the_last_runs_replace_the_formula(copied):
     assert not any(step.measured for step in estimated(other, rates).steps if step.work.params), (
         "a model of another size"
     )
+
+
+def is_measured(config: RunConfig) -> bool:
+    return next(step.measured for step in estimated(config).steps if step.step == TRAIN)
+
+
+def test_a_rate_holds_for_its_engine_and_devices_only(copied, monkeypatch):
+    config = load_config(copied)
+    assert is_measured(config)
+    assert not is_measured(load_config(copied, ["train.precision=bfloat16"]))
+    assert not is_measured(load_config(copied, ["train.deepspeed.zero_stage=1"]))
+    assert not is_measured(load_config(copied, ["resources.train.gpus=1"]))
+    store = Store.open(str(copied.parent / "store"))
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        assert measured_rates(store) == {}
+    record = RunRecord(store, "small")
+    trained = record.step(TRAIN)
+    assert trained is not None
+    record.save_step(trained.model_copy(update={"state": "reused"}))
+    assert not is_measured(config), "another run has computed it, with devices of its own"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA GH200 480GB", None),
+        ("cpu", None),
+    ],
+)
+def test_a_rate_of_gpus_is_the_accelerator_s(copied, monkeypatch, accelerator, name):
+    read = Store.manifest
+
+    def manifest(store: Store, stage: str, key: str) -> Manifest | None:
+        return read(store, stage, key).model_copy(update={"accelerator": accelerator})
+
+    monkeypatch.setattr(Store, "manifest", manifest)
+    store = Store.open(str(copied.parent / "store"))
+    on_gpus = load_config(copied, ["resources.train.gpus=2"])
+    RunRecord(store, "small").save_config(on_gpus)
+    devices = [kind.device.name for kind in measured_rates(store) if kind.stage == "train"]
+    assert devices == ([name] if name else [])
+
+
+def test_a_run_on_record_without_prompts_has_no_rates(copied):
+    store = Store.open(str(copied.parent / "store"))
+    rates = measured_rates(store)
+    RunRecord(store, "empty").save_config(load_config(copied, ["name=empty", "inputs.prompts=[]"]))
+    assert measured_rates(store) == rates
 
 
 def test_the_command_shows_steps_their_cost_and_the_sum(tmp_path):
