@@ -15,7 +15,7 @@ from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
 from flows.pipeline.fields import field_rows
 from flows.pipeline.paths import anchor_paths
-from flows.pipeline.strict_yaml import parse_yaml, read_yaml, unusable
+from flows.pipeline.strict_yaml import parse_yaml, read_yaml
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -60,7 +60,25 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Nested sections in which ``NAME=VALUE`` are set; paths start in the present folder."""
     for override in overrides:
-        _apply(values, override)
+        name, separator, text = override.partition("=")
+        if not separator or not name:
+            raise UserError(
+                f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
+            )
+        value = parse_yaml(text, f"the value of --set {_shown(name)}")
+        values = merged(values, _anchored(_nested(name, value)))
+    return values
+
+
+def _nested(name: str, value: Any) -> Any:
+    """Sections in which a setting of a full name, ``train.kappa``, has a value."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
+def _anchored(values: dict[str, Any]) -> dict[str, Any]:
+    anchor_paths(values, Path.cwd())
     return values
 
 
@@ -69,17 +87,16 @@ def load_overridden(path: Path, overrides: Sections, origin: str) -> RunConfig:
 
     Errors are as in :func:`load_config`, and name the overrides' ``origin``.
     """
-    current = copy.deepcopy(dict(overrides))
-    anchor_paths(current, Path.cwd())
+    current = _anchored(copy.deepcopy(dict(overrides)))
     return check_config(merged(read_sections(path), current), origin)
 
 
 def merged(values: Sections, others: Sections) -> dict[str, Any]:
-    """Nested sections with others laid over them."""
+    """Nested sections with others laid over them; an empty section empties the one below it."""
     result = dict(values)
     for name, other in others.items():
         value = result.get(name)
-        if isinstance(value, dict) and isinstance(other, dict):
+        if other and isinstance(value, dict) and isinstance(other, dict):
             other = merged(value, other)
         result[name] = other
     return result
@@ -93,10 +110,9 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> Ru
     Raises:
         UserError: A field is unknown, or a value is wrong; the message names all of them.
     """
-    values = copy.deepcopy(config.given_values())
+    values = config.given_values()
     for name, value in fields.items():
-        _set(values, name.split("."), value)
-    anchor_paths(values, Path.cwd())
+        values = merged(values, _anchored(_nested(name, value)))
     return check_config(values, origin)
 
 
@@ -105,10 +121,8 @@ def check_config(values: Sections, origin: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(values)
         config._given = values
-        # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
-        problems = list(unusable(config.model_dump()))
-        if not problems:
-            check(config)
+        check(config)
+        problems = []
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]
     except ValueError as error:
@@ -156,34 +170,6 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         extended = merged(extended, read_sections(path.parent / parent, (*seen, path.resolve())))
     anchor_paths(values, path.parent)
     return merged(extended, values)
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
-    """Sets what ``NAME=VALUE`` says."""
-    name, separator, text = override.partition("=")
-    if not separator or not name:
-        raise UserError(
-            f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
-        )
-    names = name.split(".")
-    alone = parse_yaml(text, f"the value of --set {_shown(name)}")
-    for part in reversed(names):
-        alone = {part: alone}
-    anchor_paths(alone, Path.cwd())
-    # A name may be a path, and is absolute now.
-    for depth in range(len(names)):
-        [(names[depth], alone)] = alone.items()
-    _set(values, names, alone)
-
-
-def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
-    section = values
-    *sections, last = names
-    for name in sections:
-        section = section.setdefault(name, {})
-        if not isinstance(section, dict):
-            raise UserError(f"{'.'.join(names)}: {name!r} is no section", "check the name")
-    section[last] = value
 
 
 def _explain(error: ErrorDetails) -> str:

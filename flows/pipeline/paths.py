@@ -1,13 +1,10 @@
 """Paths in a configuration: each is relative to the file, or the folder, that names it."""
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from stages.contract.errors import UserError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
@@ -17,61 +14,55 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
     Hub ids, URLs and commands stay as they are. Values that are not text stay, too: validation
-    says what is wrong with them. UserError if a path names the home folder of an unknown user.
+    says what is wrong with them.
     """
     for pattern, anchored in _ANCHORED.items():
-        for section, name, title in _settings(values, pattern.split(".")):
-            section[name] = anchored(section[name], folder, title)
+        *sections, name = pattern.split(".")
+        for section in _sections(values, sections):
+            for setting in section if name == "*" else section.keys() & {name}:
+                section[setting] = anchored(section[setting], folder)
 
 
-def _settings(
-    values: Any, pattern: Sequence[str], title: str = ""
-) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yields section, name and full name of each setting that a pattern names."""
+def _sections(values: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the sections that names lead to; ``*`` is any name."""
     if not isinstance(values, dict):
         return
-    first, *rest = pattern
-    for name in list(values):
-        if first not in (name, "*"):
-            continue
-        if rest:
-            yield from _settings(values[name], rest, f"{title}{name}.")
-        else:
-            yield values, name, f"{title}{name}"
+    if not names:
+        yield values
+        return
+    for name in values if names[0] == "*" else values.keys() & {names[0]}:
+        yield from _sections(values[name], names[1:])
 
 
-def _path(location: Any, folder: Path, title: str) -> Any:
+def _path(location: Any, folder: Path) -> Any:
     """The path without ``..``; links stay, since an environment's interpreter is one."""
-    if not isinstance(location, str) or not location.strip() or "\0" in location:
+    if not isinstance(location, str) or not location.strip():
         return location
-    try:
-        return os.path.normpath(folder.absolute() / Path(location).expanduser())
-    except RuntimeError as error:
-        raise UserError(
-            f"{title}: {json.dumps(location)}: {error}", "write the folder out"
-        ) from error
+    # `Path.expanduser` fails for an unknown user; a file of that name is reported as missing.
+    expanded = os.path.expanduser(location)  # noqa: PTH111
+    return os.path.normpath(folder.absolute() / expanded)
 
 
-def _store(location: Any, folder: Path, title: str) -> Any:
-    return location if "://" in str(location) else _path(location, folder, title)
+def _store(location: Any, folder: Path) -> Any:
+    return location if "://" in str(location) else _path(location, folder)
 
 
-def _interpreter(location: Any, folder: Path, title: str) -> Any:
+def _interpreter(location: Any, folder: Path) -> Any:
     """A name without a folder is a command on the path."""
-    return _path(location, folder, title) if os.sep in str(location) else location
+    return _path(location, folder) if os.sep in str(location) else location
 
 
-def _table(table: Any, folder: Path, title: str) -> Any:
+def _table(table: Any, folder: Path) -> Any:
     """A table whose names are paths."""
     if not isinstance(table, dict):
         return table
-    return {_path(location, folder, title): value for location, value in table.items()}
+    return {_path(location, folder): value for location, value in table.items()}
 
 
-def _input(location: Any, folder: Path, title: str) -> Any:
+def _input(location: Any, folder: Path) -> Any:
     if isinstance(location, list):
-        return [_input(part, folder, title) for part in location]
-    path = _path(location, folder, title)
+        return [_input(part, folder) for part in location]
+    path = _path(location, folder)
     if not isinstance(location, str) or not _HUB_ID.fullmatch(location):
         return path
     is_file = location.startswith((".", "~")) or location.endswith(_FILE_SUFFIXES)

@@ -1,9 +1,7 @@
 """Strict YAML 1.2: plain values only, each key once, of bounded size."""
 
 import json
-import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +55,10 @@ def parse_yaml(text: str, origin: str) -> Any:
         # A few lines of aliases of aliases would fill the memory.
         if sum(isinstance(event, AliasEvent) for event in reader.parse(text)) > _MAX_ALIASES:
             raise ValueError(f"more than {_MAX_ALIASES} aliases")
-        return json.loads(json.dumps(reader.load(text)))
+        document = json.dumps(reader.load(text))
+        if r"\u0000" in document:
+            raise ValueError("a text has a NUL, which no file, program or server takes")
+        return json.loads(document)
     except (YAMLError, ValueError, TypeError) as error:
         # Python's own errors are about values that JSON lacks, and very long integers.
         fault = str(error)
@@ -66,17 +67,3 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise UserError(f"{origin} is not valid YAML: {fault}", "correct it") from error
     except RecursionError as error:
         raise UserError(f"{origin} is nested too deep", "write it without such nesting") from error
-
-
-def unusable(values: Any, name: str = "") -> Iterator[str]:
-    """Yields what is wrong with each number that is not finite and each text with a NUL."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from unusable(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(values, list | tuple):
-        for index, value in enumerate(values):
-            yield from unusable(value, f"{name}.{index}")
-    elif isinstance(values, float) and not math.isfinite(values):
-        yield f"{name}: {values} is not a finite number"
-    elif isinstance(values, str) and "\0" in values:
-        yield f"{name}: {values!r} has a NUL, which no file, program or server takes"

@@ -39,7 +39,6 @@ _REMEDIES = {
 }
 
 
-
 @dataclass(frozen=True)
 class StepKind:
     """Steps that one measured rate holds for.

@@ -102,7 +102,9 @@ def speed_only(default: Any, **options: Any) -> Any:
 class Settings(BaseModel):
     """An immutable group of settings that refuses names it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @field_validator("*", mode="before")
     @classmethod

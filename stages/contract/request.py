@@ -13,7 +13,9 @@ from stages.contract.params import DataKind, ImageName, StageParams, check_input
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ArtifactInput(_Frozen):

@@ -18,8 +18,8 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         (_BOMB, ["more than 20 aliases"]),
         ("train:\n  kappa: 1\n  beta: 1\n  kappa: 2\n", ['duplicate key "kappa"', "line 4"]),
-        ("train: {learning_rate: .inf}\n", ["train.learning_rate: inf"]),
-        ("train: {beta: .nan}\n", ["train.beta", "not NaN"]),
+        ("train: {learning_rate: .inf}\n", ["train.learning_rate", "finite"]),
+        ("train: {beta: .nan}\n", ["train.beta", "finite"]),
         (b"name: caf\xe9\n", ["is not UTF-8 text", "0xe9"]),
         ("a: " + "[" * 60 + "]" * 60, ["a: no such setting"]),
         ("a: " + "[1, " * 300 + "]" * 300, ["is nested too deep"]),
@@ -27,8 +27,6 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("x: !!set {a, b}\n", ["is not valid YAML"]),
         (f"# {'x' * 1_000_000}\nseed: 1\n", ["more than 1000000"]),
         ("extends: 5\n", ["extends names no files: 5"]),
-        ("inputs: {policy: ~nouser/model}\n", ["inputs.policy", "~nouser/model"]),
-        ("execution: {docker: {mounts: {~nouser/a: ro}}}\n", ["execution.docker.mounts"]),
         ("iterations: 1000000000\n", ["iterations", "1000"]),
         (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
         ("5\n", ["holds no settings"]),
@@ -55,7 +53,7 @@ def test_it_is_refused_by_name(tmp_path, text, parts):
 
 def test_what_a_form_sends_is_held_to_the_same():
     path = Path(__file__).parents[3] / "configs/quickstart.yaml"
-    with pytest.raises(UserError, match=r"train\.nll_weight: inf"):
+    with pytest.raises(UserError, match=r"train\.nll_weight: .*finite"):
         load_overridden(path, {"train": {"nll_weight": float("inf")}}, "the form")
 
 

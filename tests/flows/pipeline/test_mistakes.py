@@ -83,6 +83,7 @@ SETTINGS: dict[str, list[str]] = {
     },
     "suites={front: {evaluation: {num_samples: 4}}}": ["neither prompts nor score"],
     "suites={front: {prompts: /no.jsonl}}": ["no such file or folder: /no.jsonl"],
+    "inputs.policy=~nouser/model": ["no such file or folder: @/~nouser/model"],
     "inputs.prompts=[no.jsonl]": ["no such file or folder: @/no.jsonl"],
     "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 distinct"],
     "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 distinct"],

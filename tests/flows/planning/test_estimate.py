@@ -257,7 +257,7 @@ def test_a_rate_holds_for_its_engine_and_devices_only(copied, monkeypatch):
     trained = record.step(TRAIN)
     assert trained is not None
     record.save_step(trained.model_copy(update={"state": "reused"}))
-    assert not is_measured(config), "another run has computed it, with devices of its own"
+    assert not is_measured(config), "another run may have computed it on other devices"
 
 
 @pytest.mark.parametrize(
