@@ -203,10 +203,20 @@ def read_batches(
     columns: Sequence[str] | None = None,
     batch_rows: int = ROWS_PER_GROUP,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields record batches of at most ``batch_rows`` rows of one or several tables, in order."""
+    """Yields record batches of at most ``batch_rows`` rows of one or several tables, in order.
+
+    Raises:
+        UserError: A file is missing, has other columns, or lacks rows.
+    """
     for path in [paths] if isinstance(paths, Path) else paths:
         with open_table(path, schema) as file:
-            yield from file.iter_batches(batch_size=batch_rows, columns=columns)
+            missing = file.metadata.num_rows
+            for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
+                missing -= batch.num_rows
+                yield batch
+            # pyarrow takes some damaged pages for the end of their rows.
+            if missing:
+                raise UserError(f"{path} lacks {missing} of its rows", "make it again")
 
 
 def read_rows(
