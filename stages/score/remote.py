@@ -1,5 +1,6 @@
 """Requests to a server: several at once, each retried with growing pauses."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ class Remote:
         self._has_failed = False
         self._options: dict[str, Any] = {
             "headers": self._authorization(),
-            "timeout": settings.timeout_seconds,
+            "timeout": None,
             # Made once: it takes longer than a request.
             "verify": httpx.create_ssl_context(),
         }
@@ -136,16 +137,23 @@ class Remote:
 
     def _send(self, payload: Any) -> tuple[httpx.Response, bytes]:
         """Posts once within the timeout; the head of the answer, and its body."""
-        deadline = time.monotonic() + self._timeout_seconds
+        try:
+            # httpx itself bounds each read, and so no answer that trickles.
+            return asyncio.run(asyncio.wait_for(self._exchange(payload), self._timeout_seconds))
+        except TimeoutError as error:
+            message = f"the answer is not whole after {self._timeout_seconds:g} s"
+            raise httpx.ReadTimeout(message) from error
+
+    async def _exchange(self, payload: Any) -> tuple[httpx.Response, bytes]:
         body = bytearray()
-        with httpx.stream("POST", self.url, json=payload, **self._options) as response:
-            for part in response.iter_bytes():
+        async with (
+            httpx.AsyncClient(**self._options) as client,
+            client.stream("POST", self.url, json=payload) as response,
+        ):
+            async for part in response.aiter_bytes():
                 body += part
                 if len(body) > LARGEST_ANSWER:
                     raise self.disagreement(f"it is longer than {LARGEST_ANSWER >> 20} MiB")
-                if time.monotonic() > deadline:
-                    message = f"the answer is not whole after {self._timeout_seconds:g} s"
-                    raise httpx.ReadTimeout(message)
         return response, bytes(body)
 
     def _check_status(self, response: httpx.Response, body: bytes) -> None:

@@ -96,7 +96,7 @@ def test_a_part_of_an_attempt_whose_end_is_lost_is_set_aside(tmp_path):
     assert "Set aside as" in warnings[0]
 
 
-def test_every_changed_byte_that_changes_the_rows_of_a_part_is_told(tmp_path):
+def test_a_changed_byte_that_changes_rows_is_always_noticed(tmp_path):
     part = Part(tmp_path, PROMPTS, 0, 2)
     part.save(rows_of(PROMPTS, 2))
     whole = part.path.read_bytes()

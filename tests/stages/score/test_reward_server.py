@@ -34,6 +34,17 @@ class Trickling(BaseHTTPRequestHandler):
                 threading.Event().wait(0.05)
 
 
+class TricklingHead(BaseHTTPRequestHandler):
+    """Sends a byte of its answer's head at a time, as long as somebody reads."""
+
+    def do_POST(self) -> None:
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while True:
+                self.wfile.write(b"x")
+                threading.Event().wait(0.05)
+
+
 class Inflating(BaseHTTPRequestHandler):
     """Sends a small body that is hundreds of times as long once decompressed."""
 
@@ -106,9 +117,10 @@ class TestFailures:
         assert rows[0]["score"] == len(ROWS[0]["response"])
         assert len(server.requests) == 2
 
-    def test_an_answer_that_trickles_is_given_up(self, score, monkeypatch):
+    @pytest.mark.parametrize("handler", [Trickling, TricklingHead])
+    def test_an_answer_that_trickles_is_given_up(self, score, monkeypatch, handler):
         monkeypatch.setattr("stages.score.remote.ATTEMPTS", 1)
-        with served(Trickling) as url, pytest.raises(RemoteError, match="after 2 s"):
+        with served(handler) as url, pytest.raises(RemoteError, match="after 2 s"):
             score(url, ROWS[:1], timeout_seconds=2)
 
     def test_a_compressed_answer_without_end_is_refused(self, score, monkeypatch):
