@@ -16,11 +16,13 @@ from pathlib import Path
 from flows.pipeline.placement import Execution
 from flows.runners import place
 from flows.runners.choose import make_runner
+from stages.contract.records import read_record
 from stages.contract.request import Request
 # The shortest time in which a busy machine renews its sign of life.
 place.EXPIRY_SECONDS = 20
 hear = lambda event: print(event.model_dump_json(), flush=True)
-make_runner(Execution.model_validate_json(sys.argv[2])).run(Request.read(Path(sys.argv[1])), hear)
+request = read_record(Path(sys.argv[1]), Request)
+make_runner(Execution.model_validate_json(sys.argv[2])).run(request, hear)
 """
 
 

@@ -120,11 +120,6 @@ class Request(_Frozen):
         """Writes the request as JSON."""
         path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
 
-    @classmethod
-    def read(cls, path: Path) -> Request:
-        """Reads a request written by :meth:`write`."""
-        return cls.model_validate_json(path.read_bytes())
-
 
 def kind_of(source: Input) -> DataKind | None:
     """Kind of an input as far as its source alone tells it."""

@@ -4,6 +4,7 @@
 scratch folder; the manifest is written last and one rename publishes the whole.
 """
 
+import argparse
 import contextlib
 import datetime
 import io
@@ -35,6 +36,7 @@ from stages.contract.events import Done, Emitter, Failure
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.number_types import this_processor
 from stages.contract.params import StageParams
+from stages.contract.records import read_record
 from stages.contract.request import FileInput, HubInput, Input, Request, check_sources, key_fields
 from stages.harness.context import ResolvedInput, StageContext
 from stages.store.base import Artifact, Store
@@ -107,25 +109,25 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
 
 
 def main(stage: Stage[Any]) -> NoReturn:
-    """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result.
+    """Runs a stage as a program: its argument is the request, the exit code is the result.
 
     The request is a file, or an object of the store in a bucket.
     """
-    wants_help = sys.argv[1:] in (["-h"], ["--help"])
-    if len(sys.argv) != 2 or wants_help:
-        sys.stderr.write(
-            f"usage: python -m stages.{stage.name} REQUEST.json\n\n{stage.params.__doc__}\n"
-        )
-        sys.exit(EXIT_OK if wants_help else EXIT_USER)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m stages.{stage.name}", description=stage.params.__doc__
+    )
+    parser.add_argument("request", metavar="REQUEST.json")
+    place: str = parser.parse_args().request
 
     def work(events: Emitter) -> None:
-        if "://" in (place := sys.argv[1]):
+        if "://" in place:
             # Here: stages whose store is a folder need no client of object storage.
             from stages.harness.from_bucket import execute_from_bucket
 
             path = execute_from_bucket(stage, place, events)
         else:
-            path = str(execute(stage, read_request(Path(place)), events).path)
+            request = read_record(Path(place), Request, "start the stage by a run")
+            path = str(execute(stage, request, events).path)
         events.emit(Done(path=path))
 
     run_program(work)
@@ -201,16 +203,6 @@ def _now() -> str:
 # Oracles, templates and most prompts. Larger inputs, such as weights, are hashed only if their
 # sizes or times of modification have changed: it takes minutes.
 _HASHED_BYTES = 256 << 20
-
-
-def read_request(path: Path) -> Request:
-    """Reads a request; UserError if there is none, or it is damaged."""
-    try:
-        return Request.read(path)
-    except OSError as error:
-        raise UserError(f"cannot read the request {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise UserError(f"{path} is not a request: {error}") from error
 
 
 def checked_params(kind: type[StageParams], request: Request) -> StageParams:

@@ -15,6 +15,7 @@ import yaml
 
 from stages.contract.events import Done, Emitter
 from stages.contract.manifest import describe_files, make_manifest
+from stages.contract.records import read_record
 from stages.contract.request import Request
 from stages.store.base import Store
 from stages.tables.schemas import SCORES, write_table
@@ -98,4 +99,4 @@ def write_config(folder: Path, name: str, *, parallel: int) -> Path:
 
 
 if __name__ == "__main__":
-    Emitter(sys.stdout).emit(Done(path=str(answer(Request.read(Path(sys.argv[1]))))))
+    Emitter(sys.stdout).emit(Done(path=str(answer(read_record(Path(sys.argv[1]), Request)))))

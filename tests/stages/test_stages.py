@@ -99,7 +99,7 @@ def test_parameters_load_without_a_machine_learning_library():
 def test_a_stage_tells_how_it_is_called():
     done = run_program(sys.executable, "-m", "stages.pair", "--help")
     assert done.returncode == 0
-    assert "usage: python -m stages.pair REQUEST.json" in done.stderr
+    assert "usage: python -m stages.pair [-h] REQUEST.json" in done.stdout
 
 
 def test_further_sigterms_leave_the_end_of_a_stopped_program_alone():

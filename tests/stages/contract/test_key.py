@@ -11,6 +11,7 @@ import pytest
 import stages
 from stages.contract.digests import derive_seed, prompt_id, sha256_of
 from stages.contract.params import InputSpec, Settings, StageParams
+from stages.contract.records import read_record
 from stages.contract.request import (
     ArtifactInput,
     FileInput,
@@ -207,5 +208,5 @@ def test_a_request_of_each_stage_is_read_as_it_was_made(kind, tmp_path):
     params = kind()
     request = make_request(params, inputs=stand_ins(params), seed=0, store="store")
     request.write(tmp_path / "request.json")
-    assert Request.read(tmp_path / "request.json") == request
+    assert read_record(tmp_path / "request.json", Request) == request
     assert kind.model_validate(request.params) == params

@@ -101,12 +101,13 @@ def _serve() -> None:
 def _execute(path: Path) -> tuple[int, io.StringIO]:
     from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
     from stages.contract.events import Emitter, Failure
+    from stages.contract.records import read_record
     from stages.contract.request import Request
     from stages.harness.program import execute
 
     stream = io.StringIO()
     events = Emitter(stream)
-    request = Request.read(path)
+    request = read_record(path, Request)
     stage = importlib.import_module(f"stages.{request.stage}.run").STAGE
     try:
         execute(stage, request, events)
