@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
 import shutil
 import stat
@@ -264,9 +263,9 @@ class Store:
 
     def held(self) -> Iterator[Held]:
         """Yields everything that takes room, for garbage collection."""
-        artifacts = set(self.artifacts())
-        contents = itertools.chain.from_iterable(map(self.contents, LEVELS))
-        return held_by(contents, artifacts, self.left_seconds)
+        contents = [entry for folder in LEVELS for entry in self.contents(folder)]
+        # Listed last: what is published meanwhile is an artifact, not what an attempt left.
+        return held_by(contents, set(self.artifacts()), self.left_seconds)
 
     def contents(self, folder: str) -> Iterator[tuple[str, int, float]]:
         """Yields name, bytes and time of the last write of everything below a folder."""

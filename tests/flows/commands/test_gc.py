@@ -48,6 +48,17 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store):
     assert collect_garbage(store) == []
 
 
+def test_what_is_published_during_the_look_stays(store, monkeypatch):
+    look = Store.contents
+
+    def look_late(store, folder):
+        needs(store, made(store, "one"))
+        return look(store, folder)
+
+    monkeypatch.setattr(Store, "contents", look_late)
+    assert collect_garbage(store) == []
+
+
 def test_what_a_run_comes_to_need_during_the_removal_stays(store, monkeypatch):
     artifacts = [made(store, text) for text in "012"]
     remove_one = Store.remove
