@@ -1,6 +1,6 @@
 """Commands of registered models, ``geb models`` to ``geb export``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -10,7 +10,6 @@ from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable
 from stages.store.opening import open_store
 from stages.store.registry import LATEST, ModelRegistry, ModelVersion
-from stages.store.registry import Alias as AliasState
 
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 
@@ -22,17 +21,17 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     rows = []
     for name in registry.names():
         versions = registry.versions(name)
-        aliases = registry.aliases(name)
+        aliases = {alias: moves[-1].version for alias, moves in registry.aliases(name).items()}
         document[name] = {
             "versions": [listed.model_dump(mode="json") for listed in versions],
-            "aliases": {alias.alias: alias.version for alias in aliases},
+            "aliases": aliases,
         }
         rows += [_row(version, aliases, newest=version is versions[-1]) for version in versions]
     answer(as_json, document, FittedTable("", _HEADER, rows, left=6))
 
 
-def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
-    names = [alias.alias for alias in aliases if alias.version == version.version]
+def _row(version: ModelVersion, aliases: Mapping[str, int], *, newest: bool) -> list[str]:
+    names = [alias for alias, number in aliases.items() if number == version.version]
     names += [LATEST] if newest else []
     figures = []
     for name in ("win_rate", "mean_reward"):

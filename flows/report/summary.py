@@ -172,10 +172,10 @@ def _registered(store: Store, model: str) -> list[str]:
     registry = ModelRegistry(store)
     steps = {version.version: version.step for version in registry.versions(model)}
     lines = []
-    for alias in registry.aliases(model):
-        number = alias.version
+    for alias, moves in registry.aliases(model).items():
+        number = moves[-1].version
         step = steps.get(number, "gone")
-        lines.append(f"{model}@{alias.alias} is version {number} ({step})")
+        lines.append(f"{model}@{alias} is version {number} ({step})")
     return lines
 
 

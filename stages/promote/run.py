@@ -43,10 +43,10 @@ def run(ctx: StageContext[PromoteParams]) -> None:
             run=request.run,
             step=request.step,
         )
-        present = {alias.alias: alias for alias in registry.aliases(name)}
+        present = registry.aliases(name)
         before = {}
         for alias in ctx.params.aliases:
-            if holder := _held_before(registry, version, present.get(alias)):
+            if holder := _held_before(registry, version, present.get(alias, [])):
                 figures = holder.figures.get(ctx.params.measured_by, {})
                 before[f"{name}:{holder.version}"] = figures
         gates = decide(ctx.params, metrics, before, suites)
@@ -55,7 +55,7 @@ def run(ctx: StageContext[PromoteParams]) -> None:
             ctx.events.warning(f"{name}:{version.version} is not promoted: {gate.reason}")
         promoted_to = []
         for alias in () if failed else ctx.params.aliases:
-            if _move_alias(ctx, registry, version, alias, present.get(alias)):
+            if _move_alias(ctx, registry, version, alias, present.get(alias, [])):
                 promoted_to.append(alias)
     report = {
         "model": name,
@@ -81,10 +81,10 @@ def _read_metrics(path: Path) -> dict[str, Any]:
 
 
 def _held_before(
-    registry: ModelRegistry, version: ModelVersion, alias: Alias | None
+    registry: ModelRegistry, version: ModelVersion, alias: Alias
 ) -> ModelVersion | None:
     """The version that an alias held before it moved to ``version``, or now if it never did."""
-    held = [move.version for move in alias.history] if alias else []
+    held = [move.version for move in alias]
     if version.version in held:
         held = held[: held.index(version.version)]
     return registry.version(version.name, held[-1]) if held else None
@@ -95,7 +95,7 @@ def _move_alias(
     registry: ModelRegistry,
     version: ModelVersion,
     name: str,
-    alias: Alias | None,
+    alias: Alias,
 ) -> bool:
     """Moves an alias to a version that passed all gates; True if it means or meant that version.
 
@@ -105,14 +105,14 @@ def _move_alias(
     title = f"{version.name}@{name}"
     if alias:
         obstacle = ""
-        holder = registry.version(version.name, alias.version)
-        was_promoted = version.version in [move.version for move in alias.history]
+        holder = registry.version(version.name, alias[-1].version)
+        was_promoted = version.version in [move.version for move in alias]
         if was_promoted:
             obstacle = f"version {version.version} was promoted before"
         elif holder.run == request.run and _iteration(holder.step) > _iteration(request.step):
             obstacle = f"{holder.step} of the same run is newer than {request.step}"
         if obstacle:
-            ctx.events.info(f"{title} stays version {alias.version}: {obstacle}")
+            ctx.events.info(f"{title} stays version {holder.version}: {obstacle}")
             return was_promoted
     reason = f"passed all gates ({request.run}, {request.step})"
     registry.set_alias(version.name, name, version.version, reason=reason)

@@ -2,12 +2,11 @@
 
 Layout under the store's root::
 
-    models/<name>/versions/<n>.json    what version n is; evaluations add figures
-    models/<name>/aliases/<alias>.json which version an alias means, and which it meant before
-    models/<name>/lock                 held while a version or an alias is written
+    models/<name>.json    all versions of a model, and every move of its aliases
+    models/<name>.lock    held while the file is written
 
-Files appear by rename: a reader needs no lock and never sees half of one. The alias ``latest`` has
-no file; it means the version registered last, whatever a crash may have interrupted.
+Files appear by rename: a reader needs no lock and never sees half of one. The alias ``latest`` is
+in no file; it means the version registered last.
 """
 
 import datetime
@@ -15,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,18 +25,21 @@ from stages.contract.request import ArtifactInput
 from stages.store.base import Artifact, Store
 from stages.store.locks import exclusive_lock
 
+LATEST = "latest"
+_FOLDER = "models"
+_REMEDY = (
+    "restore it from a backup, or remove it and register (`geb resume RUN --from "
+    "iteration-1/promote`) or set (`geb promote MODEL:VERSION`) it again"
+)
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-R = TypeVar("R", bound=_Record)
-
-
 class ModelVersion(_Record):
     """One registered checkpoint."""
 
-    format: Literal[1] = 1
     name: str
     version: int
     """1, 2, 3, … within the name."""
@@ -65,30 +67,14 @@ class AliasMove(_Record):
     """UTC, ISO 8601."""
 
 
-class Alias(_Record):
-    """Version that an alias names, and the history of its changes."""
+Alias = list[AliasMove]
+"""Every move of an alias, oldest first; it means the version of the last one."""
 
+
+class _Model(_Record):
     format: Literal[1] = 1
-    alias: str
-    version: int
-    history: tuple[AliasMove, ...] = ()
-    """Every move, oldest first."""
-
-
-def read(path: Path, kind: type[R]) -> R | None:
-    """Reads a record; None if there is none, DamagedRecordError if it is of another kind."""
-    remedy = (
-        "restore it from a backup, or remove it and register (`geb resume RUN --from "
-        "iteration-1/promote`) or set (`geb promote MODEL:VERSION`) it again"
-    )
-    try:
-        return read_record(path, kind, remedy)
-    except FileNotFoundError:
-        return None
-
-
-LATEST = "latest"
-_FOLDER = "models"
+    versions: list[ModelVersion] = []
+    aliases: dict[str, Alias] = {}
 
 
 class ModelRegistry:
@@ -120,79 +106,83 @@ class ModelRegistry:
             StoreError: The registry cannot be written.
         """
         with self.locked(name):
-            versions = self.versions(name)
-            version = ModelVersion(
-                name=name,
-                version=versions[-1].version + 1 if versions else 1,
-                checkpoint=checkpoint,
-                figures={},
-                run=run,
-                step=step,
-                created=_now(),
-            )
-            for present in versions:
+            model = self._read(name)
+            for present in model.versions:
                 if present.checkpoint.digest == checkpoint.digest:
                     version = present
+                    break
+            else:
+                version = ModelVersion(
+                    name=name,
+                    version=len(model.versions) + 1,
+                    checkpoint=checkpoint,
+                    figures={},
+                    run=run,
+                    step=step,
+                    created=_now(),
+                )
+                model.versions.append(version)
             if measured_by not in version.figures:
                 version.figures[measured_by] = metrics
-                path = self._folder(name) / "versions" / f"{version.version}.json"
-                write_atomically(path, version.model_dump_json(indent=2), durable=True)
+                self._write(name, model)
             return version
 
-    def set_alias(self, name: str, alias: str, version: int, *, reason: str = "") -> Alias:
+    def set_alias(self, name: str, alias: str, version: int, *, reason: str = "") -> None:
         """Makes ``alias`` mean ``version``; nothing happens if it does already.
 
         Raises:
             UserError: The version is missing, or the alias cannot be moved.
         """
-        path = self._alias_path(name, alias)
+        if alias == LATEST or not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", alias):
+            raise UserError(
+                f"{alias!r} is not an alias that can be moved",
+                f"use letters, digits, '.', '_' and '-', a letter first; {LATEST!r} always means "
+                "the version registered last",
+            )
         with self.locked(name):
             self.version(name, version)
-            now = read(path, Alias) or Alias(alias=alias, version=0)
-            if now.version == version:
-                return now
-            move = AliasMove(version=version, reason=reason, time=_now())
-            moved = Alias(alias=alias, version=version, history=(*now.history, move))
-            write_atomically(path, moved.model_dump_json(indent=2), durable=True)
-            return moved
+            model = self._read(name)
+            moves = model.aliases.setdefault(alias, [])
+            if not moves or moves[-1].version != version:
+                moves.append(AliasMove(version=version, reason=reason, time=_now()))
+                self._write(name, model)
 
     def names(self) -> list[str]:
         """Names of the registered models, in order."""
-        return sorted({path.parts[-3] for path in self._root.glob("*/versions/*.json")})
+        return sorted(path.stem for path in self._root.glob("*.json"))
 
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
-        versions = self._records(name, "versions", ModelVersion)
-        return sorted(versions, key=lambda version: version.version)
+        return self._read(name).versions
 
-    def aliases(self, name: str) -> list[Alias]:
-        """All aliases of a model in order of their names, ``latest`` not among them."""
-        return self._records(name, "aliases", Alias)
+    def aliases(self, name: str) -> dict[str, Alias]:
+        """All aliases of a model by their names, ``latest`` not among them."""
+        return self._read(name).aliases
 
     def alias(self, name: str, alias: str) -> Alias:
-        """Version that an alias names; UserError if the model has no such alias."""
-        record = read(self._alias_path(name, alias), Alias)
-        if record is None:
-            self._existing(name)
-            aliases = ", ".join([LATEST, *(present.alias for present in self.aliases(name))])
+        """Moves of an alias; UserError if the model has no such alias."""
+        aliases = self._existing(name).aliases
+        if alias not in aliases:
             raise UserError(
-                f"model {name!r} has no alias {alias!r}", f"it has: {aliases}; or name a version"
+                f"model {name!r} has no alias {alias!r}",
+                f"it has: {', '.join([LATEST, *aliases])}; or name a version",
             )
-        return record
+        return aliases[alias]
 
     def version(self, name: str, version: int) -> ModelVersion:
         """One version of a model; UserError if the model has no such version."""
-        record = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
-        if record is None:
-            numbers = [present.version for present in self._existing(name)]
-            raise UserError(f"model {name!r} has no version {version}", f"it has {numbers}")
-        return record
+        versions = self._existing(name).versions
+        if not 0 < version <= len(versions):
+            raise UserError(
+                f"model {name!r} has no version {version}", f"it has 1 to {len(versions)}"
+            )
+        return versions[version - 1]
 
     def find(self, model: str) -> ModelVersion:
         """The version that ``name``, ``name@alias`` or ``name:version`` means, or UserError."""
         name, _, alias = model.partition("@")
         if alias and alias != LATEST:
-            return self.version(name, self.alias(name, alias).version)
+            return self.version(name, self.alias(name, alias)[-1].version)
         name, colon, number = name.partition(":")
         if colon:
             # Python reads no number of thousands of digits.
@@ -201,7 +191,7 @@ class ModelRegistry:
                     f"{model!r} names no model", "write name, name@alias or name:version"
                 )
             return self.version(name, int(number))
-        return self._existing(name)[-1]
+        return self._existing(name).versions[-1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
         """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.
@@ -225,41 +215,33 @@ class ModelRegistry:
         """All versions of all models: their checkpoints must not be collected as garbage."""
         return [version for name in self.names() for version in self.versions(name)]
 
-    def _records(self, name: str, folder: str, kind: type[R]) -> list[R]:
-        paths = sorted((self._folder(name) / folder).glob("*.json"))
-        return [record for path in paths if (record := read(path, kind))]
+    def _read(self, name: str) -> _Model:
+        try:
+            return read_record(self._path(name), _Model, _REMEDY)
+        except FileNotFoundError:
+            return _Model()
 
-    def _folder(self, name: str) -> Path:
+    def _write(self, name: str, model: _Model) -> None:
+        write_atomically(self._path(name), model.model_dump_json(indent=2), durable=True)
+
+    def _path(self, name: str) -> Path:
         # The form of a run's name, too: it is the model's unless another is given.
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise UserError(
                 f"{name!r} is not a model name",
                 "use letters, digits, '.', '_' and '-', none of '.' and '-' first",
             )
-        return self._root / name
+        return self._root / f"{name}.json"
 
-    def _alias_path(self, name: str, alias: str) -> Path:
-        if alias == LATEST:
-            raise UserError(
-                f"{LATEST!r} always means the version registered last and cannot be moved",
-                "use another alias, such as 'production'",
-            )
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", alias):
-            raise UserError(
-                f"{alias!r} is not an alias",
-                "use letters, digits, '.', '_' and '-', a letter first",
-            )
-        return self._folder(name) / "aliases" / f"{alias}.json"
-
-    def _existing(self, name: str) -> list[ModelVersion]:
-        """All versions of a model; UserError if there is none."""
-        versions = self.versions(name)
-        if not versions:
+    def _existing(self, name: str) -> _Model:
+        """A model with versions; UserError if there is none."""
+        model = self._read(name)
+        if not model.versions:
             raise UserError(
                 f"the registry has no model {name!r}; a folder is ./{name}",
                 f"registered models: {', '.join(self.names()) or 'none'}",
             )
-        return versions
+        return model
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -270,7 +252,7 @@ class ModelRegistry:
         with (
             explain_disk_errors(self._store.root),
             self._store.exclusive(_FOLDER),
-            exclusive_lock(self._folder(name) / "lock"),
+            exclusive_lock(self._path(name).with_suffix(".lock")),
         ):
             self._is_locked = True
             try:

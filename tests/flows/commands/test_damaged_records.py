@@ -90,8 +90,7 @@ RECORDS = {
     "runs/nightly/config.json": (("resume nightly --dry-run",), ("status nightly", "gc")),
     "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),
     "runs/nightly/attempts/1.json": ((), ("status", "status nightly")),
-    "models/tiny/versions/1.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),
-    "models/tiny/aliases/production.json": (("models", "promote tiny:1"), ("status", "gc")),
+    "models/tiny.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),
 }
 
 

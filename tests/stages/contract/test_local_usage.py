@@ -26,7 +26,7 @@ LEFT: list[tuple[HeldKind, str, str, str, str]] = [
 # Records and logs are kept.
 KEPT = (
     "runs/nightly/config.json",
-    "models/tiny/1.json",
+    "models/tiny.json",
     "logs/train/key/log.txt",
     "logs/train/key/.log.txt.01234567",
 )

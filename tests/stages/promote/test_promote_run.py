@@ -51,7 +51,7 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     events = EventLog()
     artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5, events=events)
     registry = ModelRegistry(store)
-    assert registry.alias("tiny", "production").history[-1].reason == (
+    assert registry.alias("tiny", "production")[-1].reason == (
         "passed all gates (nightly, iteration-1/promote)"
     )
     messages = [event.message for event in events.events if event.type == "log"]
@@ -148,7 +148,7 @@ def test_a_rollback_outlasts_an_evaluation_by_other_settings(store, tmp_path):
             promote(store, trained, metrics, run=trained.path.name, measured_by=measured_by)
         ModelRegistry(store).set_alias("tiny", "production", 1)
     assert len(ModelRegistry(store).versions("tiny")) == 2
-    history = ModelRegistry(store).alias("tiny", "production").history
+    history = ModelRegistry(store).alias("tiny", "production")
     assert [move.version for move in history] == [1, 2, 1]
 
 
@@ -201,7 +201,7 @@ def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
     assert registry.alias("tiny", "production") == before
     assert again.manifest.digest() == artifact.manifest.digest()
     messages = [event.message for event in events.events if event.type == "log"]
-    assert any(f"stays version {before.version}" in message for message in messages)
+    assert any(f"stays version {before[-1].version}" in message for message in messages)
 
 
 def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
@@ -229,7 +229,7 @@ def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
     with ThreadPoolExecutor(3) as writers:
         list(writers.map(write, range(3)))
     registry = ModelRegistry(store)
-    moves = registry.alias("tiny", "production").history
+    moves = registry.alias("tiny", "production")
     reached = [registry.version("tiny", move.version).metrics["mean_reward"] for move in moves]
     assert reached == sorted(reached)
     assert reached[-1] == 0.9
