@@ -156,16 +156,3 @@ def test_a_mathematics_experiment_reports_pass_at_16(path):
         assert suite.score is None, "the verifier that the run trains with"
         assert (evaluations[name].temperature, evaluations[name].top_p) == (0.6, 0.9)
         assert (evaluations[name].correct_from, evaluations[name].pass_at_k) == (1.0, (1, 16))
-
-
-@pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
-def test_only_the_reported_model_has_the_mathematics_suite(path):
-    suites = load_config(path).suites
-    assert list(suites) == (["math500"] if path.stem.startswith("llama3") else [])
-    for suite in suites.values():
-        assert suite.score is not None
-        assert suite.score.oracle == "math_verify", "the reward model knows no right answers"
-        sampling = suite.evaluation
-        assert sampling is not None
-        assert (sampling.num_samples, sampling.temperature, sampling.top_p) == (1, 0.6, 0.9)
-        assert sampling.correct_from == 1

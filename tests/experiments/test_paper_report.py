@@ -148,15 +148,6 @@ def test_the_report_says_how_much_is_computed(two, store, tmp_path):
     assert len(json.loads((folder / "report.json").read_text())["reported"]) == 6
 
 
-def test_the_report_shows_the_figures_in_its_folder(store, tmp_path):
-    low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
-    tuning = (result(low, 7), result(high, 7, mean_reward=0.9))
-    _, text = write_report(store, "paper-full", findings([low], tuning=tuning))
-    file = "kappa-mistral-7b-instruct-v0.3-kl.png"
-    assert f"({file})" in text
-    assert (tmp_path / "store/runs/paper-full" / file).read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_interval_of_a_share_ends_at_0_and_100():
     row = main("GEB-π")
     runs = [
