@@ -10,7 +10,6 @@ from flows.runners.choose import check_host
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from tests.docker.containers import PROBE_IMAGE
-from tests.stage_calls import request_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -32,13 +31,6 @@ def test_gpus_are_asked_for_and_their_absence_is_named(launcher, store, tmp_path
     with pytest.raises(UserError, match="could not select device driver") as caught:
         launcher.run(launcher.request(store, Resources(gpus=1)))
     assert "resources.probe.gpus" in caught.value.remedy
-
-
-def test_a_missing_image_is_named_with_the_command_that_builds_it(launcher, store, monkeypatch):
-    monkeypatch.setattr("flows.runners.images.geb_version", lambda: "0.0.7")
-    with pytest.raises(UserError, match=r"no image geb-core:0\.0\.7") as caught:
-        launcher.run(request_of(store), images={})
-    assert "docker/build.sh core" in caught.value.remedy
 
 
 def test_a_manifest_has_the_digest_of_its_image(launcher, store, engine):

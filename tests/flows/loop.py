@@ -35,14 +35,6 @@ SMALL: dict[str, Any] = {
     "execution": {"parallel": 1, "retries": 0, "grace_seconds": 20},
 }
 
-# A training of many steps, one pair at a time, with checkpoints as often as they are by default.
-MANY_STEPS: dict[str, Any] = {
-    "epochs": 4,
-    "checkpoint_every_steps": None,
-    "micro_batch_tokens": 1,
-    "global_batch_pairs": 4,
-}
-
 # vLLM's CPU attention wants heads of 32.
 VLLM_WARM_START: dict[str, Any] = {
     "architecture": {
@@ -159,17 +151,6 @@ def kill_stage(process: subprocess.Popen[str]) -> None:
         assert process.poll() is None
     for stage in stages:
         stage.kill()
-
-
-def kill_amid_a_step(store: Path, command: Sequence[str | Path]) -> None:
-    """Kills an orchestrator amid a step of its training; the next one goes on after that step."""
-    with started(*command) as process:
-        # The loss is shown once a step is done.
-        wait_for_line(process, "iteration-1/train:", "loss")
-    with started("resume", "small", "--store", store) as process:
-        wait_for_line(process, "going on after step")
-        output, _ = process.communicate()
-        assert process.returncode == 0, output
 
 
 def inputs(step: Step) -> dict[str, list[str]]:

@@ -95,16 +95,6 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_third_iteration_goes_on_from_the_finished_ones(accumulated):
-    longer = ("iterations=3", "name=longer", "model=small")
-    geb_ok("run", accumulated, *(part for step in longer for part in ("--set", step)))
-    records = steps(accumulated.parent / "store", "longer")
-    computed = {name for name, record in records.items() if record["state"] == "done"}
-    # The prompts are divided anew, into three parts, of which the first two are the same.
-    assert computed == {"prepare"} | {name for name in records if name.startswith("iteration-3")}
-
-
-@pytest.mark.slow
 def test_adapters_go_on_over_their_base_and_are_used_with_it(accumulated, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(warm_started(accumulated)["policy"], base)

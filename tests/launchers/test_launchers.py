@@ -254,7 +254,6 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(launcher, store
     [
         ({}, "GOMP_SPINCOUNT", "1000"),
         ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
-        ({"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY", "active"),
         ({"OMP_WAIT_POLICY": "active"}, "GOMP_SPINCOUNT", "None"),
     ],
 )

@@ -5,12 +5,13 @@ import pytest
 from flows.runners.slurm import client
 from flows.runners.slurm.job import submit_options
 from flows.runners.slurm.submission import check_job
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import PreemptedError, StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Resources
 from tests.at_work import at_work, said
 from tests.flows.loop import geb_refused, write_config
 from tests.flows.probes import wait_until
+from tests.launchers.launcher import logs_of
 from tests.slurm.jobs import is_over, job_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -75,3 +76,10 @@ def test_a_job_that_is_pending_is_taken_back(launcher, store):
         runner.stop_all()
         assert isinstance(work.join(), StoppedError)
         wait_until(lambda: is_over(job_of(work)))
+
+
+def test_a_stage_hears_of_its_time_limit_ahead_of_it(launcher, store):
+    request = launcher.request(store, behaviour="hang")
+    with pytest.raises(PreemptedError, match=r"was sent SIGTERM: by Slurm, near its time limit"):
+        launcher.run(request, time_limit="2")
+    assert "asked to stop" in logs_of(request) or "CANCELLED" in logs_of(request)

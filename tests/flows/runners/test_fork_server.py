@@ -46,15 +46,6 @@ def test_stages_of_several_runners_are_forks_of_one_server(store):
         assert "stages.harness.fork_server" in server_of(one).cmdline()
 
 
-def test_a_fork_has_the_command_line_of_its_program(store):
-    with at_work(hanging(store, ""), make_runner(Execution())) as work:
-        stage = stage_of(work)
-        supervisor = stage.parent()
-        assert supervisor is not None
-        assert "-m stages.probe /" in " ".join(stage.cmdline())
-        assert "-m stages.harness.supervisor --grace 30" in " ".join(supervisor.cmdline())
-
-
 def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store):
     with at_work(hanging(store, "one"), runner := make_runner(Execution())) as one:
         stage, server = stage_of(one), server_of(one)
@@ -83,18 +74,6 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(store, tmp_path, m
         monkeypatch.setattr(fork_client.subprocess, "Popen", started)
         with pytest.raises(StageFailedError, match="this environment is broken"):
             runner.run(probe_request(store), lambda event: None)
-
-
-def test_prints_of_loading_libraries_go_to_the_first_log_alone(store, tmp_path):
-    with (tmp_path / "code/stages/probe/run.py").open("a") as file:
-        file.write("\nprint('a library greets')\n")
-    lines = []
-    for message in ("one", "two"):
-        request = probe_request(store, message=message)
-        make_runner(Execution()).run(request, lambda event: None)
-        [log] = store.log_path("probe", request.key).glob("*.log")
-        lines.append("a library greets" in log.read_text())
-    assert lines == [True, False]
 
 
 def test_a_hanging_start_is_ended_after_the_grace_period(store, tmp_path, monkeypatch):

@@ -146,22 +146,11 @@ def test_resources_are_limits_and_requests(store):
     assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
 
 
-def test_a_stage_s_settings_override_the_general_ones(store):
-    of_stage = {
-        "spec": {"nodeSelector": {"pool": "big"}},
-        "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
-    }
-    settings = EVERYTHING | {"stages": {"train": of_stage}}
-    train = pod(request_of(store, TrainParams()), **settings)
-    pair = pod(request_of(store), **settings)
-    assert train["spec"]["nodeSelector"] == {"pool": "big"}
+def test_a_pod_has_the_settings_but_for_the_labels_by_which_it_is_found(store):
+    pair = pod(request_of(store), **EVERYTHING)
     assert pair["spec"]["nodeSelector"] == {"pool": "a100"}
-    assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-    assert pair["metadata"]["labels"]["geb/attempt"] != "other", (
-        "by which the runner finds its pods"
-    )
-    assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
+    assert pair["metadata"]["labels"]["geb/attempt"] != "other"
     image = environment(request_of(store), **EVERYTHING)["GEB_IMAGE"]["value"]
     assert image == "other:1", "the manifest records it"
 
