@@ -24,7 +24,6 @@ from flows.execution.run_record import (
 )
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
-from flows.planning.show import duration
 from flows.report.summary import summarise
 from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError, UserError
 from stages.store.base import Store
@@ -174,20 +173,6 @@ def test_steps_of_earlier_attempts_wait_and_all_steps_count(record):
     assert "1 of 12 steps" in text
     assert "iteration-1/train: out of memory" in text
     assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+", text), "with its time zone"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (4.24, "4.2 s"),
-        (59.96, "1 min 00 s"),
-        (185, "3 min 05 s"),
-        (7620, "2 h 07 min"),
-    ],
-)
-def test_durations_are_for_a_person(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_logs_show_the_step_and_the_place_of_the_file(finished):

@@ -32,14 +32,6 @@ def test_a_grid_times_seeds_with_names_of_their_own():
     assert {listed(cell.fields) for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 
 
-def test_a_long_name_is_cut_and_stays_a_name_of_its_own():
-    config = configured("quickstart", {})
-    axes = {"inputs.policy": [f"owner/{'x' * 120}{end}" for end in "ab"]}
-    names = [cell.config.name for cell in cells("try", config, axes, [0])]
-    assert len(set(names)) == 2
-    assert max(map(len, names)) <= 100
-
-
 def test_values_that_only_signs_tell_apart_have_names_of_their_own():
     config = configured("quickstart", {})
     axes = {"inputs.policy": ["owner/a_b", "owner_a/b", "owner/other"]}

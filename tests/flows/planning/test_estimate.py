@@ -323,23 +323,6 @@ def test_a_sum_that_lacks_steps_is_a_least_and_names_their_stages(tmp_path):
     assert "without" not in line
 
 
-def test_a_server_next_to_a_reward_model_leaves_the_time_open(tmp_path):
-    settings = (
-        "score.oracle=weighted",
-        "score.weighted={weights: {reward_model: 1, http: 1}}",
-        "score.http={url: 'http://host', identity: judge}",
-    )
-    score = cost(tmp_path, "8B", *settings, step="iteration-1/score/0")
-    assert score.seconds is None
-
-
-def test_hours_of_gpus_are_in_the_sum(tmp_path):
-    costs = estimated(configured(tmp_path, "8B", "resources.train.gpus=8"))
-    assert "GPU-hours" in cost_line(costs)
-    [train] = [step for step in costs.steps if step.step == "iteration-1/train"]
-    assert train.work.memory == 16 * PARAMS["8B"] / 8
-
-
 def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path):
     rows = [{"prompt": f"How much is {number}?"} for number in range(70)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)

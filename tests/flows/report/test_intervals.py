@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import Steps
-from flows.report.differences import adjusted, compared, prompt_means
+from flows.report.differences import adjusted, compared
 from flows.report.summary import Summary, evaluated_row, iteration_row
 from stages.contract.errors import UserError
 from stages.evaluate.statistics import CONFIDENCE, Estimate, ratio_of_sums
@@ -19,19 +18,6 @@ from tests.flows.report.evaluations import artifact_in, write_evaluation
 
 POLICY = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [0.5, None]}
 BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}
-
-
-def test_figures_are_kept_for_each_prompt(tmp_path):
-    evaluated = write_evaluation(tmp_path / "evaluate", POLICY, BASE, tries=(1, 2))
-    policy = prompt_means(evaluated, "policy")
-    assert policy["mean_reward"] == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
-    assert policy["win_rate"] == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
-    assert policy["mean_response_tokens"] == dict.fromkeys("abcd", 5.0)
-    assert policy["accuracy"] == policy["pass@1"] == {"a": 1.0, "b": 0.5, "c": 0.0}
-    assert policy["pass@2"] == {"a": 1.0, "b": 1.0, "c": 0.0}
-    base = prompt_means(evaluated, "base")
-    assert base["mean_reward"] == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.0}
-    assert "win_rate" not in base
 
 
 def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path):
@@ -109,14 +95,6 @@ def test_pass_at_k_that_cannot_be_estimated_is_refused(evaluation, said):
 
     with pytest.raises(UserError, match=said):
         check_config({"evaluation": evaluation}, "test")
-
-
-def test_what_counts_as_correct_does_not_reach_the_sampling():
-    plain, solved = (
-        Steps(RunConfig(evaluation=evaluation), {}).for_evaluation().params
-        for evaluation in ({}, {"correct_from": 1.0, "pass_at_k": (4,)})
-    )
-    assert plain == solved
 
 
 def test_a_row_has_the_last_step_s_kappa_and_none_without_a_bonus(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flows.report.files import write_file
-from flows.report.plots import draw, svg
+from flows.report.plots import draw
 from flows.report.table import figures_table
 from tests.damage import no_room
 from tests.flows.report.evaluations import figure_row
@@ -31,16 +31,6 @@ def test_figures_are_drawn_by_iteration(title, points):
     np.testing.assert_allclose(line.get_xydata(), points)
     if title.startswith("Mean reward"):
         np.testing.assert_allclose(bars.get_segments()[0][:, 1], (0.4, 0.55))
-
-
-def test_figures_of_one_iteration_are_left_out():
-    assert list(draw({"small": ROWS[:2]})) == ["Mean reward, held-out prompts"]
-
-
-def test_several_runs_have_a_line_each_and_a_legend():
-    figure = draw({"first": ROWS, "second $run$": ROWS})["KL to the base, held-out prompts"]
-    assert len(figure.axes[0].containers) == 2
-    assert "second $run$" in svg(figure)
 
 
 def test_a_component_named_as_a_figure_gets_another_column():

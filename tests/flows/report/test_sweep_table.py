@@ -152,20 +152,6 @@ def test_a_narrow_terminal_shows_the_grid_and_whole_figures():
     assert "train.kappa=0.5" in shown(15).replace("\n", "").replace(" ", "")
 
 
-def test_a_document_has_the_figures_of_combinations_and_runs():
-    document = swept(ONE, TWO).to_json()
-    first, second = document["over_seeds"]
-    assert first["method"] == "train.kappa=0.5"
-    assert (first["figure"], first["values"]) == ("mean_reward", ONE)
-    assert first["mean"]["value"] == pytest.approx(0.55)
-    assert first["mean"]["low"] == pytest.approx(0.4258, abs=1e-4)
-    assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
-    rows = [run["held-out prompts"]["figures"] for run in document["figures"].values()]
-    assert [figures["mean_reward"]["value"] for figures in rows] == ONE + TWO
-    assert list(document["seeds"].values()) == [0, 1, 2] * 2
-    assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
-
-
 def test_a_row_has_student_s_interval_which_ends_where_shares_do():
     rates = [1.0, 0.8, 1.0]
     # t(0.975, 2) = 4.303, so 0.933 ± 4.303 · 0.115 / √3; a reward may be above 1.

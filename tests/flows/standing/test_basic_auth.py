@@ -9,14 +9,10 @@ import prefect
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.pipeline.placement import Execution
-from flows.runners.choose import make_runner
 from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
-from stages.contract.events import Log
 from tests.flows.loop import geb, geb_ok, geb_refused, warm_started
 from tests.flows.standing.standing import SMALL_OVERRIDES, geb_up
-from tests.probe_stage import probe_request
 from tests.scripted_server import served
 
 PASSWORD = "admin:correct horse"
@@ -76,17 +72,6 @@ def test_a_server_that_does_not_answer_is_named(tmp_path):
         pytest.raises(GebError, match=f"no Prefect server answers at {nowhere}"),
     ):
         ensure_prefect_server(tmp_path / "log", print)
-
-
-@pytest.mark.parametrize(
-    "name", ["PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY"]
-)
-def test_no_stage_gets_the_password(store, probe_stage, monkeypatch, name):
-    monkeypatch.setenv(name, PASSWORD)
-    request = probe_request(store, behaviour="tell_environment", message=name)
-    heard = []
-    make_runner(Execution()).run(request, heard.append)
-    assert f"{name} is None" in [event.message for event in heard if isinstance(event, Log)]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS, FigureRow
+from flows.report.table import FigureRow
 from stages.contract.manifest import Manifest
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact, Store
@@ -69,31 +69,6 @@ def test_a_run_goes_from_the_form_over_a_retry_to_the_report(standing, tmp_path)
         states = standing.steps(UUID(run))
         assert states["iteration-1/generate/0"] == "Cached"
         assert states[failed] == "Completed"
-
-
-def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path):
-    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "wide")
-    config = RunConfig(name="wide", iterations=1)
-    record.save_config(config)
-    training = {"pairs", "ties", "loss", "bonus_ratio", "kappa"}
-    names = [name for name in COLUMNS if name not in training and COLUMNS[name].form != ".0f"]
-    components = [f"components.follows_instruction_{number}" for number in range(3)]
-    figures = dict.fromkeys(COLUMNS, Estimate(1234))
-    figures |= dict.fromkeys([*names, *components], Estimate(1234, -104.912, -104.953))
-    rows = [FigureRow(number, figures) for number in (0, 1)]
-    write(record, Summary("wide", config, "store", rows=rows))
-    with browser_page() as page:
-        # Landscape A4 within its margins, at 96 dots an inch.
-        page.set_viewport_size({"width": 1047, "height": 718})
-        page.goto((record.path / "report.html").as_uri())
-        box = page.locator(".scroll").first
-        hidden = "box => box.scrollWidth - box.clientWidth"
-        assert box.evaluate(hidden) > 0, "on a screen one scrolls"
-        page.emulate_media(media="print")
-        assert box.evaluate(hidden) == 0
-        assert box.evaluate("box => getComputedStyle(box).overflowX") == "visible"
-        assert page.evaluate("document.documentElement.scrollWidth") <= 1047
-        picture(page, "printed")
 
 
 def test_samples_are_put_in_order_filtered_and_printed(tmp_path):

@@ -16,7 +16,6 @@ from flows.pipeline.form import LONG_NAMES, RunForm
 from flows.pipeline.presets import configured, fresh_run, preset_names, store_of_overrides
 from flows.sweep import sweep
 from stages.contract.errors import UserError
-from stages.score.params import ORACLES
 from tests.flows.loop import ROOT
 
 FLOWS = (iterate, evaluate, sweep, paper)
@@ -48,18 +47,6 @@ def test_a_field_s_place_is_in_the_configuration(name):
     assert name in RunForm.model_fields
 
 
-def test_an_oracle_is_a_choice():
-    config = form(iterate)["properties"]["config"]["properties"]
-    assert config["oracle"]["enum"] == list(ORACLES)
-
-
-def test_what_differs_between_runs_of_a_task_stands_first():
-    config = form(iterate)["properties"]["config"]["properties"]
-    shown = sorted(config, key=lambda name: config[name]["position"])
-    assert shown[:4] == ["name", "seed", "iterations", "kappa"]
-    assert shown[-1] == "settings"
-
-
 def test_runs_of_a_sweep_have_no_name_and_no_seed_of_the_form():
     shown = [form(flow)["properties"]["config"]["properties"] for flow in (iterate, sweep, paper)]
     assert [{"name", "seed"} <= properties.keys() for properties in shown] == [True, False, False]
@@ -78,12 +65,6 @@ def test_the_form_overrides_the_preset_which_overrides_defaults():
     assert config.train.warmup_ratio == 0.03
     assert (
         configured("quickstart", {"promote": {"min_win_rate": None}}).promote.min_win_rate is None
-    )
-
-
-def test_settings_that_are_null_are_none():
-    assert configured("quickstart", {"settings": None}) == configured(
-        "quickstart", {"settings": []}
     )
 
 
