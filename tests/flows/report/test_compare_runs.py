@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,14 +18,13 @@ from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
 from stages.store.base import Store
-from tests.flows import trivial_stages
-from tests.flows.loop import geb_json, geb_ok, geb_refused
+from tests.flows.loop import geb_json, geb_ok, geb_refused, warm_started, write_config
 from tests.flows.report.evaluations import artifact_in, write_evaluation
 
 PROMPTS = [f"p{number}" for number in range(12)]
 
 
-def run(folder: Path, name: str, *rewards: float, seed: int = 0, **train: Any) -> Summary:
+def run(folder, name, *rewards, seed=0, **train):
     """A run of an iteration for each reward, which is the same for every prompt."""
     base = {prompt: [0.0, 0.5] for prompt in PROMPTS}
     place = folder / f"{name}-{seed}"
@@ -61,7 +58,7 @@ def run(folder: Path, name: str, *rewards: float, seed: int = 0, **train: Any) -
 
 
 @pytest.fixture
-def two(tmp_path) -> list[Summary]:
+def two(tmp_path):
     return [run(tmp_path, "plain", 0.2), run(tmp_path, "bonus", 0.9, design="one_minus_pi")]
 
 
@@ -219,7 +216,7 @@ def test_a_run_without_an_evaluation_is_refused(two):
 
 
 @pytest.fixture(scope="module")
-def store(finished, tmp_path_factory) -> Path:
+def store(finished, tmp_path_factory):
     """A store with two records of a finished run."""
     store = tmp_path_factory.mktemp("compare") / "store"
     shutil.copytree(finished.parent / "store", store, copy_function=shutil.copy2)
@@ -261,8 +258,8 @@ def test_the_flow_shows_its_tables(prefect_server, store):
 
 
 @pytest.mark.slow
-def test_an_oracle_edited_between_two_runs_is_noticed(tmp_path):
-    config = trivial_stages.write_config(tmp_path, "one", parallel=1)
+def test_an_oracle_edited_between_two_runs_is_noticed(finished, tmp_path):
+    config = write_config(tmp_path, inputs=warm_started(finished))
     oracle = tmp_path / "oracle.py"
     for name, reward in (("one", 0), ("two", 1)):
         oracle.write_text(

@@ -8,28 +8,28 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
-from tests.flows import trivial_stages
-from tests.flows.loop import started, steps, wait_for_line, write_config
+from tests.flows.loop import ROOT, started, steps, wait_for_line, write_config
 from tests.flows.probes import gone
 
 pytestmark = pytest.mark.slow
 
-# In place of `python -m stages.train`: reports progress until the file exists, then does the work.
-_WAITING_STAGE = """#!/bin/sh
-case "$*" in *stages.train*)
-    while [ ! -e {go} ]; do
-        echo '{{"type": "progress", "done": 1, "total": 2, "unit": "steps"}}'
-        sleep 0.1
-    done
-esac
-exec {program} "$@"
+# After an oracle's code: it waits in a stage, but not in its trial, until a file exists.
+_WAITING = """
+import time
+from pathlib import Path
+
+_score = score
+
+def score(prompts, responses, references):
+    while not responses[0].startswith("A trial") and not Path({go!r}).exists():
+        time.sleep(0.1)
+    return _score(prompts, responses, references)
 """
 
 
 @pytest.fixture
-def unconfigured(tmp_path, monkeypatch) -> None:
+def unconfigured(tmp_path, monkeypatch):
     """No server configured, and a database of this test's own."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
@@ -51,7 +51,7 @@ def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured, tmp_path):
     assert all(gone(pid) for pid in below)
 
 
-def server_of(process: psutil.Process) -> psutil.Process:
+def server_of(process):
     """The server below a `geb run`, not its supervisor."""
     servers = []
     for child in process.children(recursive=True):
@@ -65,17 +65,12 @@ def server_of(process: psutil.Process) -> psutil.Process:
 
 
 def test_the_server_is_started_again_and_the_run_ends_well(unconfigured, tmp_path):
-    path = trivial_stages.write_config(tmp_path, "served", parallel=1)
-    config = yaml.safe_load(path.read_text())
-    waiting = tmp_path / "waiting-python"
-    program = config["execution"]["interpreters"]["train"]
-    waiting.write_text(_WAITING_STAGE.format(go=tmp_path / "go", program=program))
-    waiting.chmod(0o755)
-    config["execution"]["interpreters"]["train"] = str(waiting)
-    config["execution"]["retries"] = 0
-    path.write_text(yaml.safe_dump(config))
-    with started("run", path) as process:
-        wait_for_line(process, "iteration-1/train: 1/2 steps")
+    oracle = tmp_path / "oracle.py"
+    shipped = (ROOT / "data/quickstart/oracle.py").read_text()
+    oracle.write_text(shipped + _WAITING.format(go=str(tmp_path / "go")))
+    config = write_config(tmp_path, name="served", inputs={"oracle_code": str(oracle)})
+    with started("run", config) as process:
+        wait_for_line(process, "/score/0: started")
         os.kill(server_of(psutil.Process(process.pid)).pid, signal.SIGKILL)
         line = wait_for_line(process, "starting it again")
         (tmp_path / "go").touch()

@@ -1,7 +1,6 @@
 """A run that was started in a terminal, as Prefect shows it."""
 
 import pytest
-import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -17,19 +16,15 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from flows.report.summary import summarise
 from stages.contract.errors import UserError
-from tests.flows.loop import geb, write_program
-from tests.flows.trivial_stages import ROOT, write_config
+from tests.flows.loop import ROOT, geb, write_config, write_program
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_failed_run_shows_its_last_lines_and_resume_command(prefect_server, tmp_path):
-    path = write_config(tmp_path, "terminal", parallel=2)
     failing = write_program(tmp_path / "failing-python", "echo 'the disk fell out'\nexit 7")
-    values = yaml.safe_load(path.read_text())
-    values["execution"] |= {"retries": 0, "interpreters": {"prepare": str(failing)}}
-    path.write_text(yaml.safe_dump(values))
-    done = geb("run", path)
+    execution = {"interpreters": {"prepare": str(failing)}, "fork_server": False}
+    done = geb("run", write_config(tmp_path, name="terminal", execution=execution))
     assert done.returncode == 1, done.stderr
     assert "the disk fell out" in done.stderr
     tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=["run:terminal"]))
@@ -40,7 +35,7 @@ def test_a_failed_run_shows_its_last_lines_and_resume_command(prefect_server, tm
         [shown] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
     assert run.name == "terminal"
     assert "the disk fell out" in str(shown.data)
-    assert run.state is not None and run.state.is_failed()
+    assert run.state.is_failed()
     message = str(run.state.message)
     assert f"geb resume terminal --store {tmp_path / 'store'}" in message
     assert "Retry" not in message, "Prefect has no deployment to start it with"
