@@ -4,15 +4,11 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from stages.store.base import Store
-from stages.store.remote.store import RemoteStore
 from tests.flows.loop import geb_ok, write_config
 from tests.flows.prefect_server import Server
 from tests.object_storage import (
@@ -27,7 +23,7 @@ from tests.object_storage import (
     s3_server,
 )
 from tests.probe_stage import install
-from tests.scripted_server import Reply, ScriptedServer
+from tests.scripted_server import ScriptedServer
 
 # Before torch or Prefect load: one thread gives the same bits every time, and no test reaches out.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,7 +44,7 @@ settings.load_profile("any speed")
 
 # Comes after marks have deselected tests, so that the rest alone is sorted.
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Puts long files first, the longest in containers before all: short ones fill the end.
 
     The other files in containers come last: the images are built for the first one, for minutes, in
@@ -64,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory) -> Iterator[str]:
+def prefect_server(tmp_path_factory):
     """A Prefect server on loopback, with SQLite; every `geb` of the test uses it."""
     home = tmp_path_factory.mktemp("prefect")
     server = Server(home)
@@ -77,7 +73,7 @@ def prefect_server(tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def finished(prefect_server, tmp_path_factory) -> Path:
+def finished(prefect_server, tmp_path_factory):
     """Configuration of a small run that went through undisturbed; do not change its store."""
     folder = tmp_path_factory.mktemp("finished")
     config = write_config(folder)
@@ -86,24 +82,24 @@ def finished(prefect_server, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
+def store(tmp_path):
     """An empty store."""
     return Store.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture
-def probe_stage(tmp_path, monkeypatch) -> None:
+def probe_stage(tmp_path, monkeypatch):
     """Makes ``python -m stages.probe`` work in what the test starts."""
     install(tmp_path / "code", monkeypatch)
 
 
 @pytest.fixture
-def serve(monkeypatch) -> Iterator[Callable[..., ScriptedServer]]:
+def serve(monkeypatch):
     """Starts scripted servers, which end with the test."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     servers = []
 
-    def start(behave: Callable[[int, Any], Reply]) -> ScriptedServer:
+    def start(behave):
         server = ScriptedServer(behave)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
@@ -117,7 +113,7 @@ def serve(monkeypatch) -> Iterator[Callable[..., ScriptedServer]]:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[int]:
+def s3():
     """Port of an S3 server with an empty bucket."""
     with s3_server() as port:
         with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +124,7 @@ def s3() -> Iterator[int]:
 
 
 @pytest.fixture
-def aws(s3, monkeypatch) -> dict[str, str]:
+def aws(s3, monkeypatch):
     """Makes this process reach the server."""
     environment = aws_environment(s3)
     for name, value in environment.items():
@@ -137,13 +133,13 @@ def aws(s3, monkeypatch) -> dict[str, str]:
 
 
 @pytest.fixture
-def url(aws) -> str:
+def url(aws):
     """A prefix of the bucket that nothing is in."""
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")
-def azure() -> Iterator[int]:
+def azure():
     """Port of an Azure Blob server with an empty container."""
     with azurite() as port:
         make_container(port)
@@ -151,7 +147,7 @@ def azure() -> Iterator[int]:
 
 
 @pytest.fixture
-def az_url(azure, monkeypatch) -> str:
+def az_url(azure, monkeypatch):
     """A prefix of the container that nothing is in; this process reaches the server."""
     for name, value in azure_environment(azure).items():
         monkeypatch.setenv(name, value)
@@ -159,12 +155,12 @@ def az_url(azure, monkeypatch) -> str:
 
 
 @pytest.fixture
-def here(url, tmp_path) -> RemoteStore:
+def here(url, tmp_path):
     """An empty store in the bucket, as one host sees it."""
     return host(url, tmp_path / "here", create=True)
 
 
 @pytest.fixture
-def there(here, tmp_path) -> RemoteStore:
+def there(here, tmp_path):
     """The same store, as another host sees it."""
     return host(here.location, tmp_path / "there")

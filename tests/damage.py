@@ -1,17 +1,15 @@
 """Damage of a file as a disk does it, and a disk that has no room."""
 
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
-def truncate(path: Path) -> None:
+def truncate(path):
     """Takes the last byte away."""
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def alter(path: Path) -> None:
+def alter(path):
     """Turns a bit in the middle: the size stays."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -22,7 +20,7 @@ _ROOM_BYTES = 20
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
+def no_room():
     """Within the block no file of this process gets longer than a few bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM_BYTES, hard))

@@ -5,21 +5,18 @@ It serves data sets in the way of the paper's rehearsal.
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 from benchmarks.rehearsal_server import serve
-from stages.contract.request import Request
 from tests.programs import run_program
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def serve_dataset(repo: str, files: Mapping[str, bytes]) -> Iterator[str]:
+def serve_dataset(repo, files):
     """Serves one data set repository; gives the endpoint's URL.
 
     Args:
@@ -35,7 +32,7 @@ def serve_dataset(repo: str, files: Mapping[str, bytes]) -> Iterator[str]:
             yield url
 
 
-def run_with_hub(url: str, request: Request, folder: Path) -> CompletedProcess[str]:
+def run_with_hub(url, request, folder):
     """Runs a stage as a program that asks this hub; its files lie in the folder."""
     request.write(folder / "request.json")
     # Neither a proxy nor the suite's offline mode stands between the client and the stand-in.

@@ -7,10 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
@@ -47,7 +44,7 @@ server.serve_forever()
 
 
 @contextmanager
-def s3_server(address: str = "127.0.0.1", **environment: str) -> Iterator[int]:
+def s3_server(address="127.0.0.1", **environment):
     """A server at an address of this machine that has nothing yet; yields its port."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVER, address],
@@ -56,7 +53,6 @@ def s3_server(address: str = "127.0.0.1", **environment: str) -> Iterator[int]:
         env=os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)} | environment,
         text=True,
     )
-    assert process.stdout is not None
     try:
         yield int(process.stdout.readline())
     finally:
@@ -64,7 +60,7 @@ def s3_server(address: str = "127.0.0.1", **environment: str) -> Iterator[int]:
         process.communicate()
 
 
-def aws_environment(port: int, address: str = "127.0.0.1") -> dict[str, str]:
+def aws_environment(port, address="127.0.0.1"):
     """Environment by which a person reaches the server."""
     return {
         "AWS_ENDPOINT_URL": f"http://{address}:{port}",
@@ -80,24 +76,24 @@ def aws_environment(port: int, address: str = "127.0.0.1") -> dict[str, str]:
     }
 
 
-def make_bucket(name: str = BUCKET) -> None:
+def make_bucket(name=BUCKET):
     """Creates a bucket at the server of this process's environment."""
     client().create_bucket(Bucket=name)
 
 
-def client() -> Any:
+def client():
     """A client that is not the one under test."""
     import boto3
 
     return boto3.client("s3")
 
 
-def host(url: str, folder: Path, *, create: bool = False) -> RemoteStore:
+def host(url, folder, *, create=False):
     """The store as a host sees it whose local folders are in ``folder``."""
     return RemoteStore.connect(url, folder, create=create)
 
 
-def objects(url: str) -> dict[str, bytes]:
+def objects(url):
     """All objects below a store's prefix."""
     bucket = Bucket(url)
     return {name: entry.data for name in bucket.list() if (entry := bucket.get(name))}
@@ -110,17 +106,17 @@ class Gate:
         port: The server's.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         self._target = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._connections: list[socket.socket] = []
+        self.port = self._listener.getsockname()[1]
+        self._connections = []
         self._is_open = True
         self._flows = threading.Event()
         self._flows.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def close(self) -> None:
+    def close(self):
         """Breaks all connections, and every new one."""
         self._is_open = False
         for connection in self._connections:
@@ -128,22 +124,22 @@ class Gate:
                 connection.shutdown(socket.SHUT_RDWR)
         self._connections.clear()
 
-    def hold(self) -> None:
+    def hold(self):
         """Keeps back all that is sent; connections stay, as where packets are lost."""
         self._flows.clear()
 
-    def open(self) -> None:
+    def open(self):
         """End of the cut: new connections, and bytes that waited, go through again."""
         self._is_open = True
         self._flows.set()
 
-    def end(self) -> None:
+    def end(self):
         """Frees the port."""
         self.open()
         self.close()
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self):
         while True:
             try:
                 near, _ = self._listener.accept()
@@ -158,7 +154,7 @@ class Gate:
             relay.start()
 
 
-def _relay(near: socket.socket, far: socket.socket, flows: threading.Event) -> None:
+def _relay(near, far, flows):
     with near, far:
         back = threading.Thread(target=_copy, args=(far, near, flows), daemon=True)
         back.start()
@@ -166,7 +162,7 @@ def _relay(near: socket.socket, far: socket.socket, flows: threading.Event) -> N
         back.join()
 
 
-def _copy(source: socket.socket, sink: socket.socket, flows: threading.Event) -> None:
+def _copy(source, sink, flows):
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             flows.wait()
@@ -183,7 +179,7 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 
 
 @contextmanager
-def azurite() -> Iterator[int]:
+def azurite():
     """A server that has nothing yet; yields its port."""
     program = shutil.which("azurite-blob")
     if program is None:
@@ -195,7 +191,6 @@ def azurite() -> Iterator[int]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert process.stdout is not None
     try:
         announcement = next(line for line in process.stdout if "successfully listens" in line)
         yield int(announcement.rpartition(":")[2])
@@ -204,7 +199,7 @@ def azurite() -> Iterator[int]:
         process.communicate()
 
 
-def make_container(port: int) -> None:
+def make_container(port):
     """Creates the container, by a client that is not the one under test."""
     from azure.storage.blob import BlobServiceClient
 
@@ -213,7 +208,7 @@ def make_container(port: int) -> None:
         client.create_container(CONTAINER)
 
 
-def azure_environment(port: int) -> dict[str, str]:
+def azure_environment(port):
     """Environment by which a person reaches the server."""
     return {
         "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,

@@ -4,11 +4,7 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-from flows.pipeline.placement import Execution
-from stages.contract.request import Request
 
 CODE = """
 import sys
@@ -27,9 +23,7 @@ make_runner(Execution.model_validate_json(sys.argv[2])).run(request, hear)
 
 
 @contextlib.contextmanager
-def orchestrator(
-    request: Request, execution: Execution, until: str = "pids ", folder: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def orchestrator(request, execution, until="pids ", folder=None):
     """A process that runs a stage, and the stage's processes; killed at the end of the block.
 
     Args:
@@ -43,8 +37,7 @@ def orchestrator(
     command = [sys.executable, "-c", CODE, str(path), execution.model_dump_json()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
-            pids: list[int] = []
+            pids = []
             for line in process.stdout:
                 numbers = line.partition("pids ")[2].partition('"')[0]
                 pids += [int(pid) for pid in re.findall(r"\d+", numbers)]

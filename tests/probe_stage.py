@@ -1,25 +1,18 @@
 """A stage that behaves as a test asks it to, put where ``python -m stages.probe`` finds it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-if TYPE_CHECKING:
-    import pytest
+from typing import ClassVar, Literal
 
 import stages
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import StageParams, speed_only
-from stages.contract.request import Request, Resources, make_request
-from stages.harness.context import StageContext
+from stages.contract.request import make_request
 from stages.harness.program import Stage, deferred_stop
-from stages.store.base import Store
 
 ROOT = Path(stages.__file__).parent.parent
 
@@ -53,7 +46,7 @@ class ProbeParams(StageParams):
     pace: int = speed_only(1)
 
 
-def run(ctx: StageContext[ProbeParams]) -> None:
+def run(ctx):
     print(ctx.params.prints)
     ctx.events.progress(0, 1, "things")
     ctx.events.info(ctx.params.message)
@@ -105,14 +98,14 @@ def run(ctx: StageContext[ProbeParams]) -> None:
     (ctx.out / "result.txt").write_text(f"seed {ctx.request.seed} {ctx.params.message}")
 
 
-def _hang(ctx: StageContext[ProbeParams]) -> None:
+def _hang(ctx):
     if ctx.params.behaviour == "ignore_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _tell_pids(ctx)
     time.sleep(1000)
 
 
-def _tell_pids(ctx: StageContext[ProbeParams]) -> None:
+def _tell_pids(ctx):
     pids = [os.getpid()]
     if ctx.params.behaviour in ("leave_child", "save_when_stopped"):
         sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -127,7 +120,7 @@ MAIN = "from stages.harness.program import main\nfrom tests.probe_stage import S
 """Its ``__main__.py``."""
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def install(folder, monkeypatch):
     """Makes ``stages.probe`` importable in subprocesses, through another package path."""
     package = folder / "stages" / "probe"
     package.mkdir(parents=True)
@@ -141,7 +134,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
 
 
-def probe_request(store: Store, resources: Resources | None = None, **params: Any) -> Request:
+def probe_request(store, resources=None, **params):
     """A request for one probe.
 
     Args:

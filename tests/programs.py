@@ -2,18 +2,17 @@
 
 import os
 import subprocess
-from typing import Any, NoReturn
 
 import pytest
 
 
-def run_program(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_program(*command, **options):
     """Runs a program to its end, well or not; what it prints is kept."""
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
-def lacking(what: str) -> NoReturn:
+def lacking(what):
     """Skips the test on a developer's machine; fails it in CI, which installs everything."""
     if os.environ.get("CI"):
         pytest.fail(f"CI must have it: {what}")

@@ -2,15 +2,11 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
-def completion(text: str | None) -> Reply:
+def completion(text):
     """A model's answer, as a server of OpenAI's protocol gives it."""
     message = {"role": "assistant", "content": text}
     choices = [{"index": 0, "finish_reason": "stop", "message": message}]
@@ -18,7 +14,7 @@ def completion(text: str | None) -> Reply:
 
 
 @contextmanager
-def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+def served(handler):
     """The URL of a server with this handler."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -43,17 +39,17 @@ class ScriptedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, behave: Callable[[int, Any], Reply]) -> None:
+    def __init__(self, behave):
         served = self
-        self.requests: list[Any] = []
-        self.headers_seen: list[Any] = []
+        self.requests = []
+        self.headers_seen = []
         self.released = threading.Event()
         lock = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
                     served.requests.append(request)
@@ -68,12 +64,12 @@ class ScriptedServer(ThreadingHTTPServer):
                 self.end_headers()
                 self.wfile.write(content)
 
-            def log_message(self, *args: Any) -> None:
+            def log_message(self, *args):
                 pass
 
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/score"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         # A client that hung up is what some tests are about.
         pass

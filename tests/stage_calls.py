@@ -2,47 +2,44 @@
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from stages.contract.digests import digest_of, prompt_id
-from stages.contract.events import Emitter, Event, parse_event
+from stages.contract.events import Emitter, parse_event
 from stages.contract.params import OutputSpec, StageParams
-from stages.contract.request import FileInput, Input, Request, Resources, make_request
-from stages.harness.context import StageContext
+from stages.contract.request import FileInput, make_request
 from stages.harness.program import Stage, execute
 from stages.pair.params import PairParams
 from stages.score.params import ORACLES, ScoreParams
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from stages.tables.schemas import PROMPTS, RESPONSES, SCORES, write_table
 
 
-def file_input(path: Path) -> FileInput:
+def file_input(path):
     """A file or folder outside the store as an input."""
     digest = digest_of(path) if path.exists() else "of nothing"
     return FileInput(location=str(path), digest=digest)
 
 
-def stand_ins(params: StageParams) -> dict[str, list[Input]]:
+def stand_ins(params):
     """A file for each input that a stage needs; it has no content."""
     source = FileInput(location="/nowhere/file", digest="d1")
     return {name: [source] for name, spec in params.inputs.items() if not spec.optional}
 
 
-def request_of(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
+def request_of(store, params=None, **fields):
     """A request of a stage (`pair` if none is named) that is never computed."""
     params = params or PairParams()
     inputs = stand_ins(params) | fields.pop("inputs", {})
     return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
 
 
-def user_turn(text: str) -> list[dict[str, str]]:
+def user_turn(text):
     """A prompt of one user message."""
     return [{"role": "user", "content": text}]
 
 
-def write_prompts(path: Path, prompts: Sequence[str | list[dict[str, str]]]) -> Path:
+def write_prompts(path, prompts):
     """Writes a PROMPTS table of texts or conversations and returns its path."""
     conversations = [user_turn(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     write_table(
@@ -56,14 +53,7 @@ def write_prompts(path: Path, prompts: Sequence[str | list[dict[str, str]]]) -> 
     return path
 
 
-def request_for(
-    params: StageParams,
-    inputs: Mapping[str, Any],
-    store: Path,
-    *,
-    seed: int = 0,
-    resources: Resources | None = None,
-) -> Request:
+def request_for(params, inputs, store, *, seed=0, resources=None):
     """A request whose inputs are files, folders or references to artifacts."""
     Store.open(str(store), create=True)
     return make_request(
@@ -78,35 +68,25 @@ def request_for(
     )
 
 
-def metrics(artifact: Artifact) -> dict[str, Any]:
+def metrics(artifact):
     """Metrics of an artifact."""
-    figures: dict[str, Any] = json.loads(artifact.file("metrics.json").read_text())
-    return figures
+    return json.loads(artifact.file("metrics.json").read_text())
 
 
-def score_params(oracle: str, **settings: Any) -> ScoreParams:
+def score_params(oracle, **settings):
     """Parameters of the score stage; a name that the stage lacks is a field of the oracle."""
     whole = {name: settings.pop(name) for name in ScoreParams.model_fields if name in settings}
     section = {ORACLES[oracle].section: settings} if settings else {}
     return ScoreParams.model_validate({"oracle": oracle, **whole, **section})
 
 
-def call_request(stage: Stage[Any], request: Request) -> tuple[Artifact, list[Event]]:
+def call_request(stage, request):
     """Executes a request in this process and returns the artifact and the stage's events."""
     log = EventLog()
     return execute(stage, request, log), log.events
 
 
-def call(
-    stage: Stage[Any],
-    params: StageParams,
-    inputs: Mapping[str, Sequence[Input | Path]],
-    store: Store,
-    *,
-    seed: int = 0,
-    events: Emitter | None = None,
-    **options: Any,
-) -> Artifact:
+def call(stage, params, inputs, store, *, seed=0, events=None, **options):
     """Runs a stage in this process and returns its artifact."""
     given = {
         name: [file_input(member) if isinstance(member, Path) else member for member in group]
@@ -125,10 +105,10 @@ class TrainedParams(StageParams):
     weights: str
 
 
-def checkpoint_artifact(store: Store, weights: str) -> Artifact:
+def checkpoint_artifact(store, weights):
     """An artifact with a checkpoint folder whose weights are a text."""
 
-    def run(ctx: StageContext[TrainedParams]) -> None:
+    def run(ctx):
         (ctx.out / "checkpoint").mkdir()
         (ctx.out / "checkpoint/model.safetensors").write_text(ctx.params.weights)
 
@@ -138,18 +118,18 @@ def checkpoint_artifact(store: Store, weights: str) -> Artifact:
 class EventLog(Emitter):
     """An emitter that remembers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.stream = io.StringIO()
         super().__init__(self.stream)
 
     @property
-    def events(self) -> list[Event]:
+    def events(self):
         """Everything emitted so far."""
         parsed = [parse_event(line) for line in self.stream.getvalue().splitlines()]
         return [event for event in parsed if event is not None]
 
 
-def response(question: str, sample: int, text: str, **changes: Any) -> dict[str, Any]:
+def response(question, sample, text, **changes):
     """One row of a responses table; each word of ``text`` has a token id."""
     messages = [{"role": "user", "content": question}]
     words = text.split()
@@ -168,15 +148,13 @@ def response(question: str, sample: int, text: str, **changes: Any) -> dict[str,
     return row | changes
 
 
-def write_jsonl(path: Path, rows: Iterable[object]) -> Path:
+def write_jsonl(path, rows):
     """Writes a line of JSON for each row and returns the path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def write_scored(
-    folder: Path, rows: Sequence[tuple[dict[str, Any], float | None]], name: str = ""
-) -> tuple[Path, Path]:
+def write_scored(folder, rows, name=""):
     """Writes responses with their scores as the two tables; returns their paths."""
     responses, scores = folder / f"{name}responses.parquet", folder / f"{name}scores.parquet"
     write_table(responses, RESPONSES, [row for row, _ in rows])

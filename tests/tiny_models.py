@@ -1,9 +1,6 @@
 """Small checkpoints made on the spot: word-level tokenizer with a chat template, tiny Llamas."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -11,7 +8,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
-    LlamaPreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -19,7 +15,7 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<system>", "<user>", "<assistant>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 WORDS = ("red", "blue", "green", "one", "two", "three", "four", "cat", "dog", "bird", "runs", "?")
 # Sizes of decoders of every family, for their configurations.
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 37,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -39,9 +35,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_tokenizer(
-    words: Sequence[str] = WORDS, chat_template: str | None = CHAT_TEMPLATE
-) -> PreTrainedTokenizerFast:
+def make_tiny_tokenizer(words=WORDS, chat_template=CHAT_TEMPLATE):
     """A tokenizer with one token per word, split at white space."""
     vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -58,7 +52,7 @@ def make_tiny_tokenizer(
     return fast
 
 
-def tiny_config(vocab_size: int, **changes: object) -> LlamaConfig:
+def tiny_config(vocab_size, **changes):
     """Configuration of a Llama of some 20,000 parameters."""
     sizes = {"vocab_size": vocab_size, "intermediate_size": 64, "max_position_embeddings": 128}
     # Wide enough that next-token distributions differ from uniform and from each other.
@@ -66,14 +60,8 @@ def tiny_config(vocab_size: int, **changes: object) -> LlamaConfig:
 
 
 def make_tiny_llama(
-    path: Path,
-    *,
-    seed: int = 0,
-    words: Sequence[str] = WORDS,
-    chat_template: str | None = CHAT_TEMPLATE,
-    kind: type[LlamaPreTrainedModel] = LlamaForCausalLM,
-    **config: object,
-) -> Path:
+    path, *, seed=0, words=WORDS, chat_template=CHAT_TEMPLATE, kind=LlamaForCausalLM, **config
+):
     """Writes a causal LM with its tokenizer to ``path`` and returns it.
 
     Args:
@@ -91,7 +79,7 @@ def make_tiny_llama(
     return path
 
 
-def make_head_beside_a_tied_config(path: Path, **options: Any) -> Path:
+def make_head_beside_a_tied_config(path, **options):
     """Writes a causal LM with a head unlike its embeddings, and a config.json that says tied."""
     make_tiny_llama(path, tie_word_embeddings=False, **options)
     config = json.loads((path / "config.json").read_text())
@@ -100,7 +88,7 @@ def make_head_beside_a_tied_config(path: Path, **options: Any) -> Path:
     return path
 
 
-def make_tiny_reward_model(path: Path, **options: Any) -> Path:
+def make_tiny_reward_model(path, **options):
     """Writes a sequence classifier with one output, with the options of a causal LM."""
     options = {"num_labels": 1, **options}
     return make_tiny_llama(path, kind=LlamaForSequenceClassification, **options)

@@ -6,7 +6,6 @@ a sequence classifier's of ten outputs, and the gate's ``weights.fc.{0,2,4}``.
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,9 +18,7 @@ NUM_OUTPUTS = 10
 NUM_GATES = 5
 
 
-def make_tiny_urm(
-    path: Path, *, seed: int = 0, chat_template: str | None = CHAT_TEMPLATE, **config: object
-) -> Path:
+def make_tiny_urm(path, *, seed=0, chat_template=CHAT_TEMPLATE, **config):
     """Writes checkpoint and tokenizer to ``path`` and returns it."""
     tokenizer = make_tiny_tokenizer(chat_template=chat_template)
     torch.manual_seed(seed)
@@ -29,7 +26,7 @@ def make_tiny_urm(
     classifier = LlamaForSequenceClassification(tiny_config(len(tokenizer), **settings))
     width = classifier.config.hidden_size
     shapes = {"0": (width, width), "2": (width, width), "4": (NUM_GATES, width)}
-    gate: dict[str, torch.Tensor] = {}
+    gate = {}
     for layer, shape in shapes.items():
         gate[f"weights.fc.{layer}.weight"] = 0.2 * torch.randn(shape)
         gate[f"weights.fc.{layer}.bias"] = 0.2 * torch.randn(shape[0])
@@ -44,9 +41,7 @@ def make_tiny_urm(
     return path
 
 
-def change_weights(
-    path: Path, *, add: Mapping[str, torch.Tensor] | None = None, drop: str | None = None
-) -> None:
+def change_weights(path, *, add=None, drop=None):
     """Adds tensors to the checkpoint at ``path``, or takes those away that begin with ``drop``."""
     file = path / "model.safetensors"
     tensors = {**load_file(file), **(add or {})}

@@ -2,24 +2,21 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import psutil
 
 from flows.runners.runner import Runner
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Event, Metric, OnEvent
-from stages.contract.request import Request
-from stages.store.base import Artifact, Store
+from stages.contract.events import Metric
+from stages.store.base import Store
 from tests.at_work import AtWork, at_work
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "micro_batch_tokens": 16,
     "checkpoint_every_steps": 4,
     "deepspeed": {"zero_stage": 2},
@@ -46,7 +43,7 @@ class Fault:
 
 
 @contextmanager
-def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
+def killed(_, processes):
     """A fault: all processes of the second node get SIGKILL."""
     for process in processes:
         # The kernel ends a container's other processes with its first one.
@@ -55,7 +52,7 @@ def killed(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
     yield
 
 
-def make_inputs(folder: Path) -> Path:
+def make_inputs(folder):
     """A folder with a policy and pairs, which other users may read."""
     make_tiny_llama(folder / "policy")
     make_pairs(folder / "pairs.parquet", 16, ties=(3, 7))
@@ -65,7 +62,7 @@ def make_inputs(folder: Path) -> Path:
     return folder
 
 
-def training(inputs: Path, store: Path, *, epochs: int = 32, **resources: Any) -> Request:
+def training(inputs, store, *, epochs=32, **resources):
     """A training of some seconds, under ZeRO-2 on gloo, in a new store.
 
     Each epoch has two steps. A node is disturbed up to five times before the last ones.
@@ -76,7 +73,7 @@ def training(inputs: Path, store: Path, *, epochs: int = 32, **resources: Any) -
     return request.model_copy(update={"run": "test", "step": "train", "resources": larger})
 
 
-def train(request: Request, runner: Runner, on_event: OnEvent) -> Artifact:
+def train(request, runner, on_event):
     """Trains to the end."""
     runner.run(request, on_event)
     artifact = Store.open(request.store).load(request.stage, request.key)
@@ -84,7 +81,7 @@ def train(request: Request, runner: Runner, on_event: OnEvent) -> Artifact:
     return artifact
 
 
-def outlives(request: Request, faults: Sequence[Fault], undisturbed: Artifact) -> None:
+def outlives(request, faults, undisturbed):
     """Asserts that a training ends in the bytes of an undisturbed one, whatever faults it meets."""
     steps = []
     for fault in faults:
@@ -92,7 +89,7 @@ def outlives(request: Request, faults: Sequence[Fault], undisturbed: Artifact) -
         assert isinstance(error, fault.error), error
         assert re.search(fault.message, str(error)), error
         steps.append(step)
-    heard: list[Event] = []
+    heard = []
     artifact = train(request, faults[0].runner(), heard.append)
     steps.append(first_step(heard))
     print("first steps of the attempts:", *steps)
@@ -102,7 +99,7 @@ def outlives(request: Request, faults: Sequence[Fault], undisturbed: Artifact) -
     assert artifact.manifest.digest("") == undisturbed.manifest.digest("")
 
 
-def _disturb(request: Request, fault: Fault) -> tuple[BaseException | None, int]:
+def _disturb(request, fault):
     """Disturbs an attempt; returns its error and its first step."""
     started = time.monotonic()
     with at_work(request, fault.runner(), _is_under_way) as work:
@@ -120,12 +117,12 @@ def _disturb(request: Request, fault: Fault) -> tuple[BaseException | None, int]
     return error, first_step(work.heard)
 
 
-def _is_under_way(event: Event) -> bool:
+def _is_under_way(event):
     """True once a training has made steps; with a first checkpoint if it began anew."""
     return isinstance(event, Metric) and event.step > 6
 
 
-def processes_of_second_node(request: Request) -> set[psutil.Process]:
+def processes_of_second_node(request):
     """All of a training's processes on its second node."""
     work = str(Store.open(request.store).work_path(request.stage, request.key))
     starters = [
@@ -136,11 +133,11 @@ def processes_of_second_node(request: Request) -> set[psutil.Process]:
     return {below for top in starters for below in (top, *top.children(recursive=True))}
 
 
-def end(processes: set[psutil.Process]) -> bool:
+def end(processes):
     """Waits for processes to end; False where one has not within two minutes."""
     return not psutil.wait_procs(processes, timeout=120)[1]
 
 
-def first_step(heard: list[Event]) -> int:
+def first_step(heard):
     """The first step that an attempt reported."""
     return min(event.step for event in heard if isinstance(event, Metric))

@@ -35,17 +35,3 @@ def test_every_section_runs_without_a_gpu(tmp_path):
     assert all(line["agrees"] for line in lines if "agrees" in line)
     # Every variation of a model takes the same steps.
     assert all(line["most_apart"] < 1e-4 for line in lines if "most_apart" in line)
-
-
-def test_a_section_is_a_process_that_must_have_time(tmp_path):
-    def run(minutes, *sections):
-        figures = tmp_path / f"{minutes}.jsonl"
-        command = [sys.executable, "-m", "benchmarks.gpu", "--dry", "--minutes", minutes]
-        command += ["--only", *sections, "--output", str(figures)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = [json.loads(line) for line in figures.read_text().splitlines()]
-        return ended.returncode, {(line["section"], line.get("error")) for line in lines}
-
-    assert run("9", "card") == (0, {("card", None)})
-    late = {("card", "no time was left"), ("head", "no time was left")}
-    assert run("0", "card", "head") == (1, late)

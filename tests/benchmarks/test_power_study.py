@@ -10,7 +10,7 @@ BASELINE = [0.2, 0.3, 0.1, 0.4]
 BETTER = [0.5, 0.4, 0.5, 0.5]
 
 
-def lines(task: str = "a") -> list[dict]:
+def lines(task="a"):
     rewards = {"f-DPO": BASELINE, "GEB-π": BETTER}
     return [
         {"task": task, "method": method, "seed": seed, "mean_reward": value}

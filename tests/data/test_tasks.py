@@ -3,7 +3,6 @@
 import json
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ FILES = {
 ORDER = "two towels for room 12"
 
 
-def program(task: str, name: str) -> dict[str, Any]:
+def program(task, name):
     """Functions of a task's program."""
     return runpy.run_path(str(DATA / task / f"{name}.py"))
 

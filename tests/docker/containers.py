@@ -7,10 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
-from typing import Any
 
-import docker
 from docker.errors import ImageNotFound
 
 from flows.runners.docker.container import connect
@@ -18,9 +15,7 @@ from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
 from flows.runners.images import image_tags
 from flows.runners.place import PlaceAwayError
 from stages.contract.errors import StageFailedError
-from stages.contract.request import Request
 from stages.store.base import Store
-from tests.at_work import AtWork
 from tests.flows.loop import ROOT
 from tests.launchers.launcher import Launcher, Mistake
 from tests.probe_stage import MAIN
@@ -37,36 +32,36 @@ class Docker(Launcher):
     loss = StageFailedError, "SIGKILL"
     mistake = Mistake({"images": {"probe": "no:1"}}, "no image no:1", "docker/build.sh")
 
-    def __init__(self, engine: docker.DockerClient) -> None:
+    def __init__(self, engine):
         self.engine = engine
 
-    def settings(self, request: Request | None = None, **changes: Any) -> dict[str, Any]:
+    def settings(self, request=None, **changes):
         return {"docker": {"images": {"probe": PROBE_IMAGE}} | changes}
 
-    def take_machine(self, work: AtWork) -> None:
+    def take_machine(self, work):
         [container] = self.containers(f"{KEY_LABEL}={work.request.key}")
         container.kill()
 
-    def await_end(self, request: Request, pids: list[int]) -> None:
+    def await_end(self, request, pids):
         for container in self.containers(f"{STORE_LABEL}={Store.open(request.store).identity}"):
             container.wait()
 
-    def left(self, store: Store) -> list[str]:
+    def left(self, store):
         containers = self.containers(f"{STORE_LABEL}={store.identity}")
         return [container.name for container in containers]
 
-    def containers(self, label: str) -> list[Any]:
+    def containers(self, label):
         """Containers with a label, running or not."""
         return list(self.engine.containers.list(all=True, filters={"label": label}))
 
-    def container_of(self, request: Request) -> dict[str, Any]:
+    def container_of(self, request):
         """Record of the one container that computes a request, from the engine."""
         [container] = self.containers(f"{KEY_LABEL}={request.key}")
         return dict(container.attrs)
 
 
 @contextlib.contextmanager
-def docker_launcher() -> Iterator[Docker]:
+def docker_launcher():
     """Containers of the engine that answers here."""
     try:
         engine = connect()
@@ -77,7 +72,7 @@ def docker_launcher() -> Iterator[Docker]:
         yield Docker(engine)
 
 
-def build(*names: str) -> None:
+def build(*names):
     """Builds images as a person does; test processes take turns."""
     lock = ROOT / ".cache" / "test-images.lock"
     lock.parent.mkdir(exist_ok=True)
@@ -88,7 +83,7 @@ def build(*names: str) -> None:
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
-def _base() -> str:
+def _base():
     """A base image that is here, or one that is made here: no registry has to be reachable."""
     if named := os.environ.get("GEB_BASE_IMAGE"):
         return named
@@ -100,7 +95,7 @@ def _base() -> str:
     return LOCAL_BASE
 
 
-def _build_probe_image(engine: docker.DockerClient) -> None:
+def _build_probe_image(engine):
     """Builds the core image with the probe among its stages."""
     build("core")
     files = {

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,14 +21,14 @@ from tests.flows.loop import (
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
 VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
-WITH_VLLM: dict[str, Any] = {
+WITH_VLLM = {
     "sft": VLLM_WARM_START,
     "generate": {"backend": "vllm", "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True}},
     "execution": {"interpreters": {"generate": str(VLLM_PYTHON)}},
 }
 
 
-def keys(store: Path) -> dict[str, str]:
+def keys(store):
     return {name: record["key"] for name, record in steps(store).items()}
 
 

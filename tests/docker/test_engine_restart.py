@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -25,11 +24,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 class Engine:
     """A second Docker engine, which a test may restart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         self.address = f"unix://{folder}/sock"
 
-    def start(self) -> None:
+    def start(self):
         folder = self._folder
         with (folder / "log").open("a") as log:
             self._process = subprocess.Popen(
@@ -50,13 +49,13 @@ class Engine:
             assert time.monotonic() < deadline, "dockerd does not answer"
             time.sleep(0.2)
 
-    def stop(self) -> None:
+    def stop(self):
         self._process.terminate()
         self._process.wait()
 
 
 @pytest.fixture
-def other_engine(store, monkeypatch) -> Iterator[Engine]:
+def other_engine(store, monkeypatch):
     """A second engine with the probe's image, which the docker runner uses in this test."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         lacking("a second Docker engine needs root and dockerd")

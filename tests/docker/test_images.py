@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 
-import docker
 import pytest
 import yaml
 
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 OF_STAGES = [image_tags(name, gpus=0)[0] for name in ("core", "torch", "vllm")]
 
 
-def sh(engine: docker.DockerClient, tag: str, script: str) -> str:
+def sh(engine, tag, script):
     """Output of a shell in an image, as the image's own user and without a network."""
     command = ["sh", "-c", script]
     output = engine.containers.run(

@@ -3,15 +3,12 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stages.contract.errors import EXIT_OK
 from stages.contract.events import parse_event
-from stages.contract.request import Request
 from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.flows.loop import ROOT
@@ -23,13 +20,13 @@ FOLDER = ROOT / "examples/oracles"
 PYTHON = Path(os.environ.get("GEB_EVAL_PYTHON", ROOT / ".venv-eval/bin/python"))
 
 
-def need_eval_environment() -> None:
+def need_eval_environment():
     """Skips a test where the environment is not made."""
     if not PYTHON.exists():
         lacking(f"no interpreter at {PYTHON}: run `make setup-eval`")
 
 
-def write_punkt(folder: Path) -> Path:
+def write_punkt(folder):
     """Writes nltk's data `punkt_tab` as an untrained splitter of sentences has it."""
     place = folder / "tokenizers/punkt_tab/english"
     place.mkdir(parents=True)
@@ -39,9 +36,7 @@ def write_punkt(folder: Path) -> Path:
     return folder
 
 
-def run_there(
-    request: Request, folder: Path, environment: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def run_there(request, folder, environment=None):
     """Runs a stage as a program in the environment; gives its exit code and its last words."""
     need_eval_environment()
     path = folder / f"{request.key}.json"
@@ -57,9 +52,7 @@ def run_there(
 NONE = {"num_words": None, "keywords": None, "relation": None, "num_sentences": None}
 
 
-def score(
-    folder: Path, oracle: str, rows: list[dict[str, Any]], **environment: str
-) -> list[dict[str, Any]]:
+def score(folder, oracle, rows, **environment):
     """Scores of the stage for rows of a responses table."""
     responses = folder / "responses.parquet"
     write_table(responses, RESPONSES, rows)
@@ -68,11 +61,10 @@ def score(
     code, message = run_there(request, folder, environment)
     assert code == EXIT_OK, message
     artifact = Store.open(str(folder / "store")).load("score", request.key)
-    assert artifact is not None
     return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
 
-def instructions(*checks: tuple[str, dict[str, Any]]) -> str:
+def instructions(*checks):
     return json.dumps(
         {
             "instruction_id_list": [name for name, _ in checks],

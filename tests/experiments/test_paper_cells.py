@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ FDPO = "main,front desk,f-DPO,KL,quickstart,train.design=none,,,0 1"
 GEB = 'main,front desk,GEB-π,KL,quickstart,,"train.kappa=0.5,2",7 8,0 1'
 
 
-def table(folder: Path, *rows: str) -> Path:
+def table(folder, *rows):
     place = folder / "small.csv"
     place.write_text("\n".join([HEAD, *rows]) + "\n", encoding="utf-8")
     return place

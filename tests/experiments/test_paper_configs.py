@@ -1,11 +1,9 @@
 """The paper's settings, field by field, in the configurations of its experiments."""
 
 import re
-from typing import Any
 
 import pytest
 
-from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from tests.flows.loop import ROOT
 
@@ -14,7 +12,7 @@ MATH = sorted(FOLDER.glob("math-*.yaml"))
 MAIN = sorted(set(FOLDER.glob("*.yaml")) - set(MATH))
 
 # Appendix "Implementation Details" of the paper; where it is silent, its published code.
-SHARED: dict[str, Any] = {
+SHARED = {
     "iterations": 3,
     "pair_data": "current",
     # Two responses to a prompt at temperature 1, at most 2048 tokens each, in a context of 8192.
@@ -79,7 +77,7 @@ MATH_SETTINGS = SHARED | {
 POLICIES = {"llama3": "RLHFlow/LLaMA3-SFT", "mistral": "mistralai/Mistral-7B-Instruct-v0.3"}
 DIVERGENCES = {"kl": "reverse_kl", "hellinger": "hellinger", "fkl": "forward_kl"}
 # The paper chooses κ by |κ · bonus| / |L|, which works between 1e-6 and 1e-2.
-DESIGNS: dict[str, dict[str, Any]] = {
+DESIGNS = {
     "fdpo": {"train.design": "none", "train.target_ratio": None},
     "geb-p": {"train.design": "one_minus_pi", "train.target_ratio": 1e-3},
     "geb-inverse": {"train.design": "inverse_pi", "train.target_ratio": 1e-3},
@@ -87,7 +85,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
 }
 # The bonuses of earlier work. FEB, SELM and VPO are zero at π = π_ref, where training starts: no
 # ratio can be calibrated, and κ is set, to the value in the authors' code if it has one.
-BASELINES: dict[str, dict[str, Any]] = {
+BASELINES = {
     "feb": {"train.design": "feb", "train.kappa": 1e-2, "train.target_ratio": None},
     "selm": {"train.design": "selm", "train.kappa": 1e-3, "train.target_ratio": None},
     "xpo": {"train.design": "xpo", "train.kappa": 1e-5, "train.target_ratio": None},
@@ -95,7 +93,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 }
 # SELM, XPO and VPO do not extend beyond the KL divergence; the paper reports them there only.
 ONLY_KL = ("selm", "xpo", "vpo")
-MATH_DESIGNS: dict[str, dict[str, Any]] = {
+MATH_DESIGNS = {
     "math-fdpo": {"train.design": "none", "train.kappa": 0.0},
     "math-geb-p": {"train.design": "one_minus_pi", "train.kappa": 50.0},
     "math-geb-inverse": {"train.design": "inverse_pi", "train.kappa": 5e-2},
@@ -103,11 +101,11 @@ MATH_DESIGNS: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(config: RunConfig, names: dict[str, Any]) -> dict[str, Any]:
+def settings(config, names):
     """The values of a configuration at dotted names."""
     values = {}
     for name in names:
-        value: Any = config
+        value = config
         for part in name.split("."):
             value = getattr(value, part)
         values[name] = value

@@ -5,7 +5,6 @@ from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -28,7 +27,7 @@ ROWS = (
 
 
 @pytest.fixture
-def configs(tmp_path) -> Path:
+def configs(tmp_path):
     """Configurations of which a tiny one is the only preset, and a table of two rows."""
     folder = tmp_path / "configs"
     (folder / "paper/cells").mkdir(parents=True)
@@ -65,7 +64,7 @@ def test_rows_share_steps_and_are_found_again(configs, tmp_path):
     assert json.loads(again.stdout)["reported"] == document["reported"]
 
 
-def check_by_hand(store: Path, document: dict[str, Any]) -> None:
+def check_by_hand(store, document):
     """Compares the rows with what the runs' stored scores and responses give."""
     kappas = {kappa: f"paper-tiny-kappa_{kappa}-s0" for kappa in ("0.5", "1")}
     means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
@@ -85,9 +84,7 @@ def check_by_hand(store: Path, document: dict[str, Any]) -> None:
         assert row["AvgR"].split()[0] == f"{fmean(chain(*policy.values())):.4f}"
 
 
-def rewards(
-    store: Path, run: str, step: str = "iteration-2/evaluate/score/0"
-) -> dict[str, list[float]]:
+def rewards(store, run, step="iteration-2/evaluate/score/0"):
     """The stored scores of a step by prompt."""
     scores = defaultdict(list)
     for row in rows_of(store, run, step, "scores"):
@@ -95,15 +92,14 @@ def rewards(
     return scores
 
 
-def rows_of(store: Path, run: str, step: str, table: str) -> list[dict[str, Any]]:
+def rows_of(store, run, step, table):
     """Rows of a table in the artifact of a run's step."""
     record = steps(store, run)[step]
     place = store / "artifacts" / record["stage"] / record["key"]
-    rows: list[dict[str, Any]] = pq.read_table(place / f"{table}.parquet").to_pylist()
-    return rows
+    return pq.read_table(place / f"{table}.parquet").to_pylist()
 
 
-def folders(store: Path) -> list[Path]:
+def folders(store):
     return [path for path in (store / "artifacts").glob("*/*") if path.is_dir()]
 
 

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from scipy import stats
@@ -20,7 +19,7 @@ MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
 
 
-def result(row: Row, seed: int, suite: str = "", **figures: Any) -> StudyRun:
+def result(row, seed, suite="", **figures):
     """A finished run whose last row has these figures."""
     coefficient = {name: values[0] for name, values in row.grid.items()}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
@@ -35,17 +34,17 @@ def result(row: Row, seed: int, suite: str = "", **figures: Any) -> StudyRun:
     return StudyRun(row, SweepCell({}, config), coefficient, summary)
 
 
-def findings(rows: list[Row], *reported: StudyRun, tuning: tuple[StudyRun, ...] = ()) -> Findings:
+def findings(rows, *reported, tuning=()):
     chosen = {row: row.coefficients()[0] for row in rows if row.grid}
     return Findings("The paper's tables", rows, reported, tuning, chosen, {})
 
 
-def main(method: str, divergence: str = "KL", setting: str = MISTRAL, **fields: Any) -> Row:
+def main(method, divergence="KL", setting=MISTRAL, **fields):
     return Row("main", setting, method, divergence, "quickstart", seeds=(0, 1, 2), **fields)
 
 
 @pytest.fixture
-def two() -> Findings:
+def two():
     """f-DPO and GEB-π of the paper's first model under KL, three seeds each."""
     rows = [main("f-DPO"), main("GEB-π")]
     runs = [
@@ -56,7 +55,7 @@ def two() -> Findings:
     return findings(rows, *runs)
 
 
-def shown(results: Findings, method: str, divergence: str = "KL") -> dict[str, Cell]:
+def shown(results, method, divergence="KL"):
     """The cells of the only table's row."""
     [table] = paper_tables(results)
     [row] = [row for row in table.rows if list(row[:2]) == [method, divergence]]

@@ -2,43 +2,40 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from flows.commands import cli
-from stages.contract.request import Request
 from tests.flows.loop import write_config
-from tests.flows.standing.standing import Up, geb_up
+from tests.flows.standing.standing import geb_up
 from tests.probe_stage import probe_request
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory) -> Iterator[Up]:
+def standing(tmp_path_factory):
     """A `geb up` at work, with a server, a worker and a store."""
     with geb_up(tmp_path_factory.mktemp("up")) as (_, up):
         yield up
 
 
 @pytest.fixture
-def copied(finished, tmp_path) -> Path:
+def copied(finished, tmp_path):
     """A finished run whose store the test may change; modification times are kept."""
     shutil.copytree(finished.parent, tmp_path / "run", copy_function=shutil.copy2)
     return write_config(tmp_path / "run")
 
 
 @pytest.fixture
-def request_(store) -> Request:
+def request_(store):
     """A request for one probe."""
     return probe_request(store)
 
 
 @pytest.fixture
-def geb_here(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+def geb_here(monkeypatch, capsys):
     """Runs `geb` in this process: its exit code, and what it says, with one space between words."""
 
-    def run(*words: object) -> tuple[int, str]:
+    def run(*words):
         monkeypatch.setattr(sys, "argv", ["geb", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()

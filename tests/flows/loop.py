@@ -4,22 +4,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
 
-from flows.pipeline.step import Output, Step
+from flows.pipeline.step import Output
 from stages.store.opening import open_store
 from tests.forking import forked_python
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "extends": str(ROOT / "configs/quickstart.yaml"),
     "name": "small",
     "iterations": 1,
@@ -36,7 +34,7 @@ SMALL: dict[str, Any] = {
 }
 
 # vLLM's CPU attention wants heads of 32.
-VLLM_WARM_START: dict[str, Any] = {
+VLLM_WARM_START = {
     "architecture": {
         "hidden_size": 64,
         "num_attention_heads": 2,
@@ -48,7 +46,7 @@ VLLM_WARM_START: dict[str, Any] = {
 }
 
 
-def write_config(folder: Path, **changes: Any) -> Path:
+def write_config(folder, **changes):
     """Writes a small configuration whose store is in ``folder``; sections are merged."""
     values = json.loads(json.dumps(SMALL)) | {"store": str(folder / "store")}
     for name, value in changes.items():
@@ -58,25 +56,25 @@ def write_config(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def geb(*arguments, **environment):
     """Runs ``geb`` to its end; it and its stages are forks, see :mod:`tests.forking`."""
     command = (forked_python(), "-m", "flows.commands.cli", *arguments)
     return run_program(*command, env=os.environ | environment)
 
 
-def geb_ok(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def geb_ok(*arguments, **environment):
     """Runs ``geb`` as :func:`geb` does; it must end well."""
     done = geb(*arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def geb_json(*arguments: str | Path, **environment: str) -> Any:
+def geb_json(*arguments, **environment):
     """The document that ``geb`` prints with ``--json``."""
     return json.loads(geb_ok(*arguments, "--json", **environment).stdout)
 
 
-def geb_refused(*arguments: str | Path, **environment: str) -> str:
+def geb_refused(*arguments, **environment):
     """The message of ``geb`` about a person's mistake, in words with one space between them."""
     done = geb(*arguments, **environment)
     message = " ".join(done.stderr.split())
@@ -86,7 +84,7 @@ def geb_refused(*arguments: str | Path, **environment: str) -> str:
     return message
 
 
-def write_program(path: Path, text: str) -> Path:
+def write_program(path, text):
     """Writes a program of the shell and returns its path."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -94,12 +92,7 @@ def write_program(path: Path, text: str) -> Path:
 
 
 @contextmanager
-def started(
-    *arguments: str | Path,
-    program: Sequence[str] = ("-m", "flows.commands.cli"),
-    in_foreground: bool = False,
-    **environment: str,
-) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments, program=("-m", "flows.commands.cli"), in_foreground=False, **environment):
     """A ``geb`` at work; it is gone afterwards, and so is whatever it started.
 
     As a terminal's job it leads a process group if it is in the foreground.
@@ -117,13 +110,11 @@ def started(
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 
-def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
+def wait_for_line(process, *parts):
     """Reads output until a line holds all ``parts``."""
-    assert process.stdout is not None
     seen = []
     for line in process.stdout:
         seen.append(line)
@@ -132,7 +123,7 @@ def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
     raise AssertionError(f"no line with {parts} in:\n{''.join(seen)}")
 
 
-def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def stage_processes(process):
     """The stages' own processes below an orchestrator, without supervisors and fork servers."""
     children = []
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -144,7 +135,7 @@ def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return children
 
 
-def kill_stage(process: subprocess.Popen[str]) -> None:
+def kill_stage(process):
     """Kills the one stage that an orchestrator has just started."""
     while not (stages := stage_processes(process)):
         # The supervisor is there before the stage is.
@@ -153,7 +144,7 @@ def kill_stage(process: subprocess.Popen[str]) -> None:
         stage.kill()
 
 
-def inputs(step: Step) -> dict[str, list[str]]:
+def inputs(step):
     """The outputs of other steps that a step reads, by input, as ``step:path``."""
     return {
         name: [f"{member.step}:{member.path}" for member in group if isinstance(member, Output)]
@@ -161,12 +152,12 @@ def inputs(step: Step) -> dict[str, list[str]]:
     }
 
 
-def steps(store: Path | str, run: str = "small") -> dict[str, dict[str, Any]]:
+def steps(store, run="small"):
     """The run's steps by name, as ``geb status --json`` tells them."""
     return {step["step"]: step for step in geb_json("status", run, "--store", store)[run]["steps"]}
 
 
-def manifests(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
+def manifests(store, run="small"):
     """Manifest of every finished step's artifact."""
     return {
         name: json.loads(
@@ -177,26 +168,25 @@ def manifests(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     }
 
 
-def warm_started(finished: Path) -> dict[str, Any]:
+def warm_started(finished):
     """Inputs that start from the finished run's warm-started policy instead of making one."""
     store = finished.parent / "store"
     checkpoint = store / "artifacts/sft" / steps(store)["sft"]["key"] / "checkpoint"
     return {"policy": str(checkpoint), "warm_start": None}
 
 
-def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
+def plan(config, *arguments):
     """The lines of ``geb plan --json`` by step."""
     return {step["step"]: step for step in geb_json("plan", config, *arguments)}
 
 
-def result_digests(store: Path | str, run: str = "small", without: str = "") -> dict[str, str]:
+def result_digests(store, run="small", without=""):
     """Digest of every finished step's artifact but one's, telemetry left out."""
     opened = open_store(str(store))
     digests_by_step = {}
     for name, step in steps(store, run).items():
         if name != without and step["state"] in ("done", "reused"):
             manifest = opened.manifest(step["stage"], step["key"])
-            assert manifest is not None
             files = manifest.files.items()
             digests = {file: record.sha256 for file, record in files if not record.telemetry}
             digests_by_step[name] = json.dumps(digests)

@@ -1,7 +1,5 @@
 """A Prefect server of a test's own."""
 
-from pathlib import Path
-
 
 class Server:
     """A server on loopback that can be stopped and started again.
@@ -11,7 +9,7 @@ class Server:
         environment: Variables added to this process's.
     """
 
-    def __init__(self, home: Path, **environment: str) -> None:
+    def __init__(self, home, **environment):
         # Here: Prefect takes seconds to load, and most tests do without it.
         from flows.standing.server import free_port
 
@@ -21,12 +19,12 @@ class Server:
         # It is to be a server with its own database, not a client of another.
         self._environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": ""} | environment
 
-    def start(self) -> None:
+    def start(self):
         """Starts it and waits until it answers."""
         from flows.standing.server import start_server
 
         self._process = start_server(self._address, self._log, self._environment)
 
-    def stop(self) -> None:
+    def stop(self):
         """Ends it; its database stays."""
         self._process.communicate()

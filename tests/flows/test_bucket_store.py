@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,19 +24,19 @@ from tests.object_storage import SECRET, Gate, objects
 pytestmark = pytest.mark.slow
 
 
-def snapshots(url: str) -> list[str]:
+def snapshots(url):
     """Objects of attempts that did not end."""
     return [
         content.decode() for name, content in objects(url).items() if name.endswith("snapshot.json")
     ]
 
 
-def use_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def use_host(monkeypatch, folder):
     """Makes what is started from now on another host: nothing local is there."""
     monkeypatch.setenv("GEB_CACHE", str(folder))
 
 
-def states(url: str, run: str = "small") -> dict[str, str]:
+def states(url, run="small"):
     return {name: step["state"] for name, step in steps(url, run).items()}
 
 
@@ -89,8 +87,8 @@ def test_a_run_goes_on_and_ends_on_other_hosts(finished, tmp_path, url, monkeypa
     _check_secrets(url, tmp_path)
 
 
-def _check_commands(url: str) -> None:
-    def ask(*command: str) -> Any:
+def _check_commands(url):
+    def ask(*command):
         return geb_json(*command, "--store", url)
 
     assert ask("status")["small"]["state"] == "completed"
@@ -104,7 +102,7 @@ def _check_commands(url: str) -> None:
     geb_refused("promote", "small:9", "--alias", "candidate", "--store", url)
 
 
-def _check_secrets(url: str, folder: Path) -> None:
+def _check_secrets(url, folder):
     kept = list(objects(url).values())
     kept += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in data for data in kept)

@@ -13,7 +13,7 @@ from tests.flows.loop import ROOT, geb, geb_json, geb_ok, geb_refused, write_con
 
 
 @pytest.fixture(scope="module")
-def trained(finished, tmp_path_factory) -> Path:
+def trained(finished, tmp_path_factory):
     """Configuration of a finished run whose store these tests may add to."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(finished.parent / "store", folder / "store", copy_function=shutil.copy2)

@@ -1,7 +1,6 @@
 """Preferences from outside to a trained model, and a run's pairs into TRL."""
 
 import json
-from pathlib import Path
 
 import datasets
 import pytest
@@ -13,7 +12,7 @@ from tests.stage_calls import write_jsonl
 
 
 @pytest.fixture
-def preferences(tmp_path) -> Path:
+def preferences(tmp_path):
     """160 preferences for the quickstart's prompts, in TRL's conversational format."""
     lines = (ROOT / "data/quickstart/prompts.jsonl").read_text().splitlines()[:160]
     rows = (
@@ -65,7 +64,6 @@ def test_pairs_of_samples_are_a_data_set_of_preferences(finished):
     artifact = open_store(str(store)).load(
         "generate", steps(store, "small")["iteration-1/generate/0"]["key"]
     )
-    assert artifact is not None
     responses = {
         (row["prompt_id"], row["sample_index"]): row
         for row in read_rows(artifact.file("responses.parquet"), RESPONSES)
@@ -78,7 +76,7 @@ def test_pairs_of_samples_are_a_data_set_of_preferences(finished):
             assert pair[side] == [{"role": "assistant", "content": response["response"]}]
 
 
-def pairs_of_run(store: Path, stage: str) -> datasets.Dataset:
+def pairs_of_run(store, stage):
     """The first iteration's table of pairs, by the library that TRL reads with."""
     key = steps(store, "small")["iteration-1/pair"]["key"]
     path = store / f"artifacts/{stage}/{key}/pairs.parquet"

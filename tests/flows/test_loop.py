@@ -54,7 +54,7 @@ def test_prefect_shows_another_run_s_steps_as_cached(copied, prefect_server):
     with SyncPrefectClient(prefect_server) as client:
         [flow_run] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
         runs = client.read_task_runs()
-    assert flow_run.state is not None and flow_run.state.is_completed()
+    assert flow_run.state.is_completed()
     states = {run.name: run.state_name for run in runs if run.flow_run_id == flow_run.id}
     assert states == dict.fromkeys(before, "Cached") | {PROMOTE: "Completed"}
 

@@ -47,7 +47,7 @@ cli.main()
 """
 
 
-def files_on(stack: Path) -> list[str]:
+def files_on(stack):
     """Files of the project on a stack, each once, in the order of the calls."""
     paths = map(Path, stack.read_text().splitlines())
     return list(
@@ -72,7 +72,6 @@ def test_the_page_lists_the_files_of_the_path(copied, tmp_path):
     command = (str(tmp_path / "program.py"), str(tmp_path), "run", str(config))
     with started(*command, program=(), PYTHONPATH=str(ROOT)) as process:
         output = process.stdout
-        assert output is not None
         while not (tmp_path / "orchestrator").exists():
             assert output.readline(), "the run ended before its first gradient"
     page = (ROOT / "docs/concepts.md").read_text()

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
+def folder():
     command = [sys.executable, ROOT / "data/chat/smollm2.py"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Path(done.stdout.splitlines()[-1])
 
 
-def answer_of(folder: Path) -> str:
+def answer_of(folder):
     """The text with which plain transformers answers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +46,7 @@ MANY_STEPS = {
 }
 
 
-def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) -> None:
+def kill_orchestrator(process, store, step):
     """SIGKILL; the stage must end by itself, and the status says that it crashed."""
     # It starts no other stage while its stages are looked for.
     os.kill(process.pid, signal.SIGSTOP)

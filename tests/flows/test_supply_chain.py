@@ -5,11 +5,9 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -40,9 +38,9 @@ def test_what_a_run_needs_is_locked_as_in_the_whole_environment():
     assert run == {name: whole[name] for name in needed}, "make lock"
 
 
-def _needed(name: str, extras: set[str]) -> set[str]:
+def _needed(name, extras):
     """Names of a package and of all that it needs, as installed here."""
-    needed: set[tuple[str, frozenset[str]]] = set()
+    needed = set()
     pending = [(canonicalize_name(name), frozenset(extras))]
     while pending:
         package, chosen = pending.pop()
@@ -57,13 +55,13 @@ def _needed(name: str, extras: set[str]) -> set[str]:
     return {package for package, _ in needed}
 
 
-def _packages(lock: str) -> dict[str, str]:
+def _packages(lock):
     """The packages of a lock by name, each with its hashes."""
     packages = [package.strip() for package in re.split(r"\n(?=\w)", lock)[1:]]
     return {canonicalize_name(package.partition("==")[0]): package for package in packages}
 
 
-def _pins(text: str) -> set[str]:
+def _pins(text):
     pins = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
     return {f"{canonicalize_name(package)}=={version}" for package, version in pins}
 
@@ -88,7 +86,7 @@ def test_the_wheel_has_presets_and_data_and_names_the_extra_it_lacks(tmp_path):
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Path:
+def checkout(tmp_path):
     """A project with one dependency, and an index that has it."""
     wheel = _wheel(tmp_path / "index")
     lock = f"demo==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
@@ -104,7 +102,7 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def wheels(checkout: Path, image: str = "core") -> subprocess.CompletedProcess[str]:
+def wheels(checkout, image="core"):
     """Runs `docker/wheels.sh` with the index of the checkout alone."""
     pip = {
         "PYTHON": sys.executable,
@@ -173,7 +171,7 @@ def test_an_audit_without_data_is_not_a_clean_one(tmp_path, dependencies, code, 
     assert said in done.stdout + done.stderr
 
 
-def _wheel(index: Path, body: str = "") -> Path:
+def _wheel(index, body=""):
     """Makes the package `demo` of the index."""
     index.mkdir(exist_ok=True)
     path = index / "demo-1.0-py3-none-any.whl"

@@ -7,9 +7,7 @@ import sqlite3
 import struct
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -22,7 +20,7 @@ from flows.pipeline.loading import load_config
 from flows.report.summary import Summary
 from flows.tracking import news_of, tracked
 from stages.contract.errors import UserError
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from tests.flows.loop import ROOT, write_config
 from tests.flows.report.evaluations import artifact_in, figure_row
 from tests.programs import lacking, run_program
@@ -31,9 +29,9 @@ from tests.programs import lacking, run_program
 PACKAGES = ROOT / ".venv-trackers"
 
 
-def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
+def summary_of(config, folder, done):
     """A run after some iterations: the reward is 0.5 and grows by 0.1 in each."""
-    artifacts: dict[str, Artifact] = {}
+    artifacts = {}
     rows = [figure_row(0, mean_reward=0.5, **{"pass@16": 0.9})]
     for t in range(1, config.iterations + 1):
         reward = 0.5 + t / 10
@@ -63,16 +61,14 @@ attempt(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), fails=sys.argv[5] == "
 """
 
 
-def attempt(
-    folder: Path, tracker: str, done: int, *, fails: bool = False, **changes: object
-) -> list[str]:
+def attempt(folder, tracker, done, *, fails=False, **changes):
     """One attempt at a run of two iterations with one tracker; returns the warnings."""
     settings = {"name": "tracked", "iterations": 2, "tracking": {"report_to": [tracker]}} | changes
     config = RunConfig.model_validate(settings)
     record = RunRecord(Store.open(str(folder / "store"), create=True), "tracked")
     record.path.mkdir(parents=True, exist_ok=True)
     summary = summary_of(config, folder / "artifacts", done)
-    warnings: list[str] = []
+    warnings = []
     with contextlib.suppress(InterruptedError), tracked(config, record, warnings.append) as track:
         track(summary)
         if fails:
@@ -141,11 +137,7 @@ def test_a_resumed_run_continues_its_session_without_repeats(tmp_path, tracker):
     assert curves["train/loss"] == [(1, 1.0), (2, 0.5), (3, 1.0), (4, 0.5)]
 
 
-# Points by name and step, texts, and the number of sessions.
-Found = tuple[list[tuple[str, int, float]], str, int]
-
-
-def read_tensorboard(place: Path) -> Found:
+def read_tensorboard(place):
     from tensorboardX.proto.event_pb2 import Event
 
     points, texts = [], ""
@@ -162,7 +154,7 @@ def read_tensorboard(place: Path) -> Found:
     return points, texts, len(list(place.glob("tensorboard/*")))
 
 
-def read_mlflow(place: Path) -> Found:
+def read_mlflow(place):
     with contextlib.closing(sqlite3.connect(place / "mlflow.db")) as database:
         points = database.execute("select key, step, value from metrics order by step").fetchall()
         texts = str(database.execute("select value from params").fetchall())
@@ -171,7 +163,7 @@ def read_mlflow(place: Path) -> Found:
     return points, texts, len(states)
 
 
-def read_trackio(place: Path) -> Found:
+def read_trackio(place):
     with contextlib.closing(sqlite3.connect(place / "trackio/geb.db")) as database:
         rows = database.execute("select step, metrics from metrics order by id").fetchall()
         configurations = database.execute("select config from configs").fetchall()
@@ -182,7 +174,8 @@ def read_trackio(place: Path) -> Found:
     return points, str(configurations), sessions
 
 
-READERS: dict[str, Callable[[Path], Found]] = {
+# Each gives points by name and step, texts, and the number of sessions.
+READERS = {
     "tensorboard": read_tensorboard,
     "mlflow": read_mlflow,
     "trackio": read_trackio,
@@ -193,12 +186,12 @@ class Session:
     id = "first"
     given: ClassVar[list[str | None]] = []
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         self.given.append(arguments[-1])
 
-    def log(self, *_: object) -> None: ...
+    def log(self, *_): ...
 
-    def close(self, _: bool) -> None: ...
+    def close(self, _): ...
 
 
 def test_other_settings_begin_another_session(tmp_path, monkeypatch):
@@ -212,12 +205,12 @@ def test_other_settings_begin_another_session(tmp_path, monkeypatch):
 
 
 class Refusing:
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_):
         raise ConnectionError("no login")
 
 
 class Hanging:
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_):
         threading.Event().wait()
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 
 
-def blocks(kind: str) -> list[str]:
+def blocks(kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +22,7 @@ from tests.flows.loop import (
     write_config,
 )
 
-SMALLER: dict[str, Any] = {
+SMALLER = {
     "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
     "train": {"checkpoint_every_steps": 1, "epochs": 1, "global_batch_pairs": 4},
 }
@@ -37,14 +35,14 @@ ACCUMULATED = SMALLER | {
 
 
 @pytest.fixture(scope="module")
-def accumulated(prefect_server, tmp_path_factory) -> Path:
+def accumulated(prefect_server, tmp_path_factory):
     """Configuration of a finished run: accumulated pairs, ZeRO-2."""
     config = write_config(tmp_path_factory.mktemp("accumulated"), **ACCUMULATED)
     geb_ok("run", config)
     return config
 
 
-def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
+def read(manifest, name):
     """Key and path of the artifacts that a step read as one input."""
     return [(artifact["key"], artifact["path"]) for artifact in manifest["inputs"][name]]
 

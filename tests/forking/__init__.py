@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 
 
 @cache
-def forked_python() -> str:
+def forked_python():
     """Path of an interpreter whose programs are forks; its servers end with this process."""
     folder = Path(tempfile.mkdtemp(prefix="geb-forks-"))
     sockets = {name: folder / name for name in ("stages", "flows")}
@@ -45,11 +45,12 @@ def forked_python() -> str:
     )
     wrapper.chmod(0o755)
 
-    def end(owner: int = os.getpid()) -> None:
+    owner = os.getpid()
+
+    def end():
         if os.getpid() != owner:
             return
         for server in servers:
-            assert server.stdin is not None
             server.stdin.close()
             server.wait()
         for path in (*sockets.values(), wrapper):
@@ -60,7 +61,7 @@ def forked_python() -> str:
     return str(wrapper)
 
 
-def _start_server(socket: Path) -> subprocess.Popen[bytes]:
+def _start_server(socket):
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.forking.server", str(socket)],
         # Its end tells the server that this process is gone.
@@ -69,6 +70,5 @@ def _start_server(socket: Path) -> subprocess.Popen[bytes]:
         cwd=ROOT,
         start_new_session=True,
     )
-    assert server.stdout is not None
     assert server.stdout.readline(), "the server of forks did not start"
     return server

@@ -11,7 +11,7 @@ import socket
 import sys
 
 
-def main() -> None:
+def main():
     """Runs the program and ends as it ended."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(sys.argv[1])

@@ -16,7 +16,6 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
 
 # Before any library is loaded that starts threads: what a fork must not inherit.
 LOADED = {
@@ -62,7 +61,7 @@ SETTINGS = {"flows": {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}}
 class Server:
     """Waits for requests and for the ends of the forks."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.modules = LOADED[path.name]
         self.settings = SETTINGS.get(path.name, {})
         self.python = str(path.parent / "python")
@@ -73,15 +72,15 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(0, selectors.EVENT_READ, self.end)
-        self.forks: dict[socket.socket, tuple[int, int]] = {}
+        self.forks = {}
 
-    def serve(self) -> NoReturn:
+    def serve(self):
         """Serves until stdin ends."""
         while True:
             for key, _ in self.selector.select():
                 key.data(key.fileobj)
 
-    def accept(self, listener: socket.socket) -> None:
+    def accept(self, listener):
         """Reads one request and forks."""
         connection, _ = listener.accept()
         length, streams, _, _ = socket.recv_fds(connection, 8, 3)
@@ -100,7 +99,7 @@ class Server:
         self.selector.register(connection, selectors.EVENT_READ, self.hear)
         self.selector.register(ended, selectors.EVENT_READ, lambda _: self.reap(connection))
 
-    def load(self) -> None:
+    def load(self):
         """Loads the libraries, and keeps the garbage collector off their pages."""
         before = dict(os.environ)
         os.environ.update(self.settings)
@@ -112,7 +111,7 @@ class Server:
         gc.freeze()
         self.loaded = True
 
-    def hear(self, connection: socket.socket) -> None:
+    def hear(self, connection):
         """Passes signals on; where the asker is gone, ends the fork and all it started."""
         if connection not in self.forks:
             return  # The same look has found the fork's end.
@@ -123,7 +122,7 @@ class Server:
         if not data:
             self.selector.unregister(connection)
 
-    def reap(self, connection: socket.socket) -> None:
+    def reap(self, connection):
         """Tells how a fork ended."""
         pid, ended = self.forks.pop(connection)
         _, status = os.waitpid(pid, 0)
@@ -137,13 +136,13 @@ class Server:
             connection.sendall(status.to_bytes(4, "big"))
         connection.close()
 
-    def end(self, stdin: int) -> None:
+    def end(self, stdin):
         """Ends with the test process."""
         for pid, _ in self.forks.values():
             _signal(pid, signal.SIGKILL)
         os._exit(0)
 
-    def become(self, request: dict[str, Any], streams: list[int]) -> NoReturn:
+    def become(self, request, streams):
         """Takes the asker's place, in the forked process, and runs its program."""
         os.setsid()
         self.selector.close()
@@ -185,7 +184,7 @@ class Server:
         sys.exit()
 
 
-def _signal(pid: int, number: int) -> None:
+def _signal(pid, number):
     """Signals a fork's process group; it may not have made one yet."""
     try:
         os.killpg(pid, number)
@@ -194,7 +193,7 @@ def _signal(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def main() -> None:
+def main():
     """Says that it is there, then serves."""
     server = Server(Path(sys.argv[1]))
     sys.stdout.write("ready\n")

@@ -12,10 +12,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -34,7 +32,7 @@ USER = 1000
 THIS_MACHINE = "10.243.0.254"
 
 
-def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str:
+def kubectl(*arguments, text=None, check=True):
     """Runs kubectl with a manifest as its input, and returns what it printed."""
     done = run_program("kubectl", *arguments, input=text)
     assert done.returncode == 0 or not check, done.stderr
@@ -42,7 +40,7 @@ def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str
 
 
 @contextlib.contextmanager
-def reachable_cluster(folder: Path) -> Iterator[None]:
+def reachable_cluster(folder):
     """A cluster that kubectl reaches; one that this starts is ended by the last that uses it.
 
     Its nodes have the image. One process at a time loads it: of two loads at once, one may fail.
@@ -78,7 +76,7 @@ def reachable_cluster(folder: Path) -> Iterator[None]:
                 subprocess.run([TOOLS / "down"], check=True)
 
 
-def _answers() -> bool:
+def _answers():
     if "KUBECONFIG" not in os.environ:
         return False
     with contextlib.suppress(OSError):
@@ -88,7 +86,7 @@ def _answers() -> bool:
 
 
 @contextlib.contextmanager
-def without(node: str, take: str, give: str) -> Iterator[None]:
+def without(node, take, give):
     """A node after `take` within the block, after `give` at the end: cut, mend; kill, start."""
     number = node.removeprefix("node")
     subprocess.run([_tool_of_nodes(), number, take], check=True)
@@ -100,11 +98,11 @@ def without(node: str, take: str, give: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def frozen(node: str) -> Iterator[None]:
+def frozen(node):
     """A node all of whose processes stand still within the block, as a machine that hangs."""
     _tool_of_nodes()
     outer = int((Path(os.environ["K8S_TOP"]) / "run" / f"{node}.pid").read_text())
-    stopped: set[psutil.Process] = set()
+    stopped = set()
     # What a process started before it was stopped comes in another round.
     while new := set(psutil.Process(outer).children(recursive=True)) - stopped:
         for process in new:
@@ -120,17 +118,17 @@ def frozen(node: str) -> Iterator[None]:
         _await_ready(node)
 
 
-def _tool_of_nodes() -> Path:
+def _tool_of_nodes():
     if "K8S_TOP" not in os.environ:
         lacking("nodes to take away: the cluster is not the tests' own")
     return TOOLS / "node"
 
 
-def _await_ready(node: str) -> None:
+def _await_ready(node):
     kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=120s")
 
 
-def _load_image() -> None:
+def _load_image():
     """Loads an image that is a root folder with this machine's links, and nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
@@ -155,23 +153,23 @@ class Namespace:
 
     name: str
 
-    def apply(self, *things: dict[str, Any]) -> None:
+    def apply(self, *things):
         """Creates or changes objects in the namespace."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)})
         kubectl("-n", self.name, "apply", "-f", "-", text=text)
 
-    def pods(self) -> list[dict[str, Any]]:
+    def pods(self):
         """Pods of the namespace, without deleted ones."""
         items = json.loads(kubectl("-n", self.name, "get", "pods", "-o", "json"))["items"]
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
-    def settings(self, *folders: Path, **changes: Any) -> KubernetesSettings:
+    def settings(self, *folders, **changes):
         """Settings of the runner whose pods see the interpreter, the code and these folders."""
         places = {Path("/usr"), ROOT, Path(sys.prefix), Path(sys.base_prefix)}
         # An environment may take packages from another one's folder.
         places |= {Path(folder) for folder in sys.path if folder.endswith("site-packages")}
         places |= set(folders)
-        values: dict[str, Any] = {
+        values = {
             "namespace": self.name,
             "image": IMAGE,
             "user": f"{USER}:{USER}",
@@ -190,11 +188,11 @@ class Namespace:
         return KubernetesSettings.model_validate(values | changes)
 
 
-def _of_machine(place: Path) -> dict[str, str]:
+def _of_machine(place):
     return {"claim": "machine", "sub_path": str(place.relative_to("/"))}
 
 
-def _outermost(places: set[Path]) -> list[Path]:
+def _outermost(places):
     return [
         place
         for place in sorted(places)
@@ -203,7 +201,7 @@ def _outermost(places: set[Path]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def namespace() -> Iterator[Namespace]:
+def namespace():
     """A new namespace, gone at the end of the block."""
     name = f"geb-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)

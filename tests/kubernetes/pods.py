@@ -2,21 +2,14 @@
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from flows.pipeline.config import StageResources
-from flows.pipeline.placement import KubernetesSettings
 from stages.contract.errors import PreemptedError
-from stages.contract.request import Request, Resources
-from stages.store.base import Store
+from stages.contract.request import Resources
 from stages.store.locks import exclusive_lock
-from tests.at_work import AtWork
 from tests.flows.probes import wait_until
-from tests.kubernetes.cluster import CPUS, Namespace, kubectl, namespace, reachable_cluster
+from tests.kubernetes.cluster import CPUS, kubectl, namespace, reachable_cluster
 from tests.launchers.launcher import Launcher, Mistake, shared_folder
 
 RESOURCES = {stage: {"cpus": CPUS} for stage in StageResources.model_fields}
@@ -33,42 +26,42 @@ class Kubernetes(Launcher):
         "execution.kubernetes",
     )
 
-    def __init__(self, cluster: Namespace) -> None:
+    def __init__(self, cluster):
         self.cluster = cluster
 
-    def settings(self, request: Request, **changes: Any) -> dict[str, Any]:
+    def settings(self, request, **changes):
         return {"kubernetes": self.pod_settings(request, **changes)}
 
-    def pod_settings(self, request: Request, **changes: Any) -> KubernetesSettings:
+    def pod_settings(self, request, **changes):
         """Settings for the pods of a probe, which see its store and its code."""
         # Not the folder that holds both: it is the tests' user's alone.
         store = Path(request.store)
         return self.cluster.settings(store, store.with_name("code"), **changes)
 
-    def request(self, store: Store, resources: Resources | None = None, **params: Any) -> Request:
+    def request(self, store, resources=None, **params):
         resources = (resources or Resources()).model_copy(update={"cpus": CPUS})
         return super().request(store, resources, **params)
 
-    def take_machine(self, work: AtWork) -> None:
+    def take_machine(self, work):
         [pod] = self.cluster.pods()
         kubectl("-n", self.cluster.name, "delete", "pod", pod["metadata"]["name"])
 
-    def await_end(self, request: Request, pids: list[int]) -> None:
+    def await_end(self, request, pids):
         wait_until(lambda: all(pod["status"]["phase"] == "Failed" for pod in self.cluster.pods()))
 
-    def left(self, store: Store) -> list[str]:
+    def left(self, store):
         return [pod["metadata"]["name"] for pod in self.cluster.pods()]
 
 
 @contextlib.contextmanager
-def kubernetes_launcher(folders: pytest.TempPathFactory) -> Iterator[Kubernetes]:
+def kubernetes_launcher(folders):
     """Pods in a new namespace of a real cluster."""
     with reachable_cluster(shared_folder(folders) / "cluster"), namespace() as cluster:
         yield Kubernetes(cluster)
 
 
 @contextlib.contextmanager
-def nodes_in_use(folders: pytest.TempPathFactory, *, alone: bool = False) -> Iterator[None]:
+def nodes_in_use(folders, *, alone=False):
     """Keeps tests that take a node away from other processes' tests."""
     shared = shared_folder(folders)
     with (shared / "nodes").open("w") as users:

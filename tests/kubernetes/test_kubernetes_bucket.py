@@ -3,16 +3,14 @@
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from stages.contract.errors import PreemptedError
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from stages.store.opening import open_store
 from tests.at_work import at_work
 from tests.flows.loop import ROOT, geb_ok, plan, result_digests, write_config
@@ -30,7 +28,7 @@ CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 @pytest.fixture
-def url(cluster, tmp_path, monkeypatch) -> Iterator[str]:
+def url(cluster, tmp_path, monkeypatch):
     """A store's place in a bucket that this machine and the pods reach.
 
     It takes no manifest while the file ``refusing`` of the test's folder exists.
@@ -51,7 +49,7 @@ def url(cluster, tmp_path, monkeypatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def probes(cluster, url, tmp_path, probe_stage) -> Execution:
+def probes(cluster, url, tmp_path, probe_stage):
     """Execution in pods that see of this machine its programs and the probe, and an empty store."""
     open_store(url, create=True)
     environment = cluster.settings().environment | {"GEB_STORE_PATIENCE_SECONDS": "60"}
@@ -69,7 +67,7 @@ def probes(cluster, url, tmp_path, probe_stage) -> Execution:
     return Execution(runner="kubernetes", kubernetes=settings, grace_seconds=5, sync_seconds=0.5)
 
 
-def request_for(url: str, **params: str) -> Request:
+def request_for(url, **params):
     """A probe of the store in the bucket."""
     request = probe_request(open_store(url), Resources(cpus=CPUS), **params)
     return request.model_copy(update={"store": url})
@@ -108,7 +106,6 @@ def test_a_pod_that_is_killed_in_its_upload_leaves_no_half_artifact(cluster, url
     refusing.unlink()
     make_runner(probes).run(request, lambda event: None)
     artifact = store.load("probe", request.key)
-    assert artifact is not None
     store.verify(artifact)
     assert artifact.file("result.txt").read_text() == "seed 0 once"
     assert any(name.startswith("logs/probe/") for name in objects(url))
@@ -126,7 +123,7 @@ def test_state_goes_through_the_bucket_to_the_next_pod(cluster, url, probes):
     assert not any(name.startswith("work/") for name in objects(url))
 
 
-def uids(pods: list[dict[str, Any]]) -> set[str]:
+def uids(pods):
     """Identities of pods, which their names alone are not."""
     return {pod["metadata"]["uid"] for pod in pods}
 

@@ -2,8 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
@@ -22,14 +20,14 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 BASE = ROOT / "configs/cluster/kubernetes"
 
 
-def objects() -> dict[str, Any]:
+def objects():
     """Objects that the kustomization makes, by kind."""
     manifests = yaml.safe_load_all(kubectl("kustomize", str(BASE)))
     return {manifest["kind"]: manifest for manifest in manifests}
 
 
 @pytest.fixture
-def account(cluster, tmp_path) -> Iterator[str]:
+def account(cluster, tmp_path):
     """A kubeconfig of the shipped service account, in the tests' namespace."""
     folder = tmp_path / "kustomization"
     folder.mkdir()
@@ -43,7 +41,7 @@ def account(cluster, tmp_path) -> Iterator[str]:
     kubectl("delete", "-k", str(folder))
 
 
-def _kubeconfig(namespace: str) -> dict[str, Any]:
+def _kubeconfig(namespace):
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
     token = {
         "apiVersion": "v1",
@@ -57,7 +55,7 @@ def _kubeconfig(namespace: str) -> dict[str, Any]:
     kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(token))
     path = "jsonpath={.data.token}"
 
-    def made() -> str:
+    def made():
         return kubectl("-n", namespace, "get", "secret", "geb-test-token", "-o", path)
 
     wait_until(made)
@@ -109,7 +107,7 @@ def test_the_role_is_what_the_runner_uses_and_no_more(launcher, store, account, 
     assert granted == used
 
 
-def _right(method: str, url: str) -> tuple[str, str]:
+def _right(method, url):
     place = url.partition("?")[0].partition("/v1/")[2].split("/")
     names = place[2:] if place[0] == "namespaces" else place
     resource = "/".join([names[0], *names[2:]])

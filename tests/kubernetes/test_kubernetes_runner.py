@@ -3,7 +3,6 @@
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.events import Event
 from stages.contract.request import Resources
 from tests.at_work import at_work
 from tests.flows.loop import geb_refused, write_config
@@ -63,7 +62,7 @@ def test_a_quota_is_waited_for(launcher, store):
         kubectl("-n", launcher.cluster.name, "delete", "resourcequota", "team")
 
 
-def lacks_quota(event: Event) -> bool:
+def lacks_quota(event):
     return "exceeded quota: team" in str(event)
 
 

@@ -8,13 +8,13 @@ from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Metric
-from tests.kubernetes.cluster import CPUS, Namespace, frozen, without
+from tests.kubernetes.cluster import CPUS, frozen, without
 from tests.two_nodes import Fault, killed, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.release]
 
 
-def hosts_of_pods(cluster: Namespace) -> dict[str, str]:
+def hosts_of_pods(cluster):
     """Nodes of the pods, by the pods' names."""
     return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in cluster.pods()}
 

@@ -1,15 +1,13 @@
 """The launchers, each once for a module."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.launchers.launcher import Launcher, Process
+from tests.launchers.launcher import Process
 from tests.launchers.launcher import store as store
 
 
 @pytest.fixture(scope="module")
-def launcher(request, tmp_path_factory) -> Iterator[Launcher]:
+def launcher(request, tmp_path_factory):
     """A launcher, whose cluster or engine is started if none is there."""
     # Clients of clusters load when they are used.
     match request.param:

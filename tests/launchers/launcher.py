@@ -3,8 +3,6 @@
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -12,12 +10,8 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
-from flows.runners.runner import Runner
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Event
-from stages.contract.request import Request, Resources
 from stages.store.base import Store
-from tests.at_work import AtWork
 from tests.flows.probes import gone
 from tests.probe_stage import probe_request
 
@@ -39,45 +33,43 @@ class Launcher(ABC):
     """Error of a stage that lost its machine, and words of its message."""
 
     @abstractmethod
-    def settings(self, request: Request, **changes: Any) -> dict[str, Any]:
+    def settings(self, request, **changes):
         """The launcher's part of the section `execution`."""
 
     @abstractmethod
-    def take_machine(self, work: AtWork) -> None:
+    def take_machine(self, work):
         """Takes a stage's machine away, or kills it from outside."""
 
     @abstractmethod
-    def await_end(self, request: Request, pids: list[int]) -> None:
+    def await_end(self, request, pids):
         """Returns when a stage without an orchestrator has ended."""
 
     @abstractmethod
-    def left(self, store: Store) -> list[str]:
+    def left(self, store):
         """Names of what is left at the place of a store's stages."""
 
-    def request(self, store: Store, resources: Resources | None = None, **params: Any) -> Request:
+    def request(self, store, resources=None, **params):
         """A request for one probe."""
         return probe_request(store, resources, **params)
 
-    def execution(
-        self, request: Request, *, death: str = "stop", grace_seconds: float = 5, **changes: Any
-    ) -> Execution:
+    def execution(self, request, *, death="stop", grace_seconds=5, **changes):
         """A run's section `execution`; ``changes`` are settings of the launcher."""
         values = self.settings(request, **changes) | {"runner": self.name}
         values |= {"on_orchestrator_death": death, "grace_seconds": grace_seconds}
         return Execution.model_validate(values)
 
-    def section(self, request: Request, **changes: Any) -> dict[str, Any]:
+    def section(self, request, **changes):
         """The same, as it is written in a configuration."""
         execution = self.execution(request, **changes)
         return execution.model_dump(mode="json", exclude_defaults=True)
 
-    def runner(self, request: Request, **changes: Any) -> Runner:
+    def runner(self, request, **changes):
         """A runner with these settings."""
         return make_runner(self.execution(request, **changes))
 
-    def run(self, request: Request, **changes: Any) -> list[Event]:
+    def run(self, request, **changes):
         """Runs a stage to its end and returns its events."""
-        heard: list[Event] = []
+        heard = []
         self.runner(request, **changes).run(request, heard.append)
         return heard
 
@@ -89,38 +81,37 @@ class Process(Launcher):
     loss = StageFailedError, "SIGKILL"
     mistake = Mistake({"interpreters": {"probe": "/nowhere/python"}}, "/nowhere/pyth", "setup-vllm")
 
-    def __init__(self, *, fork_server: bool) -> None:
+    def __init__(self, *, fork_server):
         self._fork_server = fork_server
 
-    def settings(self, request: Request, **changes: Any) -> dict[str, Any]:
+    def settings(self, request, **changes):
         return {"fork_server": self._fork_server} | changes
 
-    def take_machine(self, work: AtWork) -> None:
+    def take_machine(self, work):
         supervisor = psutil.Process(work.pids[0]).parent()
-        assert supervisor is not None
         supervisor.send_signal(signal.SIGKILL)
 
-    def await_end(self, request: Request, pids: list[int]) -> None:
+    def await_end(self, request, pids):
         assert all(gone(pid) for pid in pids)
 
-    def left(self, store: Store) -> list[str]:
+    def left(self, store):
         return []
 
 
-def shared_folder(folders: pytest.TempPathFactory) -> Path:
+def shared_folder(folders):
     """A folder that all test processes of a session have in common."""
     base = folders.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def logs_of(request: Request) -> str:
+def logs_of(request):
     """The logs of all attempts at a request."""
     folder = Store.open(request.store).log_path(request.stage, request.key)
     return "".join(log.read_text() for log in sorted(folder.glob("*.log")))
 
 
 @pytest.fixture
-def store(store: Store, probe_stage: None, launcher: Launcher) -> Iterator[Store]:
+def store(store, probe_stage, launcher):
     """A store for probes, of which nothing may be left at their place after the test."""
     yield store
     assert launcher.left(store) == []

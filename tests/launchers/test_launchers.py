@@ -9,11 +9,10 @@ from flows.pipeline.config import StageResources
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.request import Resources
-from stages.store.base import Store
 from tests.at_work import at_work, hangs, said
 from tests.flows.loop import geb_ok, plan, result_digests, write_config
 from tests.flows.probes import alive, wait_until
-from tests.launchers.launcher import Launcher, logs_of
+from tests.launchers.launcher import logs_of
 from tests.orchestrators import orchestrator
 
 LAUNCHERS = {
@@ -25,13 +24,13 @@ LAUNCHERS = {
 }
 
 
-def launched_by(*names: str) -> pytest.MarkDecorator:
+def launched_by(*names):
     """Runs a test with these launchers, each with its marks."""
     params = [pytest.param(name, marks=LAUNCHERS[name]) for name in names]
     return pytest.mark.parametrize("launcher", params, indirect=True, scope="module")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Runs every other test with all launchers."""
     marks = metafunc.definition.iter_markers("parametrize")
     if all(mark.args[0] != "launcher" for mark in marks):
@@ -44,7 +43,6 @@ def test_a_stage_that_ends_well_leaves_artifact_events_and_log(launcher, store, 
     request = launcher.request(store, message="hello", prints="noise from a library")
     heard = launcher.run(request)
     artifact = store.load("probe", request.key)
-    assert artifact is not None
     assert (artifact.path / "result.txt").read_text() == "seed 0 hello"
     assert heard.count(Log(message="hello")) == 1
     assert heard.count(Progress(done=0, total=1, unit="things")) == 1
@@ -192,7 +190,7 @@ def test_a_job_is_taken_over_before_it_stops(launcher, store):
     assert_taken_over(launcher, store, death="stop")
 
 
-def assert_taken_over(launcher: Launcher, store: Store, death: str) -> None:
+def assert_taken_over(launcher, store, death):
     request = launcher.request(store, behaviour="hang")
     with orchestrator(request, launcher.execution(request, death=death)) as (_, pids):
         pass

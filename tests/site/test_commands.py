@@ -5,9 +5,7 @@ They are read by the command line's own parser; nothing is executed.
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -24,7 +22,7 @@ IN_TEXT = re.compile(r"`(?:\$ )?(geb [a-z][^`]*)`")
 FIELDS = {row.name: row for row in field_rows(RunConfig)}
 
 
-def commands() -> Iterator[tuple[str, str, bool]]:
+def commands():
     """Place and text of every command that is shown, and whether it is one to type as it stands."""
     for page in PAGES:
         for number, line in enumerate(page.read_text().splitlines(), 1):
@@ -35,7 +33,7 @@ def commands() -> Iterator[tuple[str, str, bool]]:
                     yield place, one.split("  ")[0].split(" # ")[0].strip(), block is not None
 
 
-def words(text: str) -> list[str]:
+def words(text):
     """Words of a command: parts in brackets given, of several choices the first."""
     plain = re.sub(r"(?<!=)\[([^\]]*)\](?!')", r"\1", text)
     plain = re.sub(r"([\w-]+)(?:\|[\w-]+)+", r"\1", plain)
@@ -44,13 +42,13 @@ def words(text: str) -> list[str]:
     return words[: min(map(words.index, ends), default=len(words))]
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parsed(text):
     """Values of a command's options and arguments.
 
     Raises:
         typer.TyperException: The command does not exist, or does not take them.
     """
-    command: Any = typer.main.get_command(app)
+    command = typer.main.get_command(app)
     context, arguments = None, words(text)[1:]
     while True:
         context = command.make_context("geb", arguments, parent=context)
@@ -62,7 +60,7 @@ def parsed(text: str) -> dict[str, Any]:
         _, command, arguments = command.resolve_command(context, rest)
 
 
-def is_field(name: str) -> bool:
+def is_field(name):
     """Existence of a field in a configuration, also below a user's names in its mappings."""
     section = name.rpartition(".")[0]
     own_names = section in FIELDS and "names and values" in FIELDS[section].kind

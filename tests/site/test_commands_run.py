@@ -8,9 +8,7 @@ of a sentence are read by `test_commands.py`.
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import yaml
@@ -93,7 +91,7 @@ class Command:
     marked: bool
 
     @property
-    def elsewhere(self) -> str | None:
+    def elsewhere(self):
         """Beginning by which :data:`ELSEWHERE` has it, the longest."""
         if "--dry-run" in self.text:
             return None
@@ -105,7 +103,7 @@ class Command:
         return max(patterns, key=len, default=None)
 
 
-def commands(page: Path) -> Iterator[Command]:
+def commands(page):
     """Commands of a page's blocks, fenced or indented."""
     name = page.relative_to(ROOT).as_posix()
     lines = page.read_text().splitlines()
@@ -127,7 +125,7 @@ def commands(page: Path) -> Iterator[Command]:
                 yield Command(name, number + 1, one.strip(), marked)
 
 
-def _paragraph(lines: list[str], at: int, step: int) -> str:
+def _paragraph(lines, at, step):
     """Text of the nearest paragraph in a direction, on one line."""
     at += step
     while 0 <= at < len(lines) and (not lines[at].strip() or lines[at].startswith(("    ", "```"))):
@@ -155,7 +153,7 @@ def test_each_command_is_run_or_its_page_says_what_it_needs():
 
 
 @pytest.fixture(scope="module")
-def folder(finished, tmp_path_factory) -> Path:
+def folder(finished, tmp_path_factory):
     """A folder as the pages have it: configurations, and a store with two finished runs."""
     place = tmp_path_factory.mktemp("pages")
     shutil.copytree(finished.parent / "store", place / "store", copy_function=shutil.copy2)

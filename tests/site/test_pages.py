@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 import yaml
@@ -22,7 +21,7 @@ MOST_WORDS_TOGETHER = 25_000
 SEQUENCE = 7
 
 
-def prose(page: Path) -> list[str]:
+def prose(page):
     """Words of a page in lower case, without blocks of code, targets of links and marks."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
@@ -59,7 +58,7 @@ OURS = re.compile(
 )
 
 
-def columns(section: str, number: int) -> list[str]:
+def columns(section, number):
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     return [re.split(r"(?<!\\) \| ", row.strip("| "))[number] for row in rows[2:]]
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -30,9 +29,7 @@ ANSWERS = {
 }
 
 
-def build(
-    site: Path, configuration: Path = ROOT / "mkdocs.yml"
-) -> subprocess.CompletedProcess[str]:
+def build(site, configuration=ROOT / "mkdocs.yml"):
     return run_program(
         *(sys.executable, "-m", "mkdocs", "build", "--strict"),
         *("--site-dir", site, "--config-file", configuration),
@@ -42,7 +39,7 @@ def build(
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     built = build(folder)
     assert built.returncode == 0, built.stderr

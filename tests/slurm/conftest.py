@@ -1,15 +1,13 @@
 """A Slurm cluster, for one module at a time."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.launchers.launcher import store as store
-from tests.slurm.jobs import Slurm, slurm_launcher
+from tests.slurm.jobs import slurm_launcher
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory) -> Iterator[Slurm]:
+def launcher(tmp_path_factory):
     """Starts probes as jobs."""
     with slurm_launcher(tmp_path_factory) as launcher:
         yield launcher

@@ -6,19 +6,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from flows.runners.slurm import client
 from stages.contract.errors import PreemptedError
-from stages.contract.request import Request
 from stages.store.base import Store
 from stages.store.locks import exclusive_lock
-from tests.at_work import AtWork, said
+from tests.at_work import said
 from tests.flows.loop import ROOT
 from tests.flows.probes import gone, wait_until
 from tests.launchers.launcher import Launcher, Mistake, shared_folder
@@ -36,28 +33,28 @@ class Slurm(Launcher):
     mistake = Mistake({"time_limit": "30-0"}, r"PartitionTimeLimit.*--time=30-0", "sinfo")
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Environment variables that jobs need: they inherit none of this process."""
         return {name: os.environ[name] for name in CARRIED if name in os.environ}
 
-    def settings(self, request: Request | None = None, **changes: Any) -> dict[str, Any]:
+    def settings(self, request=None, **changes):
         return {"slurm": {"environment": self.environment} | changes}
 
-    def take_machine(self, work: AtWork) -> None:
+    def take_machine(self, work):
         take_all_nodes()
 
-    def await_end(self, request: Request, pids: list[int]) -> None:
+    def await_end(self, request, pids):
         store = Store.open(request.store)
         wait_until(lambda: not jobs_of(store))
         assert all(gone(pid) for pid in pids)
 
-    def left(self, store: Store) -> list[str]:
+    def left(self, store):
         folder = store.root / "slurm/jobs"
         return [job.name for job in folder.iterdir()] if folder.is_dir() else []
 
 
 @contextlib.contextmanager
-def slurm_launcher(folders: pytest.TempPathFactory) -> Iterator[Slurm]:
+def slurm_launcher(folders):
     """Jobs of the cluster that SLURM_CONF names, or of one of two nodes on this machine.
 
     Some tests take all nodes, and a machine has room for one cluster of these ports.
@@ -72,7 +69,7 @@ def slurm_launcher(folders: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 @contextlib.contextmanager
-def _own_cluster() -> Iterator[None]:
+def _own_cluster():
     if not (SCRIPTS / "up").exists():
         lacking(f"no SLURM_CONF in the environment, and no test cluster in {SCRIPTS}")
     # A socket's path may not be long.
@@ -92,7 +89,7 @@ def _own_cluster() -> Iterator[None]:
         shutil.rmtree(top, ignore_errors=True)
 
 
-def _notice_late(config: Path) -> None:
+def _notice_late(config):
     """Gives Slurm its usual time until it gives a silent node up, and a preempted job more."""
     text = config.read_text().replace("SlurmdTimeout=20", "SlurmdTimeout=300")
     config.write_text(text.replace("GraceTime=10", "GraceTime=60"))
@@ -100,25 +97,25 @@ def _notice_late(config: Path) -> None:
     subprocess.run(["scontrol", "reconfigure"], env=environment, check=True)
 
 
-def jobs_of(store: Store) -> set[str]:
+def jobs_of(store):
     """Jobs of a store, at work or pending."""
     folder = store.root / "slurm/jobs"
     names = {job.name for job in folder.iterdir()} if folder.is_dir() else set()
     return names & client.own_jobs().keys()
 
 
-def job_of(work: AtWork) -> str:
+def job_of(work):
     """Number of a stage's job."""
     first = next(line for line in said(work.heard) if line.startswith("job "))
     return first.split()[1].rstrip(":")
 
 
-def is_over(job: str) -> bool:
+def is_over(job):
     """True once a job has ended."""
     return job not in client.own_jobs().values()
 
 
-def take_all_nodes() -> None:
+def take_all_nodes():
     """Submits a job of the partition whose jobs take main's nodes."""
     options = ["--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null"]
     done = client.submit(options, "#!/bin/bash\n")
@@ -126,7 +123,7 @@ def take_all_nodes() -> None:
 
 
 @contextlib.contextmanager
-def paused(processes: set[psutil.Process]) -> Iterator[None]:
+def paused(processes):
     """No step is made until Slurm tells the stage to end, however long it takes for that."""
     workers = [process for process in processes if not process.children()]
     assert workers
@@ -141,7 +138,7 @@ def paused(processes: set[psutil.Process]) -> Iterator[None]:
                 worker.resume()
 
 
-def is_told_to_end(process: psutil.Process) -> bool:
+def is_told_to_end(process):
     """True where SIGTERM waits for a process that is stopped, or the process is gone."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()

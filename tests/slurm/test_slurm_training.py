@@ -2,14 +2,12 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
 from functools import partial
 
-import psutil
 import pytest
 
 from stages.contract.errors import PreemptedError
-from tests.at_work import AtWork, said
+from tests.at_work import said
 from tests.slurm.jobs import job_of, paused, take_all_nodes
 from tests.two_nodes import Fault, end, killed, make_inputs, outlives, train, training
 
@@ -17,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
 
 
 @contextlib.contextmanager
-def frozen(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
+def frozen(_, processes):
     """A fault: all processes of the second node stop, as on a machine that hangs."""
     for process in processes:
         process.suspend()
@@ -25,7 +23,7 @@ def frozen(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cut_off(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
+def cut_off(_, processes):
     """The second node is off the network."""
     command = ["ip", "-n", "slurm-switch", "link", "set", "node2"]
     subprocess.run([*command, "down"], check=True)
@@ -37,7 +35,7 @@ def cut_off(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def set_down(*_: object) -> Iterator[None]:
+def set_down(*_):
     """An administrator takes the second node out of the cluster."""
     change = ["scontrol", "update", "NodeName=node2"]
     subprocess.run([*change, "State=DOWN", "Reason=test"], check=True)
@@ -49,7 +47,7 @@ def set_down(*_: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preempted(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
+def preempted(_, processes):
     """Another job takes both nodes."""
     with paused(processes):
         take_all_nodes()
@@ -57,7 +55,7 @@ def preempted(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def out_of_time(work: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
+def out_of_time(work, processes):
     """The job comes near its time limit: Slurm, which looks twice a minute, tells it so next."""
     with paused(processes):
         change = [f"JobId={job_of(work)}", "EndTime=now+150"]

@@ -1,8 +1,6 @@
 """Words of `geb plan` and `geb run` before the first stage: cautions, an oracle that fails."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,7 +26,7 @@ from tests.stage_calls import write_jsonl
 SCORE = "def score(prompts, responses, references):\n"
 
 
-def with_oracle(folder: Path, code: str, **changes: Any) -> Path:
+def with_oracle(folder, code, **changes):
     """A configuration with a Python oracle of this code, in the file `oracle.py`."""
     oracle = folder / "oracle.py"
     oracle.write_text(code)
@@ -36,7 +34,7 @@ def with_oracle(folder: Path, code: str, **changes: Any) -> Path:
     return write_config(folder, inputs=inputs, **changes)
 
 
-def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -> list[str]:
+def said_of(folder, rows, test=None, **changes):
     """Cautions about a configuration with a number of prompts."""
     prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(rows)])
     inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}

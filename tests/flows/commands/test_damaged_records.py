@@ -1,8 +1,6 @@
 """Damaged records of a store: every command says in one message which, where, and what to do."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +23,7 @@ COMMANDS = (
 )
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+DAMAGES = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-3]),
     "garbled": lambda path: path.write_bytes(b"\xff\xfe\x00garbage"),
     "other": lambda path: path.write_text('{"format": "x", "train": 5}'),
@@ -33,7 +31,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory) -> tuple[Path, str]:
+def healthy(tmp_path_factory):
     """A store with a run, a step and a model with an alias; and the model's key."""
     root = tmp_path_factory.mktemp("healthy") / "store"
     store = Store.open(str(root), create=True)
@@ -54,16 +52,13 @@ def healthy(tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def store(healthy, tmp_path) -> Path:
+def store(healthy, tmp_path):
     shutil.copytree(healthy[0], tmp_path / "store", copy_function=shutil.copy2)
     return tmp_path / "store"
 
 
-Geb = Callable[[str], tuple[int, str]]
-
-
 @pytest.fixture
-def geb(store, healthy, geb_here) -> Geb:
+def geb(store, healthy, geb_here):
     """Runs a command on the store."""
     return lambda words: geb_here(*words.format(key=healthy[1]).split(), "--store", store)
 

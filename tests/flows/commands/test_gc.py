@@ -10,7 +10,7 @@ from flows.commands.store import collect_garbage, remove_garbage
 from flows.execution.run_record import RunRecord
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from tests.flows.records import recorded
 from tests.stage_calls import call
 
@@ -27,11 +27,11 @@ class NoteParams(StageParams):
 NOTE = Stage(NoteParams, lambda ctx: (ctx.out / "note.txt").write_text(ctx.params.text))
 
 
-def made(store: Store, text: str) -> Artifact:
+def made(store, text):
     return call(NOTE, NoteParams(text=text), {}, store)
 
 
-def needs(store: Store, artifact: Artifact, run: str = "nightly") -> None:
+def needs(store, artifact, run="nightly"):
     """Writes down that a run uses an artifact."""
     key = artifact.manifest.key
     recorded(RunRecord(store, run), key[:8], stage="note", key=key, state="reused")

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +16,6 @@ from flows.commands.cli import app
 from flows.execution.run_record import (
     Attempt,
     RunRecord,
-    State,
-    StepRecord,
     attempts,
     recorded_attempt,
 )
@@ -35,26 +32,26 @@ OLD = time.time() - 3600
 
 
 @pytest.fixture
-def record(tmp_path) -> RunRecord:
+def record(tmp_path):
     """A run that has a configuration and nothing else."""
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
     record.save_config(load_config(write_config(tmp_path)))
     return record
 
 
-def shown(record: RunRecord, *arguments: str) -> str:
+def shown(record, *arguments):
     words = [*arguments, "--store", record.store.location]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
     return done.output
 
 
-def told(record: RunRecord) -> dict[str, Any]:
+def told(record):
     """The run's state as `geb status --json` has it."""
     return json.loads(shown(record, "status", record.name, "--json"))[record.name]
 
 
-def note(record: RunRecord, step: str, state: State, message: str = "") -> StepRecord:
+def note(record, step, state, message=""):
     now = time.time()
     ended = None if state == "running" else now + 2
     stage = step.split("/")[1 if "/" in step else 0]
@@ -163,7 +160,6 @@ def test_steps_of_earlier_attempts_wait_and_all_steps_count(record):
         note(record, "iteration-1/train", "failed", "out of memory\nsecond line")
         # Ended after the attempt began, unlike the first.
         first = record.step("prepare")
-        assert first is not None
         record.save_step(first.model_copy(update={"started": OLD, "ended": OLD}))
         status = told(record)
         text = shown(record, "status", "small")
@@ -209,7 +205,7 @@ def test_following_shows_the_last_lines_of_a_step_that_has_ended(record, monkeyp
     log = folder / "20260101-000000-1-1.log"
     log.write_text("first\n")
 
-    def go_on(_: float) -> None:
+    def go_on(_):
         log.write_text("first\nthe last word\n")
         note(record, "sft", "done")
         note(record, "iteration-1/train", "done")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -10,8 +9,7 @@ from huggingface_hub import ModelCard
 from flows.pipeline.inputs import resolve_model
 from flows.report.model_card import export_model
 from stages.contract.manifest import Manifest, describe_files
-from stages.contract.request import ArtifactInput, FileInput, HubInput
-from stages.store.base import Artifact, Store
+from stages.contract.request import HubInput
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 from tests.damage import no_room
@@ -42,7 +40,7 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     assert "is there and not empty" in again
 
 
-def documents(card: ModelCard) -> list[Any]:
+def documents(card):
     """The JSON documents of a card: origin, figures, settings."""
     return [json.loads(text) for text in re.findall(r"```json\n(.*?)```", card.content, re.DOTALL)]
 
@@ -50,9 +48,7 @@ def documents(card: ModelCard) -> list[Any]:
 HUB = HubInput(repo="owner/model", revision="c0ffee")
 
 
-def trained(
-    store: Store, key: str, policy: HubInput | FileInput | ArtifactInput, *files: str
-) -> Artifact:
+def trained(store, key, policy, *files):
     """An artifact of `train` whose files hold their own names."""
     scratch = store.new_scratch("train", key)
     for name in files:

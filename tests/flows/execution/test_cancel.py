@@ -3,24 +3,21 @@
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
 from tests.flows.loop import stage_processes, started, steps, wait_for_line, write_config
-from tests.flows.probe_flow import ProbeConfig
-from tests.flows.probes import gone, hanging_pids, write_probes
+from tests.flows.probes import gone
 from tests.flows.standing.standing import ended
-from tests.probe_stage import ProbeParams
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(prefect_server) -> SyncPrefectClient:
+def client(prefect_server):
     return SyncPrefectClient(prefect_server)
 
 
-def running(client: SyncPrefectClient, name: str) -> FlowRun:
+def running(client, name):
     """The one flow run of a name that is not over."""
     runs = [
         run
@@ -51,25 +48,3 @@ def test_cancelling_a_terminal_s_run_stops_its_stages(client, tmp_path):
     assert "cancelled" in {step["state"] for step in records.values()} <= {"cancelled", "done"}
     assert " cancelled after " in output
     assert "iteration-1/train" not in records
-
-
-@pytest.mark.parametrize("ends_by", ["itself", "the worker's SIGTERM"])
-def test_stages_that_were_still_to_come_are_not_started(client, ends_by, tmp_path, probe_stage):
-    config = ProbeConfig(
-        name="many-probes",
-        store=str(tmp_path / "store"),
-        # Whichever comes first holds the only place.
-        probes=(ProbeParams(behaviour="leave_child"),) * 200,
-    )
-    program = ("-m", "tests.flows.probe_flow")
-    with started(write_probes(tmp_path, config), program=program) as process:
-        pids = hanging_pids(tmp_path / "store")
-        run = running(client, "many-probes")
-        client.set_flow_run_state(run.id, Cancelling())
-        if ends_by != "itself":
-            process.terminate()
-        process.communicate()
-    assert ended(client, run.id).state_name == "Cancelled"
-    assert all(gone(pid) for pid in pids)
-    logs = list((tmp_path / "store/logs/probe").glob("*/*.log"))
-    assert len(logs) == 1, "stages were started after the run was cancelled"

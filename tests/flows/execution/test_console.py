@@ -39,7 +39,7 @@ def test_each_phase_of_a_stage_begins_with_a_line(request_, monkeypatch):
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b[2J\x9b1m\u202ec\rd"
 
 
-def as_table(text: str) -> Table:
+def as_table(text):
     table = Table()
     table.add_column()
     table.add_row(text)

@@ -1,7 +1,5 @@
 """Damaged artifacts are noticed before use, and a run repairs itself."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.damage import alter, truncate
@@ -10,7 +8,7 @@ from tests.flows.loop import geb, geb_json, geb_ok, result_digests, steps
 pytestmark = pytest.mark.slow
 
 
-def artifact_of(store: Path, step: str) -> Path:
+def artifact_of(store, step):
     record = steps(store)[step]
     return store / "artifacts" / record["stage"] / record["key"]
 

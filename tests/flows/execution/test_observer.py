@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -13,8 +12,7 @@ from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.step import Step
 from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StoreError, UserError
-from stages.contract.events import Event, Log
-from stages.contract.request import Request
+from stages.contract.events import Log
 from tests.flows.probe_flow import ProbeConfig
 from tests.probe_stage import ProbeParams
 
@@ -22,31 +20,26 @@ from tests.probe_stage import ProbeParams
 class Recorder(Observer):
     """Keeps the calls as words."""
 
-    def __init__(self) -> None:
-        self.heard: list[str] = []
+    def __init__(self):
+        self.heard = []
 
-    def step_started(self, request: Request) -> None:
+    def step_started(self, request):
         self.heard.append(f"{request.step} started")
 
-    def stage_event(self, request: Request, event: Event) -> None:
+    def stage_event(self, request, event):
         if isinstance(event, Log):
             self.heard.append(event.message)
 
-    def step_ended(self, request: Request, state: str, seconds: float, message: str) -> None:
+    def step_ended(self, request, state, seconds, message):
         self.heard.append(f"{request.step} {state} {message}".strip())
 
 
 @pytest.fixture
-def config(tmp_path, probe_stage) -> ProbeConfig:
+def config(tmp_path, probe_stage):
     return ProbeConfig(store=str(tmp_path / "store"))
 
 
-def execute(
-    config: ProbeConfig,
-    *behaviours: str,
-    observers: Sequence[Observer] = (),
-    recompute: Sequence[str] = (),
-) -> None:
+def execute(config, *behaviours, observers=(), recompute=()):
     executor = StepExecutor(config, observers, recompute)
     for behaviour in behaviours:
         executor.execute(Step("probe", ProbeParams(behaviour=behaviour), {}), {})
@@ -86,9 +79,8 @@ def test_a_step_waits_while_another_run_looks_after_its_key(config):
         class States(Observer):
             heard: ClassVar = []
 
-            def stage_event(self, request: Request, event: Event) -> None:
+            def stage_event(self, request, event):
                 recorded = executor.record.step("probe")
-                assert recorded is not None
                 self.heard.append((recorded.state, recorded.message[:11]))
                 other.close()
 
@@ -127,7 +119,7 @@ def test_a_step_of_the_same_key_waits_until_its_artifact_is_aside(config, monkey
     set_aside = executor.store.set_aside
     waited = []
 
-    def with_another(stage: str, key: str) -> str:
+    def with_another(stage, key):
         other.start()
         # It would find the artifact that goes now.
         other.join(0.5)

@@ -16,7 +16,7 @@ from flows.standing.server import free_port
 
 
 class Answer(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(204)
         self.end_headers()
 
@@ -27,7 +27,7 @@ def test_a_call_is_made_again_until_the_server_listens():
     servers = []
 
     @survives_outage
-    def ask() -> int:
+    def ask():
         if errors:
             servers.append(HTTPServer(("127.0.0.1", port), Answer))
             threading.Thread(target=servers[0].handle_request, daemon=True).start()
@@ -44,7 +44,7 @@ def test_a_call_is_made_again_until_the_server_listens():
 
 def test_another_error_is_not_taken_for_an_outage():
     @survives_outage
-    def fail() -> None:
+    def fail():
         raise httpx.ReadTimeout("slow")
 
     with pytest.raises(httpx.ReadTimeout):
@@ -56,10 +56,10 @@ class Restarting:
 
     parent_flow_run_id = None
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked = 0
 
-    def _answer(self) -> None:
+    def _answer(self):
         self.asked += 1
         if self.asked == 1:
             raise httpx.ConnectError("being started")

@@ -9,8 +9,6 @@ from flows.pipeline.placement import Execution
 from flows.runners.local.process import ProcessPlace
 from flows.runners.runner import Runner
 from stages.contract.errors import RefusedError
-from stages.contract.events import OnEvent
-from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, write_probes
@@ -21,17 +19,17 @@ from tests.programs import run_program
 class Refusing(Runner):
     """A place that refuses a probe by its message, once another one is at work."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution):
         super().__init__(ProcessPlace(execution), execution)
 
-    def run(self, request: Request, on_event: OnEvent) -> None:
+    def run(self, request, on_event):
         if request.params["message"] == "refused":
             hanging_pids(Path(request.store))
             raise RefusedError(f"{request.step}: the quota does not allow the pod", "lower it")
         super().run(request, on_event)
 
 
-def run(path: str) -> None:
+def run(path):
     """Runs probes in this process; the place refuses one of them."""
     step_executor.make_runner = Refusing
     try:
@@ -46,7 +44,7 @@ def test_a_stage_that_its_place_refuses_ends_the_run_at_once(prefect_server, tmp
         probes=(ProbeParams(behaviour="hang"), ProbeParams(message="refused")),
         execution=Execution(parallel=2),
     )
-    code = "import sys; from tests.flows import test_refused_stage as it; it.run(sys.argv[1])"
+    code = "import sys; from tests.flows.execution.test_refused_stage import run; run(sys.argv[1])"
     done = run_program(sys.executable, "-c", code, write_probes(tmp_path, config))
     assert done.stderr.endswith("refused: probe/1: the quota does not allow the pod\n")
     states = {

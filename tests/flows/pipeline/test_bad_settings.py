@@ -2,9 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -31,7 +29,7 @@ ABSURD = (
 )
 
 
-def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def leaves(model, prefix=""):
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -40,7 +38,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def value_of(config: Any, name: str) -> Any:
+def value_of(config, name):
     for part in name.split("."):
         config = getattr(config, part)
     return config

@@ -11,7 +11,7 @@ import pytest
 
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
-from flows.pipeline.step import Output, Source, Step
+from flows.pipeline.step import Output
 from stages.contract.request import FileInput, HubInput
 from tests.flows.loop import ROOT
 
@@ -34,7 +34,7 @@ HUB = (
     " oracle_model: owner/other@v2}",
 )
 # Settings of each run.
-RUNS: dict[str, tuple[str, ...]] = {
+RUNS = {
     "accumulate": ("pair_data=accumulate", "screen.num_samples=2", "generate.num_shards=2"),
     "adapters": (ADAPTERS,),
     "adapters-over-the-base": (ADAPTERS, "train.reference=initial"),
@@ -48,7 +48,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 
 
-def shown(source: Source) -> str:
+def shown(source):
     if isinstance(source, Output):
         return f"{source.step}:{source.path}" if source.path else source.step
     if isinstance(source, HubInput):
@@ -57,7 +57,7 @@ def shown(source: Source) -> str:
     return Path(source.location).relative_to(ROOT).as_posix()
 
 
-def line(step: Step) -> str:
+def line(step):
     groups = [f"{name}={','.join(map(shown, group))}" for name, group in step.inputs.items()]
     if step.after:
         groups.append(f"after={','.join(step.after)}")

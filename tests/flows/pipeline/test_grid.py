@@ -93,7 +93,7 @@ def test_the_baseline_and_a_calibrated_design_are_one_grid():
     assert [kappa_label(run.train) for run in runs] == ["", "ratio 0.001"]
 
 
-def _calibrated() -> RunConfig:
+def _calibrated():
     return configured("llama3-geb-p-kl", {})
 
 

@@ -1,9 +1,7 @@
 """Inputs from outside: hashed once, and again where a file has changed."""
 
 import os
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,7 @@ from stages.contract.errors import UserError
 from tests.scripted_server import served
 
 
-def rewrite(path: Path, text: str, modified: int) -> None:
+def rewrite(path, text, modified):
     """Other bytes of the same length, in the same file, with a time of modification."""
     path.write_text(text)
     os.utime(path, ns=(modified, modified))
@@ -33,18 +31,18 @@ def test_a_file_is_read_again_only_where_it_was_changed(tmp_path):
 class Refusing(BaseHTTPRequestHandler):
     """A hub that refuses every revision; why, the repository's name says."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         why = "GatedRepo" if "gated" in self.path else "RevisionNotFound"
         self.send_response(403 if why == "GatedRepo" else 404)
         self.send_header("X-Error-Code", why)
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None:
+    def log_message(self, *arguments):
         """No lines of a log: requests are not printed."""
 
 
 @pytest.fixture
-def hub(monkeypatch) -> Iterator[None]:
+def hub(monkeypatch):
     with served(Refusing) as url:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)

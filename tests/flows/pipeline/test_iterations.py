@@ -4,7 +4,6 @@ import pytest
 
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
-from flows.pipeline.step import Step
 from tests.flows.loop import ROOT, inputs
 
 BASE = "sft:checkpoint"
@@ -25,7 +24,7 @@ PAIR_DATA = {
 """Pairs of training in each iteration, by ``pair_data``."""
 
 
-def steps_of(*overrides: str) -> dict[str, Step]:
+def steps_of(*overrides):
     config = load_config(ROOT / "configs/quickstart.yaml", ["iterations=3", *overrides])
     return {step.name: step for step in resolve_run(config).steps}
 

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.stage_calls import write_jsonl
 from tests.tiny_models import make_tiny_llama, make_tiny_reward_model
 
 # Settings of a plan, and parts of the message.
-SETTINGS: dict[str, list[str]] = {
+SETTINGS = {
     "kappa=1": ["did you mean 'train.kappa'?"],
     "train.kapa=1": ["train.kapa", "did you mean 'train.kappa'?"],
     "per_device_train_batch_size=4": ["did you mean 'train.global_batch_pairs'?"],
@@ -110,7 +109,7 @@ SETTINGS: dict[str, list[str]] = {
     "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
 }
 # Addresses and keys of servers; {} is the oracle.
-SERVERS: dict[str, tuple[dict[str, str], str]] = {
+SERVERS = {
     "user and password": ({"url": "http://user:SECRET@host/"}, "key_env"),
     "password": ({"url": "https://:SECRET@host"}, "key_env"),
     "file": ({"url": "file:///etc/passwd"}, "write http://HOST"),
@@ -118,7 +117,7 @@ SERVERS: dict[str, tuple[dict[str, str], str]] = {
     "empty": ({"url": ""}, "needs {}.url"),
     "key": ({"key_env": "GEB_NOT_SET"}, "{}.key_env is 'GEB_NOT_SET'"),
 }
-COMMANDS: dict[str, list[str]] = {
+COMMANDS = {
     "runn": ["runn"],
     "train x.yaml": ["geb run"],
     "plan --jsn": ["--jsn"],
@@ -171,12 +170,12 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
-def plan_with(settings: list[str]) -> str:
+def plan_with(settings):
     """A command line that plans with settings."""
     return " ".join(["plan @/small.yaml", *(f"--set={shlex.quote(item)}" for item in settings)])
 
 
-def mistakes() -> dict[str, list[str]]:
+def mistakes():
     """Command lines, where @ is the place of all files, and parts of their messages."""
     rows = dict(COMMANDS)
     for settings, parts in SETTINGS.items():
@@ -193,7 +192,7 @@ def mistakes() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory):
     """A configuration, a store with one run, damaged checkpoints and prompts, other files."""
     folder = tmp_path_factory.mktemp("place")
     write_config(folder)

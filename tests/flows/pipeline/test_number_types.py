@@ -27,9 +27,9 @@ OTHERS = {
 
 
 @pytest.fixture(params=["", "avx512_bf16", "amx_bf16", "bf16"])
-def flag(request, tmp_path, monkeypatch) -> str:
+def flag(request, tmp_path, monkeypatch):
     """A CPU that has a flag of bfloat16, or none."""
-    flag: str = request.param
+    flag = request.param
     info = tmp_path / "cpuinfo"
     info.write_text(f"model name\t: A\nflags\t\t: fpu avx2 avx512f {flag}\n")
     monkeypatch.setattr(number_types, "CPU_INFO", info)

@@ -1,8 +1,6 @@
 """One store and the same paths for every command, whatever folder it is called from."""
 
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +15,7 @@ from tests.flows.loop import geb_json, geb_ok, write_config
 from tests.programs import run_program
 
 
-def written(folder: Path, values: dict[str, Any]) -> Path:
+def written(folder, values):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values))

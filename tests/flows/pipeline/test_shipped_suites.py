@@ -2,13 +2,11 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config, load_overridden
-from flows.pipeline.step import Step
 from stages.contract.errors import UserError
 from tests.flows.loop import ROOT
 
@@ -28,13 +26,13 @@ CHOSEN = {
 }
 
 
-def steps(tmp_path: Path, name: str, *overrides: str) -> dict[str, Step]:
+def steps(tmp_path, name, *overrides):
     chosen = [f"suites.{place}={value}" for place, value in CHOSEN[name].items()]
     config = load_config(extended(tmp_path, name), [*chosen, *overrides])
     return {step.name: step for step in resolve_run(config).steps}
 
 
-def extended(tmp_path: Path, name: str) -> Path:
+def extended(tmp_path, name):
     """A person's configuration that takes a shipped suite in."""
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: [{ROOT / 'configs/quickstart.yaml'}, {FOLDER / f'{name}.yaml'}]\n")

@@ -8,7 +8,7 @@ from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
-from tests.flows.loop import ROOT, geb_ok, steps, warm_started, write_config
+from tests.flows.loop import ROOT
 from tests.flows.pipeline.test_iterations import steps_of
 from tests.flows.planning.test_estimate import write_checkpoint
 
@@ -53,7 +53,7 @@ def test_a_sampling_has_the_settings_of_its_own_section(place, section, tmp_path
     assert tuple(getattr(params, name) for name in names) == SAMPLINGS[section]
 
 
-def measured_by(*overrides: str) -> str:
+def measured_by(*overrides):
     [first, *_] = (
         step.params
         for step in unread_steps(load_config(QUICKSTART, list(overrides)))
@@ -204,36 +204,6 @@ def test_a_run_starts_again_from_a_step_and_all_that_comes_of_it():
     trained = again("iteration-1/train")
     assert {"iteration-1/evaluate", "iteration-2/generate/0"} <= trained
     assert not trained & {"base/generate/0", "iteration-1/pair"}
-
-
-@pytest.mark.slow
-def test_a_run_with_screening_trains_on_what_is_left(finished, tmp_path):
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text(
-        "def score(prompts, responses, references):\n"
-        "    sums = [sum(map(ord, response)) for response in responses]\n"
-        "    return [1.0 if each % 3 == 0 else each % 7 / 10 for each in sums]\n"
-    )
-    config = write_config(
-        tmp_path,
-        inputs={**warm_started(finished), "oracle_code": str(oracle)},
-        screen={"num_samples": 2},
-        generate={"num_shards": 2},
-    )
-    geb_ok("run", config)
-    store = tmp_path / "store"
-    records = steps(store)
-
-    def metrics(step):
-        record = records[step]
-        path = store / "artifacts" / record["stage"] / record["key"] / "metrics.json"
-        return json.loads(path.read_text())
-
-    screened = metrics("screen/iteration-1")
-    assert screened["prompts"] == 48
-    assert 0 < screened["kept"] < 48
-    sampled = [metrics(f"iteration-1/generate/{shard}")["prompts"] for shard in (0, 1)]
-    assert sum(sampled) == screened["kept"]
 
 
 def test_rendering_of_conversations_is_the_same_in_all_stages(tmp_path):

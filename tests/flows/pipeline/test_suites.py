@@ -2,13 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import check_config, load_config, load_overridden
-from flows.pipeline.step import Step
 from flows.report.summary import Summary, suite_rows
 from stages.contract.errors import UserError
 from tests.flows.loop import (
@@ -27,11 +25,11 @@ from tests.tiny_models import make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
-EACH: dict[str, Any] = {"prompts": PROMPTS, "evaluation": {"num_samples": 4}, "after": "each"}
-LAST: dict[str, Any] = {"prompts": PROMPTS, "score": {"oracle": "math_verify"}}
+EACH = {"prompts": PROMPTS, "evaluation": {"num_samples": 4}, "after": "each"}
+LAST = {"prompts": PROMPTS, "score": {"oracle": "math_verify"}}
 
 
-def steps_of(**changes: Any) -> dict[str, Step]:
+def steps_of(**changes):
     config = load_overridden(QUICKSTART, {"iterations": 2, **changes}, "test")
     return {step.name: step for step in resolve_run(config).steps}
 
@@ -62,7 +60,7 @@ def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s():
     assert "code" not in planned_steps["base/suite-math/score/0"].inputs
 
 
-SECOND: dict[str, Any] = {"score": {"oracle": "math_verify"}, "after": "each"}
+SECOND = {"score": {"oracle": "math_verify"}, "after": "each"}
 
 
 @pytest.mark.parametrize("field", ["num_samples", "temperature", "top_p"])

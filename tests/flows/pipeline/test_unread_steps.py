@@ -1,10 +1,7 @@
 """Steps of a run whose inputs are not read: the same as with them, without their content."""
 
-from typing import Any
-
 from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_overridden
-from flows.pipeline.step import Source, Step
 from stages.contract.request import FileInput
 from tests.flows.loop import ROOT
 
@@ -12,11 +9,11 @@ QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = ROOT / "data/quickstart/prompts.jsonl"
 
 
-def without_content(source: Source) -> Source | str:
+def without_content(source):
     return source.location if isinstance(source, FileInput) else source
 
 
-def shown(step: Step) -> tuple[Any, ...]:
+def shown(step):
     inputs = {name: [*map(without_content, group)] for name, group in step.inputs.items()}
     # A promotion holds a digest of the oracle and of the prompts, which depends on their content.
     params = step.params.model_copy(update={"measured_by": ""})

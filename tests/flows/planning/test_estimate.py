@@ -5,8 +5,6 @@ import json
 import re
 import shutil
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,20 +12,15 @@ import pytest
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.steps import Steps
 from flows.planning.estimate import (
-    Rates,
-    RunEstimate,
-    StepEstimate,
     estimate,
     measured_rates,
     wall_seconds,
 )
 from flows.planning.show import cost_line
 from flows.planning.sizes import rows_of
-from stages.contract.manifest import Manifest
 from stages.contract.request import FileInput
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb_json, geb_ok
@@ -60,7 +53,7 @@ PROMPTS = 3 * 1000 + 256
 TRAIN, GENERATE = "iteration-1/train", "iteration-1/generate/0"
 
 
-def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
+def write_checkpoint(folder, config):
     """As much of a checkpoint as a plan reads; its file of weights has none."""
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -69,7 +62,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
     (folder / "chat_template.jinja").write_text("")
 
 
-def configured(folder: Path, size: str, *settings: str) -> RunConfig:
+def configured(folder, size, *settings):
     """The paper's first experiment with a policy of that size and 1000 prompts an iteration."""
     model = folder / f"llama-{size}"
     write_checkpoint(model, SHAPES[size])
@@ -88,7 +81,7 @@ def configured(folder: Path, size: str, *settings: str) -> RunConfig:
     )
 
 
-def estimated(config: RunConfig, rates: Rates | None = None) -> RunEstimate:
+def estimated(config, rates=None):
     run = resolve_run(config)
     with ExitStack() as stack:
         if rates is not None:
@@ -97,7 +90,7 @@ def estimated(config: RunConfig, rates: Rates | None = None) -> RunEstimate:
         return estimate(config, run.steps, plan(run))
 
 
-def cost(folder: Path, size: str, *settings: str, step: str = TRAIN) -> StepEstimate:
+def cost(folder, size, *settings, step=TRAIN):
     """Cost of one step of :func:`configured`."""
     costs = estimated(configured(folder, size, *settings)).steps
     return next(cost for cost in costs if cost.step == step)
@@ -216,9 +209,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied):
     longer = load_config(copied, ["iterations=2"])
     steps = {step.step: step for step in estimated(longer).steps}
     record = RunRecord(store, "small").step(TRAIN)
-    assert record is not None
     manifest = store.manifest("train", record.key)
-    assert manifest is not None
     last = steps["iteration-2/train"]
     assert last.measured
     tokens = steps[TRAIN].work.tokens
@@ -239,7 +230,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied):
     )
 
 
-def is_measured(config: RunConfig) -> bool:
+def is_measured(config):
     return next(step.measured for step in estimated(config).steps if step.step == TRAIN)
 
 
@@ -255,7 +246,6 @@ def test_a_rate_holds_for_its_engine_and_devices_only(copied, monkeypatch):
         assert measured_rates(store) == {}
     record = RunRecord(store, "small")
     trained = record.step(TRAIN)
-    assert trained is not None
     record.save_step(trained.model_copy(update={"state": "reused"}))
     assert not is_measured(config), "another run may have computed it on other devices"
 
@@ -273,7 +263,7 @@ def test_a_rate_holds_for_its_engine_and_devices_only(copied, monkeypatch):
 def test_a_rate_of_gpus_is_the_accelerator_s(copied, monkeypatch, accelerator, name):
     read = Store.manifest
 
-    def manifest(store: Store, stage: str, key: str) -> Manifest | None:
+    def manifest(store, stage, key):
         return read(store, stage, key).model_copy(update={"accelerator": accelerator})
 
     monkeypatch.setattr(Store, "manifest", manifest)

@@ -1,41 +1,30 @@
 """Evaluations written by hand, as far as reports read them."""
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from flows.report.table import FigureRow
 from stages.contract.manifest import Manifest
 from stages.evaluate.run import write_figures
 from stages.evaluate.statistics import Estimate
-from stages.evaluate.summary import PromptFigure, SampleSummary
+from stages.evaluate.summary import SampleSummary
 from stages.store.base import Artifact
 
-Rewards = Mapping[str, Sequence[float | None]]
 
-
-def artifact_in(folder: Path) -> Artifact:
+def artifact_in(folder):
     """An artifact as far as the report reads it: its files, and no manifest."""
     return Artifact(folder, cast(Manifest, None))
 
 
-def figure_row(iteration: int, **figures: float | tuple[float, float, float]) -> FigureRow:
+def figure_row(iteration, **figures):
     """A row of figures, each a value or a value with its interval."""
-    estimates: dict[str, Estimate] = {}
+    estimates = {}
     for name, figure in figures.items():
         estimates[name] = Estimate(*figure) if isinstance(figure, tuple) else Estimate(figure)
     return FigureRow(iteration, estimates)
 
 
-def write_evaluation(
-    folder: Path,
-    policy: Rewards,
-    base: Rewards,
-    metrics: Mapping[str, Any] | None = None,
-    tries: Sequence[int] = (),
-    components: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Artifact:
+def write_evaluation(folder, policy, base, metrics=None, tries=(), components=None):
     """Writes the samples of an evaluation; log π_ref is −10 · reward, a response has 5 tokens.
 
     With ``tries``, a reward of 1 is correct. ``components`` has figures by prompt, by the model.
@@ -48,7 +37,7 @@ def write_evaluation(
     }
     for model, figures in (components or {}).items():
         by_prompt[model] |= figures
-    by_model: dict[str, dict[str, Any]] = {"policy": {}, "base": {}}
+    by_model = {"policy": {}, "base": {}}
     for name, value in (metrics or {}).items():
         model = "base" if name.startswith("base_") else "policy"
         by_model[model][name.removeprefix("base_")] = value
@@ -56,7 +45,7 @@ def write_evaluation(
     return artifact_in(folder)
 
 
-def _by_prompt(rewards: Rewards, tries: Sequence[int]) -> dict[str, PromptFigure]:
+def _by_prompt(rewards, tries):
     summary = SampleSummary(1.0 if tries else None, tries)
     for prompt, given in rewards.items():
         summary._add_scores(prompt, list(given))
@@ -66,8 +55,8 @@ def _by_prompt(rewards: Rewards, tries: Sequence[int]) -> dict[str, PromptFigure
     return summary.by_prompt()
 
 
-def _won(policy: Rewards, base: Rewards) -> PromptFigure:
-    won: PromptFigure = {}
+def _won(policy, base):
+    won = {}
     for prompt, rewards in policy.items():
         others = base.get(prompt, [None])
         ours = [reward for reward in rewards if reward is not None]

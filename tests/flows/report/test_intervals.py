@@ -1,8 +1,6 @@
 """Figures of a run with their intervals, and differences of two runs, from samples by hand."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ def test_intervals_are_bootstraps_over_prompts_and_wilson_s(tmp_path):
     assert figures["win_rate"] == Estimate(1 / 3, *wilson_interval(1, 3, CONFIDENCE))
 
 
-def summary(folder: Path, policy: Any) -> Summary:
+def summary(folder, policy):
     """A run of one iteration whose evaluation is written by hand."""
     metrics = {"mean_reward": 0.5, "win_rate": 1 / 3, "tied_prompts": 1, "base_mean_reward": 0.5}
     artifacts = {

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
-from prefect.client.schemas.filters import FlowRunFilter
 from prefect.states import Cancelling, Running
 from rich.console import Console
 from scipy import stats
@@ -16,7 +15,7 @@ from flows.execution import cancellation
 from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell
-from flows.report.comparison import Comparison, compare_summaries
+from flows.report.comparison import compare_summaries
 from flows.report.summary import Summary
 from flows.report.table import FigureRow
 from flows.sweep import run_cells
@@ -26,9 +25,7 @@ from stages.evaluate.statistics import Estimate
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
 
-def swept(
-    first: list[float], second: list[float], figure: str = "mean_reward", later: int = 0
-) -> Comparison:
+def swept(first, second, figure="mean_reward", later=0):
     """A comparison of two combinations whose runs have one figure each.
 
     The seeds of both begin with 0; the second's begin with ``later``.
@@ -97,8 +94,7 @@ class Prefect:
 
     id, parent_flow_run_id, root_flow_run_id = (str(UUID(int=number)) for number in (3, 2, 1))
 
-    def read_flow_runs(self, flow_run_filter: FlowRunFilter) -> list[SimpleNamespace]:
-        assert flow_run_filter.id is not None
+    def read_flow_runs(self, flow_run_filter):
         ids = flow_run_filter.id.any_ or []
         return [
             SimpleNamespace(state_type=(Cancelling() if run == UUID(int=1) else Running()).type)
@@ -126,7 +122,7 @@ def test_a_run_hears_of_the_cancellation_of_its_sweep(monkeypatch):
     assert states == ["cancelled"]
 
 
-def shown(width: int) -> str:
+def shown(width):
     printed = io.StringIO()
     console = Console(width=width, file=printed, soft_wrap=True)
     comparison = swept(ONE, TWO)

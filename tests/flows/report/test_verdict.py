@@ -5,7 +5,7 @@ import socket
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -23,9 +23,9 @@ from tests.flows.report.evaluations import artifact_in, figure_row
 from tests.stage_calls import checkpoint_artifact
 
 
-def summary(folder: Path, *, promoted: bool | None) -> Summary:
+def summary(folder, *, promoted):
     """One iteration with 0.9 wins; its gates passed, failed, or were not asked yet."""
-    artifacts: dict[str, Any] = {}
+    artifacts = {}
     if promoted is not None:
         gate = {"gate": "min_win_rate", "passed": promoted, "reason": "the win rate is 0.9"}
         decision = {"aliases": ["production"], "gates": [gate]}
@@ -114,7 +114,7 @@ def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(tmp_path, ties, f
 
 
 @pytest.fixture
-def record(store, tmp_path) -> RunRecord:
+def record(store, tmp_path):
     """A run of one iteration with all its steps but the suite's, which failed, and what follows."""
     record = RunRecord(store, "small")
     folder = tmp_path / "suite"
@@ -129,7 +129,7 @@ def record(store, tmp_path) -> RunRecord:
     return record
 
 
-def attempted(record: RunRecord, state: str, **changes: object) -> None:
+def attempted(record, state, **changes):
     """An attempt at the run, the only one."""
     folder = record.path / "attempts"
     folder.mkdir(exist_ok=True)

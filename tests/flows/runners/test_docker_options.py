@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from flows.runners.docker.options import (
 )
 from flows.runners.images import CODE_LABEL, image_tags
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput, HubInput, Request, Resources
+from stages.contract.request import FileInput, HubInput, Resources
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
@@ -49,7 +48,7 @@ def test_each_stage_has_its_image(store, params, inputs, gpus, titles):
     assert [re.sub(r"geb-(\w+):[\d.]+", r"\1", tag) for tag in tags] == titles
 
 
-def options(request: Request, settings: DockerSettings | None = None, *devices: str) -> Any:
+def options(request, settings=None, *devices):
     return container_options(
         request,
         settings or DockerSettings(),
@@ -104,7 +103,7 @@ def test_something_of_the_hub_needs_a_network_or_a_cache(store):
     assert not needs_network(request_of(store), DockerSettings())
 
 
-def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
+def modes(request, settings):
     return {
         mount["Target"]: "ro" if mount["ReadOnly"] else "rw"
         for mount in mounts_for(request, settings)

@@ -3,27 +3,25 @@
 import io
 import re
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 import stages.prepare.run
 from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.algorithm import Do, resolve_run
+from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig, StageSettings
 from flows.pipeline.loading import load_config
-from flows.pipeline.placement import Execution, resources_of
-from flows.pipeline.step import Output, Step
+from flows.pipeline.placement import resources_of
+from flows.pipeline.step import Step
 from flows.pipeline.steps import Steps
 from flows.runners.choose import RUNNERS
 from flows.runners.images import geb_version, image_tags
-from flows.runners.place import StageJob
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, OutputSpec, StageParams
 from stages.contract.request import Request
-from stages.harness.context import StageContext
 from stages.harness.program import Stage, execute
 from stages.tables.schemas import PROMPTS, num_rows, read_rows, write_table
 from tests.flows.loop import ROOT, write_config
@@ -44,7 +42,7 @@ class ToyParams(StageParams):
     """Prompts that stay."""
 
 
-def run_toy(ctx: StageContext[ToyParams]) -> None:
+def run_toy(ctx):
     rows = islice(read_rows(ctx.path("prompts"), PROMPTS), ctx.params.count)
     write_table(ctx.out / "first.parquet", PROMPTS, rows)
 
@@ -56,7 +54,7 @@ class ToySettings(StageSettings):
     """The first prompts."""
 
 
-_ResourcesByStage: Any = resources_of(ToySettings)
+_ResourcesByStage = resources_of(ToySettings)
 
 
 class ToyResources(_ResourcesByStage):
@@ -72,13 +70,13 @@ class ToyConfig(RunConfig):
     """Resources of each stage."""
 
 
-def toy(self: Steps, iteration: int, prompts: Output) -> Step:
+def toy(self, iteration, prompts):
     params = self.config.toy
     inputs = {"prompts": [prompts]}
     return Step(f"iteration-{iteration}/toy", params, inputs)
 
 
-def algorithm(steps: Any, start: object, do: Do) -> None:
+def algorithm(steps, start, do):
     prompts = do(steps.prepare())
     kept = do(steps.toy(1, prompts.at("iteration-1.parquet"))).at("first.parquet")
     do(steps.toy(2, kept))
@@ -92,19 +90,19 @@ class ToyPlace:
 
     requests: ClassVar[list[Request]] = []
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution):
         self.requests.clear()
 
     find = Host.find
 
-    def start(self, job: StageJob) -> Done:
+    def start(self, job):
         self.requests.append(job.request)
         execute(self.stages[job.request.stage], job.request, Emitter(io.StringIO()))
         return Done()
 
 
 @pytest.fixture
-def toy_run(tmp_path, monkeypatch) -> ToyConfig:
+def toy_run(tmp_path, monkeypatch):
     monkeypatch.setitem(RUNNERS, "toy", f"{__name__}:ToyPlace")
     monkeypatch.setattr(Steps, "toy", toy, raising=False)
     monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
@@ -174,7 +172,7 @@ EXAMPLES = {"Add a stage": "screen", "Add a runner": "docker"}
 PLACE = re.compile(r"`((?:stages|flows|tests|docs)/[^` ]+|pyproject\.toml)`")
 
 
-def places(section: str, name: str) -> set[str]:
+def places(section, name):
     """Places that a section of CONTRIBUTING names in its numbered list, `<name>` filled in."""
     items = re.findall(r"^\d\. .*\n(?:   .*\n)*", SECTIONS[section], re.MULTILINE)
     return {place.replace("<name>", name) for item in items for place in PLACE.findall(item)}

@@ -12,26 +12,23 @@ from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from flows.runners.local import fork_client, process
 from stages.contract.errors import StageFailedError, StoppedError
-from stages.contract.request import Request
-from stages.store.base import Store
-from tests.at_work import AtWork, at_work
+from tests.at_work import at_work
 from tests.flows.loop import write_program
 from tests.probe_stage import probe_request
 
 pytestmark = pytest.mark.usefixtures("probe_stage")
 
 
-def hanging(store: Store, message: str) -> Request:
+def hanging(store, message):
     return probe_request(store, behaviour="hang", message=message)
 
 
-def stage_of(work: AtWork) -> psutil.Process:
+def stage_of(work):
     return psutil.Process(work.pids[0])
 
 
-def server_of(work: AtWork) -> psutil.Process:
+def server_of(work):
     supervisor = stage_of(work).parent()
-    assert supervisor is not None
     server = supervisor.parent()
     assert server is not None
     return server
@@ -66,7 +63,7 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(store, tmp_path, m
     class Ended(subprocess.Popen[Any]):
         """A program that has ended before it is asked for a start."""
 
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+        def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             self.wait()
 
@@ -101,7 +98,6 @@ def test_a_stuck_supervisor_is_killed_after_the_grace_period(store, monkeypatch)
     runner = make_runner(Execution(grace_seconds=0.1))
     with at_work(hanging(store, "one"), runner) as work:
         supervisor = stage_of(work).parent()
-        assert supervisor is not None
         supervisor.suspend()
         runner.stop_all()
         assert isinstance(work.join(), StoppedError)

@@ -17,7 +17,7 @@ from tests.probe_stage import probe_request
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(tmp_path, monkeypatch) -> None:
+def two_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("GEB_GPUS", "0,1")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
 
@@ -31,7 +31,7 @@ def test_each_gets_a_gpu_of_its_own_and_the_third_none():
             assert three.keys() == two.keys()
 
 
-def has_no_room(number: int) -> bool:
+def has_no_room(number):
     try:
         with hold_gpus(number):
             return False

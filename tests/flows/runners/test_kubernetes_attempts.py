@@ -5,7 +5,6 @@ import itertools
 import threading
 from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kubernetes.client.exceptions import ApiException
@@ -19,7 +18,7 @@ from flows.runners.kubernetes.client import Cluster
 from flows.runners.place import StageJob
 from stages.contract.errors import EXIT_USER, UserError
 from stages.contract.events import Failure
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from tests.probe_stage import probe_request
 
 
@@ -32,11 +31,11 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def request_(store) -> Request:
+def request_(store):
     return probe_request(store, Resources(nodes=2))
 
 
-def pod(name: str, code: int | None = None) -> dict[str, Any]:
+def pod(name, code=None):
     """A pod that runs, or has ended with an exit code."""
     state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
     return {
@@ -56,25 +55,25 @@ class Pods:
 
     server = "here"
 
-    def __init__(self, ended: tuple[str, int], *later: tuple[str, int]) -> None:
-        self.deleted: list[str] = []
+    def __init__(self, ended, *later):
+        self.deleted = []
         self._codes = dict([ended])
         self._later = dict(later)
 
-    def pods(self, selector: str) -> list[dict[str, Any]]:
+    def pods(self, selector):
         seen = [pod(name, self._codes.get(name)) for name in ("geb-x-0", "geb-x-1")]
         self._codes |= self._later
         return seen
 
-    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+    def log(self, name, since_seconds=None):
         return []
 
-    def delete_pod(self, name: str) -> None:
+    def delete_pod(self, name):
         self.deleted.append(name)
         self._codes.setdefault(name, 143)
 
 
-def work_of(request: Request, cluster: Any, **settings: float) -> PodAttempt:
+def work_of(request, cluster, **settings):
     log = AttemptLog(Path("the.log"), io.StringIO())
     job = StageJob(request, "request.json", log, lambda event: None, threading.Event())
     execution = Execution(grace_seconds=5, kubernetes=KubernetesSettings(**settings))
@@ -104,7 +103,7 @@ def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(request_, ends
 class Refusing(Pods):
     """Two pods, of which the second one prints why it refuses its request."""
 
-    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+    def log(self, name, since_seconds=None):
         failure = Failure(kind="user", message="too large", remedy="take a smaller batch")
         line = f"2026-01-01T00:00:00Z {failure.model_dump_json()}\n"
         return [line] if name == "geb-x-1" else []
@@ -121,18 +120,18 @@ def test_a_mistake_that_shows_on_another_node_keeps_its_remedy(request_):
 class Views(Pods):
     """Two pods, as they are seen time after time; the last view stays."""
 
-    def __init__(self, *views: list[dict[str, Any]]) -> None:
+    def __init__(self, *views):
         super().__init__(("", 0))
         self._views = list(views)
 
-    def pods(self, selector: str) -> list[dict[str, Any]]:
+    def pods(self, selector):
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
-    def last_events(self, name: str) -> str:
+    def last_events(self, name):
         return "Killing: Stopping container stage"
 
 
-def deleted(name: str, code: int | None = 143, *, ready: str = "True") -> dict[str, Any]:
+def deleted(name, code=143, *, ready="True"):
     """A deleted pod that has ended with an exit code, or not yet."""
     manifest = pod(name, code)
     manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -140,14 +139,14 @@ def deleted(name: str, code: int | None = 143, *, ready: str = "True") -> dict[s
     return manifest
 
 
-def never_started(name: str) -> dict[str, Any]:
+def never_started(name):
     """A pod whose node died while it fetched the image."""
     manifest = deleted(name, ready="False")
     manifest["status"]["containerStatuses"] = [{"state": {"waiting": {}}}]
     return manifest
 
 
-def gated(name: str) -> dict[str, Any]:
+def gated(name):
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     return {
         "metadata": {"name": name},
@@ -156,7 +155,7 @@ def gated(name: str) -> dict[str, Any]:
     }
 
 
-def follow_views(request: Request, *views: list[dict[str, Any]]) -> Ending:
+def follow_views(request, *views):
     return work_of(request, Views(*views), pending_seconds=0.005).follow()
 
 
@@ -201,11 +200,11 @@ def test_a_line_that_never_ends_is_handed_on():
 class Busy(Pods):
     """Two pods that have ended, and an API server that gives some answers for their logs."""
 
-    def __init__(self, *answers: Any) -> None:
+    def __init__(self, *answers):
         super().__init__(("geb-x-0", 1), ("geb-x-1", 1))
         self._answers = list(answers)
 
-    def log(self, name: str, since_seconds: int | None = None) -> list[str]:
+    def log(self, name, since_seconds=None):
         answer = self._answers.pop(0) if name == "geb-x-0" else []
         if isinstance(answer, Exception):
             raise answer

@@ -3,7 +3,6 @@
 import io
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from urllib3.exceptions import HTTPError
@@ -23,13 +22,7 @@ from stages.train.params import TrainParams
 from tests.stage_calls import stand_ins
 
 
-def pod(
-    phase: str,
-    *,
-    state: dict[str, Any] | None = None,
-    conditions: tuple[dict[str, Any], ...] = (),
-    **status: Any,
-) -> dict[str, Any]:
+def pod(phase, *, state=None, conditions=(), **status):
     containers = [] if state is None else [{"name": "stage", "state": state}]
     return {
         "metadata": {"name": "geb-x-0"},
@@ -43,16 +36,16 @@ def pod(
     }
 
 
-def terminated(code: int, reason: str = "Error", **status: Any) -> dict[str, Any]:
+def terminated(code, reason="Error", **status):
     state = {"terminated": {"exitCode": code, "reason": reason}}
     return pod("Failed" if code else "Succeeded", state=state, **status)
 
 
-def disruption(kind: str, reason: str, message: str) -> dict[str, Any]:
+def disruption(kind, reason, message):
     return {"type": kind, "status": "True", "reason": reason, "message": message}
 
 
-def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
+def disrupted(kind, reason, message):
     return terminated(143, conditions=(disruption(kind, reason, message),))
 
 
@@ -103,7 +96,6 @@ def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
 )
 def test_each_end_of_a_pod_has_its_meaning(state, kind, said):
     ending = ending_of(state)
-    assert ending is not None
     assert ending.kind == kind
     assert said in ending.message
 
@@ -124,7 +116,7 @@ REQUEST = make_request(
 )
 
 
-def error_of(ending: Ending, *, stopped: bool = False, failure: Failure | None = None) -> Any:
+def error_of(ending, *, stopped=False, failure=None):
     log = AttemptLog(Path("stage.log"), io.StringIO())
     log.failure = failure
     with pytest.raises(BaseException) as caught:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from typing import Any, Literal
 
 import pytest
 import yaml
@@ -12,7 +11,7 @@ from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
 from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.place import chown_outputs, work_name
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput, Request, Resources
+from stages.contract.request import FileInput, Resources
 from stages.promote.params import PromoteParams
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT, write_config
@@ -23,13 +22,11 @@ ALLOWED_VOLUMES = {"persistentVolumeClaim", "emptyDir"}
 CLUSTER = ROOT / "configs/cluster/kubernetes"
 
 
-def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any) -> list[Any]:
+def pods(request, death="stop", **settings):
     return pods_for(attempt_at(request, death, **settings))
 
 
-def attempt_at(
-    request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any
-) -> PodGroup:
+def attempt_at(request, death="stop", **settings):
     values = {"image": "geb-core:1", "volumes": {request.store: {"claim": "store"}}} | settings
     # The folder of these requests' inputs, which do not exist.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
@@ -40,22 +37,22 @@ def attempt_at(
     return PodGroup(request, execution, work_name(request), (1000, 1000), path, request.store)
 
 
-def pod(request: Request, **settings: Any) -> Any:
+def pod(request, **settings):
     [manifest] = pods(request, **settings)
     return manifest
 
 
-def container(request: Request, **settings: Any) -> Any:
+def container(request, **settings):
     [first] = pod(request, **settings)["spec"]["containers"]
     return first
 
 
-def environment(request: Request, **settings: Any) -> dict[str, Any]:
+def environment(request, **settings):
     return {variable["name"]: variable for variable in container(request, **settings)["env"]}
 
 
 # Everything that a person may set of a pod, each to something.
-EVERYTHING: dict[str, Any] = {
+EVERYTHING = {
     "spec": {
         "nodeSelector": {"pool": "a100"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -82,7 +79,7 @@ EVERYTHING: dict[str, Any] = {
 ELSEWHERE = {"namespace", "registry", "pending_seconds"}
 
 
-def is_restricted(spec: dict[str, Any]) -> bool:
+def is_restricted(spec):
     """Level "restricted" of the Pod Security Standards, point by point."""
     assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
     assert not {"initContainers", "ephemeralContainers"} & spec.keys()
@@ -162,7 +159,7 @@ def test_secrets_are_named_and_their_values_nowhere(store, monkeypatch):
     assert "hidden-value" not in json.dumps(pods(request_of(store)))
 
 
-def mounts(request: Request, **settings: Any) -> dict[str, Any]:
+def mounts(request, **settings):
     return {mount["mountPath"]: mount for mount in container(request, **settings)["volumeMounts"]}
 
 

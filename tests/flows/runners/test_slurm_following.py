@@ -2,7 +2,6 @@
 
 import io
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,40 +17,37 @@ from flows.runners.slurm.work import (
     Tail,
 )
 from stages.contract.events import Log
-from stages.contract.request import Request
 
 
 class Clock:
     """Time that passes while a job is waited for, and never otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(work, "time", clock)
     return clock
 
 
 @pytest.fixture
-def cancelled(monkeypatch) -> list[str]:
+def cancelled(monkeypatch):
     """Numbers of the jobs that were cancelled."""
-    numbers: list[str] = []
+    numbers = []
     monkeypatch.setattr(client, "cancel", lambda number, option="": numbers.append(number))
     return numbers
 
 
-def slurm_job(
-    folder: Path, request: Request, look: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> tuple[SlurmJob, AttemptLog]:
+def slurm_job(folder, request, look, monkeypatch):
     """A job in a folder, whose state Slurm tells as ``look`` does."""
     fields = {"NodeList": "node1"}
     monkeypatch.setattr(client, "details", lambda number: fields | {"JobState": look()})
@@ -64,7 +60,7 @@ def slurm_job(
 def test_a_running_job_is_followed_after_a_wrong_answer(
     tmp_path, request_, clock, monkeypatch, silent_seconds
 ):
-    def look() -> str:
+    def look():
         if 0 < clock.now < silent_seconds:
             raise client.SlurmUnavailableError("the controller does not answer")
         if clock.now > 60:
@@ -77,7 +73,7 @@ def test_a_running_job_is_followed_after_a_wrong_answer(
 
 
 def test_a_status_that_comes_late_tells_the_end(tmp_path, request_, clock, monkeypatch):
-    def look() -> str:
+    def look():
         if clock.now > 30:
             (tmp_path / "status").write_text(Status(code=1).model_dump_json())
         clock.sleep(15)
@@ -95,9 +91,9 @@ def test_a_job_without_a_status_is_cancelled(tmp_path, request_, clock, cancelle
 
 
 def test_a_slow_controller_is_left_alone_between_two_looks(tmp_path, request_, clock, monkeypatch):
-    ends: list[float] = []
+    ends = []
 
-    def look() -> str:
+    def look():
         if ends:
             raise KeyboardInterrupt
         clock.sleep(15)

@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,15 +30,13 @@ from stages.contract.errors import (
     StageFailedError,
     UserError,
 )
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.probe_stage import probe_request
 from tests.programs import run_program
 
-End = tuple[Status | None, dict[str, str]]
 
-
-def request_for(store: Path, **resources: Any) -> Request:
+def request_for(store, **resources):
     return probe_request(Store.open(str(store), create=True), Resources(**resources))
 
 
@@ -71,7 +68,7 @@ def test_a_job_asks_for_what_resources_and_settings_say(tmp_path):
     ]
 
 
-def program_of(request: Request, folder: Path, grace_seconds: float = 30, **changes: Any) -> str:
+def program_of(request, folder, grace_seconds=30, **changes):
     return batch_program(
         request,
         Execution(slurm=SlurmSettings.model_validate(changes), grace_seconds=grace_seconds),
@@ -108,7 +105,7 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_):
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
 
 
-def ended_gang(folder: Path, request: Request, first: str, other: str, grace_seconds: float) -> End:
+def ended_gang(folder, request, first, other, grace_seconds):
     """End of a job of two nodes whose steps are pieces of shell, as its batch program tells it."""
     text = program_of(request, folder, grace_seconds=grace_seconds)
     # Slurm starts the steps; here this shell does.
@@ -184,13 +181,13 @@ def test_an_orchestrator_in_a_job_keeps_that_job_s_settings_back(monkeypatch):
     assert "SLURM_JOB_ID" not in kept
 
 
-def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End:
+def ending(code, state, reason="", **fields):
     values = {"code": code, "reason": reason}
     status = None if code is None else Status.model_validate(values)
     return status, {"JobState": state} | fields
 
 
-def raise_end(end: End, request: Request) -> None:
+def raise_end(end, request):
     ending = ending_of("12", *end, request.store)
     raise_for(ending, AttemptLog(Path("the.log"), io.StringIO()), request, stopped=False)
 

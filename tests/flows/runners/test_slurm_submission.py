@@ -19,8 +19,7 @@ from flows.runners.slurm.job import batch_program
 from flows.runners.slurm.place import SlurmPlace
 from flows.runners.slurm.work import jobs_folder
 from stages.contract.errors import StoppedError
-from stages.contract.events import Event, Log
-from stages.contract.request import Request
+from stages.contract.events import Log
 from stages.store.base import Store
 from tests.programs import run_program
 
@@ -30,18 +29,18 @@ FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 class Scheduler:
     """Slurm's commands, in a cluster whose user has a job already."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | BaseException) -> None:
-        self.calls: list[str] = []
+    def __init__(self, monkeypatch, *answers):
+        self.calls = []
         self.queue = {"another": "1"}
         self._answers = iter(answers)
         for name in ("own_jobs", "submit"):
             monkeypatch.setattr(client, name, getattr(self, name))
 
-    def own_jobs(self) -> dict[str, str]:
+    def own_jobs(self):
         self.calls.append("squeue")
         return self.queue
 
-    def submit(self, options: list[str], program: str) -> subprocess.CompletedProcess[str]:
+    def submit(self, options, program):
         answer = next(self._answers, "")
         if isinstance(answer, BaseException):
             raise answer
@@ -50,25 +49,25 @@ class Scheduler:
 
 
 @pytest.fixture
-def impatient(monkeypatch) -> None:
+def impatient(monkeypatch):
     monkeypatch.setattr("flows.runners.runner.ROOM_SECONDS", 0.01)
 
 
 @pytest.fixture
-def scheduler(monkeypatch) -> Scheduler:
+def scheduler(monkeypatch):
     return Scheduler(monkeypatch)
 
 
-def job_of(request: Request) -> StageJob:
+def job_of(request):
     log = AttemptLog(Path("the.log"), io.StringIO())
     return StageJob(request, "request.json", log, lambda event: None, threading.Event())
 
 
-def runner() -> Runner:
+def runner():
     return Runner(SlurmPlace(Execution()), Execution())
 
 
-def new_folder(request: Request) -> Path:
+def new_folder(request):
     folder = jobs_folder(request) / work_name(request)
     folder.mkdir(parents=True)
     return folder
@@ -83,27 +82,12 @@ def test_a_job_is_submitted_until_slurm_takes_it(request_, impatient, monkeypatc
     [_] = jobs_folder(request_).iterdir()
 
 
-def test_each_reason_of_a_wait_is_shown_once(request_, impatient, monkeypatch):
-    Scheduler(monkeypatch, FULL, FULL, "Socket timed out", "")
-    heard = []
-
-    def hear(event):
-        heard.append(str(event))
-        interrupt_at_job(event)
-
-    with pytest.raises(KeyboardInterrupt):
-        runner().run(request_, hear)
-    assert len(heard) == 3
-    assert "QOSMaxSubmitJobPerUserLimit" in heard[0]
-    assert "timed out" in heard[1]
-
-
-def interrupt_at_job(event: Event) -> None:
+def interrupt_at_job(event):
     if str(getattr(event, "message", "")).startswith("job "):
         interrupt(event)
 
 
-def interrupt(event: Event) -> None:
+def interrupt(event):
     """Ends a runner's wait by the first thing that it says."""
     assert isinstance(event, Log)
     raise KeyboardInterrupt(event.message)

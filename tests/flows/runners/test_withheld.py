@@ -11,7 +11,7 @@ from flows.runners.docker.options import container_options
 from flows.runners.kubernetes.manifest import PodGroup, pods_for
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, submit_options
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from tests.flows.loop import write_program
 from tests.probe_stage import probe_request
 
@@ -20,14 +20,14 @@ NAMES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_A
 
 
 @pytest.fixture
-def request_(store, monkeypatch) -> Request:
+def request_(store, monkeypatch):
     """A request for two nodes, made by an orchestrator that knows the password."""
     for name in NAMES:
         monkeypatch.setenv(name, f"admin:{PASSWORD}")
     return probe_request(store, Resources(nodes=2))
 
 
-def is_clean(text: str) -> bool:
+def is_clean(text):
     return not [secret for secret in (PASSWORD, *NAMES) if secret in text]
 
 

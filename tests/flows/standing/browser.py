@@ -3,11 +3,10 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 # Flags that keep Chromium from reaching out and from needing a desktop.
 _FLAGS = (
@@ -32,7 +31,7 @@ _PICTURES = "GEB_PICTURES"
 
 
 @contextmanager
-def browser_page() -> Iterator[Page]:
+def browser_page():
     """A page of a headless Chromium found on the path."""
     path = next(filter(None, map(shutil.which, _BROWSERS)), None)
     assert path is not None, f"this test needs one of: {', '.join(_BROWSERS)}"
@@ -45,12 +44,12 @@ def browser_page() -> Iterator[Page]:
         browser.close()
 
 
-def field(page: Page, name: str) -> Locator:
+def field(page, name):
     """A field of the form, by its name."""
     return page.get_by_label(f"{name} (Optional)", exact=True)
 
 
-def add_line(page: Page, text: str) -> None:
+def add_line(page, text):
     """Adds an entry to the form's list of settings."""
     entries = page.locator("fieldset textarea")
     before = entries.count()
@@ -59,13 +58,13 @@ def add_line(page: Page, text: str) -> None:
     entries.last.fill(text)
 
 
-def choose(page: Page, name: str, option: str) -> None:
+def choose(page, name, option):
     """Chooses an option of a field of the form."""
     page.get_by_label(f"Select {name}").click()
     page.get_by_role("option", name=option, exact=True).click()
 
 
-def submit(page: Page) -> tuple[str, str]:
+def submit(page):
     """Starts the run of the form and returns the deployment's id and the run's."""
     for _ in range(_SUBMITS):
         with page.expect_response(lambda answer: "create_flow_run" in answer.url) as answer:
@@ -77,7 +76,7 @@ def submit(page: Page) -> tuple[str, str]:
     return started["deployment_id"], started["id"]
 
 
-def see_end(page: Page, ui: str, deployment: str, run: str, state: str) -> None:
+def see_end(page, ui, deployment, run, state):
     """Watches a deployment's list of runs until a run ends, and opens its page.
 
     The page of a run that is at work draws an animation, which costs this machine a core.
@@ -90,14 +89,14 @@ def see_end(page: Page, ui: str, deployment: str, run: str, state: str) -> None:
     expect(page.locator("[data-slot=badge]").filter(has_text=_ENDED).first).to_have_text(state)
 
 
-def open_artifact(page: Page, key: str) -> None:
+def open_artifact(page, key):
     """Opens the newest artifact of a key, from the page of the run that is shown."""
     page.get_by_role("tab", name="Artifacts").click()
     page.locator(f'a[href$="/artifacts/key/{key}"]').first.click()
     page.locator("main a[href*='/artifacts/artifact/']").first.click()
 
 
-def picture(page: Page, name: str) -> None:
+def picture(page, name):
     """Keeps a picture of the page where pictures are asked for."""
     folder = os.environ.get(_PICTURES)
     if folder:

@@ -2,18 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun
 
 from flows.standing.server import free_port
 from tests.flows.loop import ROOT, SMALL, geb, started, wait_for_line
@@ -41,31 +36,31 @@ class Up:
     password: str | None = None
 
     @property
-    def api(self) -> str:
+    def api(self):
         """Address of its API."""
         return f"{self.ui}/api"
 
-    def client(self) -> SyncPrefectClient:
+    def client(self):
         """A client of its server."""
         return SyncPrefectClient(self.api, auth_string=self.password)
 
-    def start(self, deployment: str, **parameters: Any) -> FlowRun:
+    def start(self, deployment, **parameters):
         """Starts a deployment as the UI's Submit does."""
         with self.client() as client:
             deployed = client.read_deployment_by_name(deployment)
             return client.create_flow_run_from_deployment(deployed.id, parameters=parameters)
 
-    def wait(self, run: UUID) -> FlowRun:
+    def wait(self, run):
         """Waits until a flow run has ended."""
         with self.client() as client:
             return ended(client, run)
 
-    def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def prefect(self, *arguments):
         """Runs the `prefect` command against its server."""
         environment = os.environ | {"PREFECT_API_URL": self.api}
         return run_program(sys.executable, "-m", "prefect", *arguments, env=environment)
 
-    def steps(self, run: UUID) -> dict[str, str]:
+    def steps(self, run):
         """State of each step of a flow run, by name; the last attempt's."""
         with self.client() as client:
             tasks = [
@@ -75,7 +70,7 @@ class Up:
         return {task.name: str(task.state_name) for task in tasks}
 
 
-def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
+def ended(client, run):
     """Waits until a flow run has ended, however it ends; the test's time limit bounds it."""
     while True:
         flow_run = client.read_flow_run(run)
@@ -85,7 +80,7 @@ def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
 
 
 @contextmanager
-def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Up]]:
+def geb_up(folder, *arguments):
     """A `geb up` that is ready; it is ended, and has ended all it started, afterwards."""
     up = Up(f"http://127.0.0.1:{free_port()}", folder / "home", folder / "store")
     port = up.ui.rpartition(":")[2]
@@ -100,7 +95,7 @@ def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
             geb("up", "--stop", "--home", up.home)
 
 
-def failing_once(folder: Path) -> Path:
+def failing_once(folder):
     """An oracle whose first call in a stage fails as a lost network does; else the quickstart's."""
     path = folder / "oracle.py"
     path.write_text(

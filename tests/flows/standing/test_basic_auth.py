@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
 import prefect
@@ -22,18 +21,18 @@ EXPECTED = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
 class _Guarded(BaseHTTPRequestHandler):
     version = prefect.__version__
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         knows = self.headers.get("Authorization") == EXPECTED
         self.send_response(200 if knows else 401)
         self.end_headers()
         self.wfile.write(json.dumps(self.version).encode())
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def api() -> Iterator[str]:
+def api():
     """Address of a guarded server's API."""
     with served(_Guarded) as url:
         yield f"{url}/api"
@@ -80,7 +79,6 @@ def test_a_password_is_asked_for_and_kept_from_stages(tmp_path, finished, copied
     with geb_up(tmp_path, "--password") as (_, up):
         kept = up.home / "password"
         assert kept.stat().st_mode & 0o777 == 0o600
-        assert up.password is not None
         shown = geb("up", "--home", up.home, "--store", up.store).stdout
         assert up.password in shown
         assert f'PREFECT_API_AUTH_STRING="$(cat {kept})"' in shown

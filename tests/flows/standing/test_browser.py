@@ -6,7 +6,7 @@ from typing import cast
 from uuid import UUID
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
@@ -27,7 +27,7 @@ from tests.flows.standing.browser import (
     see_end,
     submit,
 )
-from tests.flows.standing.standing import SMALL_OVERRIDES, Up, failing_once
+from tests.flows.standing.standing import SMALL_OVERRIDES, failing_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -128,27 +128,27 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path):
         expect(folded).to_be_visible()
 
 
-def _expect_plots(page: Page) -> None:
+def _expect_plots(page):
     """The plot of a run of one iteration is drawn; others have one point and are left out."""
     image = page.get_by_role("img", name="Mean reward, held-out prompts", exact=True)
     expect(image).to_be_visible()
     expect(image).not_to_have_js_property("naturalWidth", 0)
 
 
-def _task(page: Page, name: str) -> Locator:
+def _task(page, name):
     """Entries of a task in the list of a flow run, the newest first."""
     page.get_by_placeholder("Search by run name").fill(name)
     return page.locator("[data-slot=card]").filter(has=page.get_by_text(name, exact=True))
 
 
-def _retry(page: Page) -> None:
+def _retry(page):
     page.get_by_role("button", name="Open menu").click()
     page.get_by_role("menuitem", name="Retry").click()
     page.get_by_role("button", name="Retry").last.click()
     expect(page.locator("[data-slot=badge]").filter(has_text="Failed")).to_have_count(0)
 
 
-def _open_form(page: Page, up: Up) -> None:
+def _open_form(page, up):
     page.goto(up.ui)
     page.get_by_role("link", name="Deployments", exact=True).click()
     page.get_by_role("link", name="iterate", exact=True).first.click()
@@ -157,7 +157,7 @@ def _open_form(page: Page, up: Up) -> None:
     expect(page.get_by_label("Select preset")).to_contain_text("quickstart")
 
 
-def _fill_small(page: Page, name: str) -> None:
+def _fill_small(page, name):
     field(page, "name").fill(name)
     for section, values in SMALL_OVERRIDES.items():
         for field_name, value in values.items() if isinstance(values, dict) else ():

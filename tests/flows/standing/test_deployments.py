@@ -5,14 +5,12 @@ import contextlib
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -30,9 +28,7 @@ from tests.programs import run_program
 pytestmark = pytest.mark.slow
 
 DEPLOYED = {f"{flow}/{flow}" for flow in ("iterate", "evaluate", "sweep", "paper", "compare")}
-JOB_TEMPLATE: dict[str, Any] = json.loads(
-    (ROOT / "configs/cluster/kubernetes-job.json").read_text()
-)
+JOB_TEMPLATE = json.loads((ROOT / "configs/cluster/kubernetes-job.json").read_text())
 
 
 class KubernetesJob(BaseJobConfiguration):
@@ -41,7 +37,7 @@ class KubernetesJob(BaseJobConfiguration):
     job_manifest: dict[str, Any]
 
 
-def deploy(server: str, kind: str, folder: Path) -> dict[str, DeploymentResponse]:
+def deploy(server, kind, folder):
     """Makes the pool and the deployments of a kind as the documentation says."""
     template = JOB_TEMPLATE if kind == "kubernetes" else {}
     with SyncPrefectClient(server) as client:
@@ -124,7 +120,7 @@ def test_the_automation_is_prefect_s_and_as_patient_as_runs_need():
     assert AutomationCore.model_validate(loaded).name.startswith("geb: ")
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value):
     """Every value that is neither a mapping nor a list."""
     if isinstance(value, dict):
         return [leaf for member in value.values() for leaf in leaves(member)]

@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 
 import httpx
 import pytest
 from prefect.server.api import server
 from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy import text
-from starlette.types import Message, Receive, Scope, Send
 
 from flows.standing.guarded_server import Guarded, create_app
 from flows.standing.server import free_port, start_server
 
 
-async def _served(scope: Scope, receive: Receive, send: Send) -> None:
+async def _served(scope, receive, send):
     await send({"type": "served"})
 
 
@@ -44,7 +42,7 @@ async def _served(scope: Scope, receive: Receive, send: Send) -> None:
 def test_only_its_own_pages_and_clients_are_served(kind, answer, host, origin, is_served):
     seen = []
 
-    async def send(message: Message) -> None:
+    async def send(message):
         seen.append(message)
 
     headers = [(b"host", host.encode())] + ([(b"origin", origin.encode())] if origin else [])
@@ -64,7 +62,7 @@ def test_a_transaction_that_reads_first_may_write_while_others_do(tmp_path, monk
     path = tmp_path / "prefect.db"
     add = "INSERT INTO runs VALUES (1)"
 
-    async def read_and_write() -> None:
+    async def read_and_write():
         config = AioSqliteConfiguration(f"sqlite+aiosqlite:///{path}")
         engine = await config.engine()
         async with await config.session(engine) as session, config.begin_transaction(session):
@@ -86,7 +84,7 @@ def test_a_transaction_that_reads_first_may_write_while_others_do(tmp_path, monk
 
 
 @pytest.fixture
-def api(tmp_path) -> Iterator[str]:
+def api(tmp_path):
     """A server as `geb up` and `geb run` start it."""
     address = f"http://127.0.0.1:{free_port()}"
     started = start_server(address, tmp_path / "server.log", {"PREFECT_HOME": str(tmp_path)})

@@ -4,7 +4,6 @@ import getpass
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.programs import lacking, run_program
 class Postgres:
     """A PostgreSQL server of the test's own on loopback."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
         beside = shutil.which("initdb")
         if not folders and beside is None:
@@ -31,24 +30,24 @@ class Postgres:
         self._port = free_port()
         self.url = f"postgresql+asyncpg://{self._user}@127.0.0.1:{self._port}/postgres"
 
-    def start(self) -> None:
+    def start(self):
         data = str(self._folder / "data")
         self._run("initdb", "--pgdata", data, "--auth", "trust", "--no-sync")
         options = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         log = str(self._folder / "log")
         self._run("pg_ctl", "--pgdata", data, "--log", log, "--wait", "-o", options, "start")
 
-    def stop(self) -> None:
+    def stop(self):
         data = str(self._folder / "data")
         self._run("pg_ctl", "--pgdata", data, "--wait", "--mode", "immediate", "stop")
         shutil.rmtree(self._folder)
 
-    def count(self, table: str) -> int:
+    def count(self, table):
         """Rows of a table."""
         psql = ("-h", "127.0.0.1", "-p", str(self._port), "-d", "postgres", "-At")
         return int(self._run("psql", *psql, "-c", f"select count(*) from {table}"))
 
-    def _run(self, program: str, *arguments: str) -> str:
+    def _run(self, program, *arguments):
         user = self._user if os.getuid() == 0 else None
         done = run_program(self._bin / program, *arguments, input="", user=user, cwd=self._folder)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +55,7 @@ class Postgres:
 
 
 @pytest.fixture
-def postgres() -> Iterator[Postgres]:
+def postgres():
     database = Postgres()
     database.start()
     yield database

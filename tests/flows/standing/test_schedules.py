@@ -1,13 +1,11 @@
 """`geb schedule` against a real Prefect server."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.server.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(prefect_server, tmp_path, monkeypatch) -> Iterator[SyncPrefectClient]:
+def client(prefect_server, tmp_path, monkeypatch):
     """A client of a Prefect server with the deployments of `geb up` and no schedule."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
@@ -30,12 +28,12 @@ def client(prefect_server, tmp_path, monkeypatch) -> Iterator[SyncPrefectClient]
         yield client
 
 
-def schedules(client: SyncPrefectClient) -> dict[str | None, DeploymentSchedule]:
+def schedules(client):
     deployed = client.read_deployment_by_name("iterate/iterate").schedules
     return {schedule.slug: schedule for schedule in deployed}
 
 
-def starts(schedule: DeploymentSchedule) -> list[int]:
+def starts(schedule):
     """Local hours of two starts, in the weeks in which Europe's clocks go forward."""
     cron = CronSchedule.model_validate(schedule.schedule.model_dump())
     dates = asyncio.run(cron.get_dates(2, datetime(2027, 3, 20, tzinfo=UTC)))

@@ -2,8 +2,6 @@
 
 import re
 import socket
-import subprocess
-from uuid import UUID
 
 import psutil
 import pytest
@@ -12,7 +10,6 @@ from prefect.client.schemas.filters import (
     FlowRunFilterDeploymentId,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.standing.server import is_prefect
@@ -27,14 +24,14 @@ from tests.flows.loop import (
     write_config,
 )
 from tests.flows.probes import gone, wait_until
-from tests.flows.standing.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
+from tests.flows.standing.standing import SMALL_OVERRIDES, failing_once, geb_up
 
 DONE = ("Completed", "Cached")
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 
-def below(process: subprocess.Popen[str]) -> list[int]:
+def below(process):
     """Everything that a process has started."""
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
@@ -78,20 +75,20 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     assert "--port" in refusal
 
 
-def resume(up: Up, run: FlowRun) -> UUID | None:
+def resume(up, run):
     """`geb resume`, on another server."""
     geb_ok("resume", "again", "--store", up.store)
-    return None
+    return
 
 
-def retry(up: Up, run: FlowRun) -> UUID | None:
+def retry(up, run):
     """`prefect flow-run retry`."""
     done = up.prefect("flow-run", "retry", str(run.id))
     assert done.returncode == 0, done.stderr
     return run.id
 
 
-def start_anew(up: Up, run: FlowRun) -> UUID | None:
+def start_anew(up, run):
     """A new run with the same parameters."""
     return up.start("iterate/iterate", **run.parameters).id
 
@@ -101,7 +98,7 @@ def test_every_way_to_go_on_finds_what_is_done(standing, finished, tmp_path, go_
     inputs = warm_started(finished) | {"oracle_code": str(failing_once(tmp_path))}
     config = SMALL_OVERRIDES | {"name": "again", "inputs": inputs, "store": str(standing.store)}
     run = standing.wait(standing.start("iterate/iterate", preset="quickstart", config=config).id)
-    assert run.state is not None and run.state.is_failed()
+    assert run.state.is_failed()
     message = str(run.state.message)
     assert "no route to the reward server" in message
     assert f"geb resume again --store {standing.store}" in message
@@ -157,6 +154,5 @@ def test_a_run_that_was_killed_does_not_stay_running(standing, tmp_path, monkeyp
             [run] = client.read_flow_runs(flow_run_filter=mine)
         process.kill()
     ended = standing.wait(run.id)
-    assert ended.state is not None
     assert ended.state.is_crashed()
     assert "no heartbeat" in str(ended.state.message)

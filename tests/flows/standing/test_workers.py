@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 POOL, QUEUE = "pool", "runs"
 
 
-def is_online(client: SyncPrefectClient) -> bool:
+def is_online(client):
     """True while the server has heard of the worker lately."""
     workers = client.read_workers_for_work_pool(POOL)
     return any(worker.status == WorkerStatus.ONLINE for worker in workers)

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 from flows.pipeline.placement import Execution
 from flows.runners.ending import Ending
-from flows.runners.place import StageJob
 from flows.runners.runner import Runner
 from stages.contract.events import Event, Log
 from stages.contract.params import InputSpec, StageParams
-from stages.contract.request import Input, Request, make_request
+from stages.contract.request import Request, make_request
 from stages.harness.context import StageContext
 from stages.harness.program import Stage, execute
 from stages.store.remote.store import RemoteStore
@@ -31,10 +30,10 @@ class Done:
 
     title = "nothing"
 
-    def follow(self) -> Ending:
+    def follow(self):
         return Ending("exited", 0)
 
-    def remove(self) -> None:
+    def remove(self):
         """Nothing is left."""
 
 
@@ -56,26 +55,26 @@ class Host:
     requests: list[Request] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.runner = Runner(self, Execution(sync_seconds=self.sync_seconds))
 
-    def find(self, job: StageJob) -> None:
+    def find(self, job):
         """Nothing outlives this process."""
 
-    def start(self, job: StageJob) -> Done:
+    def start(self, job):
         """Runs a stage of which everything is here."""
         self.requests.append(job.request)
         execute(Stage(MakeParams, self.body), job.request, EventLog())
         return Done()
 
-    def make(self, text: str = "made", *inputs: Input) -> Any:
+    def make(self, text="made", *inputs):
         """Makes an artifact through the bucket and returns it as this host finds it."""
         request = self.request(text, *inputs)
         os.environ["GEB_CACHE"] = str(self.store.root.parent)
         self.runner.run(request, self.events.append)
         return self.store.load(request.stage, request.key)
 
-    def request(self, text: str, *inputs: Input) -> Request:
+    def request(self, text, *inputs):
         """A request as an orchestrator makes it."""
         return make_request(
             MakeParams(text=text),
@@ -84,12 +83,12 @@ class Host:
             store=self.store.location,
         )
 
-    def said(self) -> str:
+    def said(self):
         """Everything that was logged."""
         return "\n".join(event.message for event in self.events if isinstance(event, Log))
 
 
-def write(context: StageContext[Any]) -> None:
+def write(context):
     """Two files and a folder."""
     text = context.params.text
     (context.out / "large.txt").write_text(text * 1000)
@@ -98,12 +97,12 @@ def write(context: StageContext[Any]) -> None:
     (context.out / "checkpoint/tokens").write_text(text + " tokens")
 
 
-def local_files(store: RemoteStore) -> set[str]:
+def local_files(store):
     folder = store.root / "artifacts"
     return {path.relative_to(folder).parts[2:][-1] for path in folder.rglob("*") if path.is_file()}
 
 
-def object_of(store: RemoteStore, name: str) -> tuple[str, str]:
+def object_of(store, name):
     """Bucket and key of the one object with this name."""
     [key_of] = [key for key in objects(store.location) if key.endswith(name)]
     return store.bucket.name, f"{store.bucket.prefix}/{key_of}"

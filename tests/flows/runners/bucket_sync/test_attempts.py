@@ -2,12 +2,10 @@
 
 import json
 import os
-from typing import Any
 
 import pytest
 
 from stages.store.registry import ModelRegistry
-from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import owner_of, signs_of_life, signs_passed_on
 from tests.flows.runners.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
@@ -130,6 +128,6 @@ def test_a_running_stage_is_saved_now_and_then(near, far):
     assert len(far.requests) == 1
 
 
-def _snapshots(store: RemoteStore) -> list[dict[str, Any]]:
+def _snapshots(store):
     names = objects(store.location)
     return [json.loads(data) for name, data in names.items() if name.endswith("snapshot.json")]

@@ -3,22 +3,21 @@
 import pytest
 
 from stages.contract.errors import DamagedArtifactError
-from stages.store.remote.store import RemoteStore
 from tests.flows.runners.bucket_sync.hosts import object_of
 from tests.object_storage import client
 
 
-def alter(store: RemoteStore, bucket: str, key: str) -> None:
+def alter(store, bucket, key):
     body = bytearray(client().get_object(Bucket=bucket, Key=key)["Body"].read())
     body[0] ^= 1
     client().put_object(Bucket=bucket, Key=key, Body=bytes(body))
 
 
-def truncate(store: RemoteStore, bucket: str, key: str) -> None:
+def truncate(store, bucket, key):
     client().put_object(Bucket=bucket, Key=key, Body=b"x")
 
 
-def delete(store: RemoteStore, bucket: str, key: str) -> None:
+def delete(store, bucket, key):
     client().delete_object(Bucket=bucket, Key=key)
 
 
