@@ -143,7 +143,7 @@ def test_resources_are_limits_and_requests(store):
     assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
 
 
-def test_a_pod_has_the_settings_but_for_the_labels_by_which_it_is_found(store):
+def test_a_pod_has_the_settings_except_labels_of_the_runner(store):
     pair = pod(request_of(store), **EVERYTHING)
     assert pair["spec"]["nodeSelector"] == {"pool": "a100"}
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
