@@ -2,8 +2,12 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 
 
 def run_program(*command, **options):

@@ -92,3 +92,11 @@ def make_tiny_reward_model(path, **options):
     """Writes a sequence classifier with one output, with the options of a causal LM."""
     options = {"num_labels": 1, **options}
     return make_tiny_llama(path, kind=LlamaForSequenceClassification, **options)
+
+
+def response_logprobs(model, prompt, response):
+    """Log-probabilities of a response's tokens, by a forward pass of this row alone, in float64."""
+    ids = torch.tensor([[*prompt, *response]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].double()
+    return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]

@@ -6,8 +6,7 @@ import sys
 
 from flows.runners.local.gpus import gpus_of_this_host
 from stages.store.base import Store
-from tests.stages.generate.vllm_session import PYTHON as VLLM_PYTHON
-from tests.stages.generate.vllm_session import ROOT
+from tests.programs import ROOT, VLLM_PYTHON
 
 
 def run_stage(request, path, *, vllm=False):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from experiments.bandit import DIVERGENCE_LABELS, LABELS
 from flows.pipeline.placement import OWN_RUNNERS
 from flows.runners.choose import RUNNERS
-from stages.contract.params import DataKind, ImageName
+from stages.contract.params import DataKind, ImageName, Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
@@ -18,7 +18,7 @@ from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
 from stages.pair.params import Strategy
 from stages.pair.select import STRATEGIES
-from stages.score.params import ClassifierSettings
+from stages.score.params import ORACLES, ClassifierSettings, ScoreParams
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT
@@ -62,3 +62,16 @@ def test_every_name_is_in_its_table_and_the_other_way_round(named, known):
 
 def test_every_divergence_with_a_label_is_in_its_table():
     assert set(DIVERGENCE_LABELS) <= set(DIVERGENCES)
+
+
+def test_parameters_registry_and_page_name_the_same_oracles():
+    named = list(ScoreParams.model_fields["oracle"].annotation.__args__)
+    assert list(ORACLES) == named
+    sections = {
+        name
+        for name, section in ScoreParams.model_fields.items()
+        if isinstance(section.annotation, type) and issubclass(section.annotation, Settings)
+    }
+    assert {oracle.section for oracle in ORACLES.values()} - {""} == sections
+    table = (ROOT / "docs/oracles.md").read_text().partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", table, re.MULTILINE) == named

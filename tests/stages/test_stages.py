@@ -1,6 +1,5 @@
 """Rules for every stage: its folder, its parameters, its program."""
 
-import importlib
 import re
 import sys
 from pathlib import Path
@@ -9,8 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from stages.contract.errors import EXIT_STOPPED
-from stages.contract.params import Settings, StageParams
-from stages.harness.program import Stage
+from stages.contract.params import Settings
 from tests.programs import run_program
 from tests.stages.contract.test_key import all_params
 
@@ -30,62 +28,27 @@ def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
     return rows
 
 
-def groups_of(model: type[BaseModel]) -> list[type]:
-    """Classes that declare the fields of nested groups."""
-    kinds = [field.annotation for field in model.model_fields.values()]
-    groups = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)]
-    return [base for group in groups for base in (*group.__mro__, *groups_of(group))]
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_has_its_folder_s_name_a_version_and_outputs(name):
-    params = PARAMS[name]
-    assert params.stage == name
-    assert params.version
-    assert params.outputs
-    stage = importlib.import_module(f"stages.{name}.run").STAGE
-    assert isinstance(stage, Stage)
-    assert stage.params is params
-
-
 @pytest.mark.parametrize("name", STAGES)
 def test_every_field_is_described(name):
     bare = [field for field, description in fields_of(PARAMS[name]) if not description]
     assert bare == []
 
 
-def read_as_a_whole(params: type[StageParams], source: str) -> set[str]:
-    """Fields of groups that are passed on whole (`Group.model_fields`, `group.model_dump()`)."""
-    classes = set(re.findall(r"(\w+)\.model_fields", source))
-    attributes = set(re.findall(r"(\w+)\.model_dump\(", source))
-    groups = [base for base in params.__mro__ if base.__name__ in classes]
-    groups += [
-        field.annotation
-        for name, field in params.model_fields.items()
-        if name in attributes and isinstance(field.annotation, type)
-    ]
-    return {
-        field for group in groups if issubclass(group, Settings) for field in group.model_fields
-    }
+@pytest.fixture(scope="module")
+def source() -> str:
+    """The code that may read parameters."""
+    paths = [path for room in ("stages", "flows") for path in (ROOT / room).rglob("*.py")]
+    return "\n".join(path.read_text() for path in paths if path.name != "params.py")
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_field_is_read(name):
-    params = PARAMS[name]
-    # Those that declare its fields: its own, and for some the engine's.
-    declaring = [*params.__mro__, *groups_of(params)]
-    rooms = {stage.__module__.split(".")[1] for stage in declaring if "stages." in stage.__module__}
-    # Settings of a chat template are passed on to it.
-    rooms.add("modeling")
-    paths = [path for room in rooms for path in (ROOT / "stages" / room).glob("*.py")]
-    source = "\n".join(path.read_text() for path in paths)
-    flows = "\n".join(path.read_text() for path in (ROOT / "flows").rglob("*.py"))
+def test_every_field_is_read(name, source):
     unread = [
         field
-        for field, _ in fields_of(params)
-        if not re.search(rf"\.{field}\b|[\"']{field}[\"']", source + flows)
+        for field, _ in fields_of(PARAMS[name])
+        if not re.search(rf"\.{field}\b|[\"']{field}[\"']", source)
     ]
-    assert set(unread) - read_as_a_whole(params, source) == set()
+    assert unread == []
 
 
 def test_parameters_load_without_a_machine_learning_library():

@@ -5,19 +5,22 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
+from stages.evaluate.summary import DistinctCounter
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import SCORES, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
-from tests.tiny_models import make_tiny_llama
+from tests.tiny_models import make_tiny_llama, response_logprobs
 
 Tables = tuple[Path, Path]
+Row = tuple[dict[str, object], float | None]
 
 
 def answers(question: str, *scored: tuple[str, float | None], **changes: object):
@@ -65,6 +68,11 @@ def tables(tmp_path) -> tuple[Tables, Tables]:
     return write_scored(tmp_path, POLICY, "policy-"), write_scored(tmp_path, BASE, "base-")
 
 
+def evaluate_rows(store: Store, folder: Path, policy: list[Row], base: list[Row]) -> Artifact:
+    tables = write_scored(folder, policy, "policy-"), write_scored(folder, base, "base-")
+    return evaluate(store, [tables[0]], [tables[1]])
+
+
 def test_metrics_by_hand(store, tables):
     figures = metrics(evaluate(store, [tables[0]], [tables[1]]))
     # Sums of rewards: a 1.0 to 0.75 (won), b 1.0 to 1.0 (tied), c 0.75 to 2.0 (lost).
@@ -87,11 +95,7 @@ def test_metrics_by_hand(store, tables):
 def test_a_figure_that_is_the_same_for_every_prompt_has_no_interval(store, tmp_path):
     policy = [*answers("a", ("red", 1.0)), *answers("b", ("blue", 1.0))]
     base = [*answers("a", ("red", 0.0)), *answers("b", ("two cat", 1.0))]
-    artifact = evaluate(
-        store,
-        [write_scored(tmp_path, policy, "policy-")],
-        [write_scored(tmp_path, base, "base-")],
-    )
+    artifact = evaluate_rows(store, tmp_path, policy, base)
     rows = pq.read_table(artifact.file("figures.parquet")).to_pylist()
     rewards = {row["model"]: row for row in rows if row["figure"] == "mean_reward"}
     assert (rewards["policy"]["value"], rewards["policy"]["low"]) == (1.0, None)
@@ -101,13 +105,7 @@ def test_a_figure_that_is_the_same_for_every_prompt_has_no_interval(store, tmp_p
 def test_the_same_responses_tie_whatever_their_rewards_last_bits(store, tmp_path):
     policy = answers("a", ("red", 0.1 + 0.2), ("blue", 0.0))
     base = answers("a", ("blue", 0.0), ("red", 0.3))
-    figures = metrics(
-        evaluate(
-            store,
-            [write_scored(tmp_path, policy, "policy-")],
-            [write_scored(tmp_path, base, "base-")],
-        )
-    )
+    figures = metrics(evaluate_rows(store, tmp_path, policy, base))
     assert (figures["win_rate"], figures["tied_prompts"]) == (0.0, 1)
 
 
@@ -115,13 +113,7 @@ def test_repetition_and_refusals_of_both_models(store, tmp_path):
     loop = "go round and round and round and round"
     policy = answers("a", (loop, 1.0), ("I’m sorry, no.", 0.0), ("He said I cannot", 0.0))
     base = answers("a", (f"{loop} and", 1.0), ("  As an AI I can't", 0.0), ("I CAN'T", 0.0))
-    figures = metrics(
-        evaluate(
-            store,
-            [write_scored(tmp_path, policy, "policy-")],
-            [write_scored(tmp_path, base, "base-")],
-        )
-    )
+    figures = metrics(evaluate_rows(store, tmp_path, policy, base))
     # Loop: "go round and round", then "round and round and" and "and round and round" in turn:
     # 3 different ones of 5; the longer one 3 of 6. Three words have no 4-gram.
     assert figures["repetition"] == pytest.approx((2 / 5 + 0) / 2)
@@ -237,26 +229,20 @@ def reference(tmp_path) -> Path:
     return make_tiny_llama(tmp_path / "reference")
 
 
-def by_definition(reference: Path, row: dict[str, object]) -> float:
-    """log π_ref of one response, token after token, from the model's full logits."""
-    model = AutoModelForCausalLM.from_pretrained(reference)
-    prompt, tokens = row["prompt_token_ids"], row["response_token_ids"]
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].double()
-    logprobs = logits.log_softmax(-1)
-    return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(tokens))
-
-
 @pytest.mark.parametrize("batch_tokens", [1, 9, 10_000])
 def test_log_pi_ref_equals_the_response_alone(store, tables, reference, batch_tokens, monkeypatch):
     monkeypatch.setattr("stages.evaluate.reference.BATCH_TOKENS", batch_tokens)
     artifact = evaluate(store, [tables[0]], [tables[1]], reference=reference)
-    expected = [by_definition(reference, row) for row, _ in [*POLICY, *BASE]]
+    model = AutoModelForCausalLM.from_pretrained(reference)
+    expected = [
+        response_logprobs(model, row["prompt_token_ids"], row["response_token_ids"]).sum().item()
+        for row, _ in [*POLICY, *BASE]
+    ]
     samples = map(json.loads, artifact.file("samples.jsonl").read_text().splitlines())
     rows = {row["prompt_id"]: row for row in samples}
-    for model, source, start in (("policy", POLICY, 0), ("base", BASE, 6)):
+    for side, source, start in (("policy", POLICY, 0), ("base", BASE, 6)):
         for place, (row, _) in enumerate(source, start):
-            sample = rows[row["prompt_id"]][model][row["sample_index"]]
+            sample = rows[row["prompt_id"]][side][row["sample_index"]]
             assert sample["log_pi_ref"] == pytest.approx(expected[place], abs=1e-5)
     figures = metrics(artifact)
     assert figures["mean_log_pi_ref"] == pytest.approx(sum(expected[:6]) / 6, abs=1e-5)
@@ -296,3 +282,23 @@ def test_the_base_is_skipped_and_an_unfit_reference_refused(store, tmp_path, tab
     save_file(weights, reference / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="are not numbers in float16"):
         evaluate(store, [policy], [base], reference=reference, dtype="float16")
+
+
+texts = st.lists(st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join), max_size=20)
+
+
+def by_definition(corpus: list[str], n: int) -> float | None:
+    grams = [
+        tuple(words[start : start + n])
+        for words in (text.split() for text in corpus)
+        for start in range(len(words) - n + 1)
+    ]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+@given(corpus=texts, cut=st.integers(0, 20))
+def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
+    counter = DistinctCounter()
+    counter.add(corpus[:cut])
+    counter.add(corpus[cut:])
+    assert counter.per_ngram() == [by_definition(corpus, n) for n in range(1, 5)]

@@ -9,7 +9,7 @@ from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.training.adapters import add_adapters, save_adapters
 from stages.training.params import LoraParams
-from tests.tiny_models import WORDS
+from tests.tiny_models import WORDS, response_logprobs
 
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
 PARAMS = {
@@ -23,10 +23,7 @@ PARAMS = {
 def assert_logprobs(rows, model, rounding):
     """Checks log-probabilities against a forward pass of each row alone, without padding."""
     for row in rows:
-        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        expected = response_logprobs(model, row["prompt_token_ids"], row["response_token_ids"])
         assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=rounding)
 
 

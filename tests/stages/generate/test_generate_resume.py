@@ -1,4 +1,4 @@
-"""A sampling that was killed or stopped goes on, and ends with the undisturbed one's bytes."""
+"""A sampling that was stopped goes on, and ends with the undisturbed one's bytes."""
 
 import pytest
 
@@ -14,64 +14,52 @@ from tests.stage_calls import EventLog, call_request, metrics, request_for, writ
 from tests.stages.generate.small_runs import PARAMS, TEXTS
 
 
+class StoppingLog(EventLog):
+    """An emitter that stops the stage when an event's text has a part."""
+
+    def __init__(self, part):
+        super().__init__()
+        self._part = part
+
+    def emit(self, event):
+        super().emit(event)
+        if self._part in str(event):
+            raise StoppedError(self._part)
+
+
 def test_a_retry_after_some_chunks_gives_the_same_bytes(policy, tmp_path):
     """Also where prompts too long are dropped: batches never reach from one chunk into the next."""
     texts = ["red cat " * 15 if index % 3 == 2 else TEXTS[index % 23] for index in range(24)]
-    prompts = write_prompts(tmp_path / "prompts.parquet", texts)
     settings = {"max_length_tokens": 40, "transformers": {"batch_size": 5}, "chunk_prompts": 4}
-    params = GenerateParams(**{**PARAMS, **settings})
-    inputs = {"policy": policy, "prompts": prompts}
-    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    whole, artifact, events = resumed(
+        policy, tmp_path, texts, "wrote the responses to prompts 4 to 7", settings
+    )
     assert metrics(whole)["prompts_dropped_too_long"] == 8
-
-    request = request_for(params, inputs, tmp_path / "killed")
-    log = StoppingLog("wrote the responses to prompts 4 to 7")
-    with pytest.raises(StoppedError):
-        execute(STAGE, request, log)
-    artifact, events = call_request(STAGE, request)
     assert any("2 of 6 chunks are there already" in str(event) for event in events)
     assert artifact.manifest.digest() == whole.manifest.digest()
 
 
 def test_a_retry_within_a_chunk_goes_on_and_gives_the_same_bytes(policy, tmp_path, monkeypatch):
     monkeypatch.setattr(generate_run, "SAVE_SECONDS", 0.0)
-    prompts = write_prompts(tmp_path / "prompts.parquet", TEXTS)
-    params = GenerateParams(**{**PARAMS, "transformers": {"batch_size": 5}})
-    inputs = {"policy": policy, "prompts": prompts}
-    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
-    request = request_for(params, inputs, tmp_path / "killed")
-    with pytest.raises(StoppedError):
-        execute(STAGE, request, LogStoppedAt(32))
-    artifact, events = call_request(STAGE, request)
+    monkeypatch.setattr("stages.contract.events.PROGRESS_INTERVAL_SECONDS", 0.0)
+    settings = {"transformers": {"batch_size": 5}}
+    whole, artifact, events = resumed(policy, tmp_path, TEXTS, "done=32", settings)
     first = next(event for event in events if isinstance(event, Progress))
     assert first.done == 31
     assert artifact.manifest.digest() == whole.manifest.digest()
 
 
-class LogStoppedAt(EventLog):
-    """An emitter that stops the stage at a number of responses."""
-
-    def __init__(self, done: int) -> None:
-        super().__init__()
-        self._stop_at = done
-
-    def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
-        super().progress(done, total, unit, note)
-        if unit == "responses" and done == self._stop_at:
-            raise StoppedError(f"at {done}")
-
-
-class StoppingLog(EventLog):
-    """An emitter that stops the stage when it says something."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__()
-        self._message = message
-
-    def info(self, message: str) -> None:
-        super().info(message)
-        if message == self._message:
-            raise StoppedError(message)
+def resumed(policy, tmp_path, texts, stops_at, settings):
+    """An undisturbed artifact, one that a second attempt finished, and that attempt's events."""
+    prompts = write_prompts(tmp_path / "prompts.parquet", texts)
+    params = GenerateParams(**{**PARAMS, **settings})
+    inputs = {"policy": policy, "prompts": prompts}
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    request = request_for(params, inputs, tmp_path / "stopped")
+    with pytest.raises(StoppedError):
+        execute(STAGE, request, StoppingLog(stops_at))
+    artifact, events = call_request(STAGE, request)
+    return whole, artifact, events
 
 
 def test_chunks_of_another_size_have_other_files(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate import vllm_backend
 from stages.generate.backend import EncodedPrompt
@@ -66,6 +67,12 @@ def test_settings_reach_the_engine_by_vllms_names(started):
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
     assert (started["model"], started["revision"]) == (HERE.name_or_path, HERE.revision)
+
+
+def test_an_argument_that_the_stage_sets_is_refused(started):
+    with pytest.raises(UserError, match=r"extra_engine_args\.max_model_len") as caught:
+        load(extra_engine_args={"seed": 1, "max_model_len": 64})
+    assert "docs/sampling.md" in caught.value.remedy
 
 
 def test_head_beside_a_tied_config_is_loaded(started, tmp_path):

@@ -1,4 +1,4 @@
-"""Golden bonuses, rewards, losses and their gradients, from the definitions, at 50 digits or more.
+"""Golden bonuses, rewards and their gradients, from the definitions, at 50 digits or more.
 
     python tests/stages/objectives/golden.py      writes golden.json in this folder
 
@@ -25,7 +25,6 @@ BETA = 0.125
 LOGPS = (-1e-6, -1e-3, -0.05, -0.4, -1.0, -3.0, -11.5, -50.0, -104.0, -400.0, -870.0, -2000.0)
 LENGTHS = (1, 1, 2, 3, 2, 5, 8, 31, 64, 256, 777, 2048)
 LOGRATIOS = (-400.0, -60.0, -10.0, -1.0, -1e-6, 0.0, 1e-6, 1.0, 10.0, 60.0, 400.0)
-MARGINS = ((0.0, 0.0), (0.5, -0.5), (-3.0, 2.0), (8.0, -4.0), (-6.0, -6.5), (25.0, 30.0))
 TOKEN_LENGTHS = (1, 16, 2048)
 DIGITS = 50
 
@@ -181,28 +180,6 @@ def reward_cases() -> Iterator[dict]:
         }
 
 
-def loss_cases() -> Iterator[dict]:
-    for divergence in DIVERGENCES:
-        for smoothing in (0.0, 0.125):
-
-            def loss(chosen: mpf, rejected: mpf, d: str = divergence, e: float = smoothing) -> mpf:
-                z = mpf(BETA) * (reward_of(d, chosen) - reward_of(d, rejected))
-                return (1 - e) * mp.log(1 + mp.exp(-z)) + e * mp.log(1 + mp.exp(z))
-
-            with mp.workdps(200):
-                yield {
-                    "divergence": divergence,
-                    "label_smoothing": smoothing,
-                    "chosen_logratio": [chosen for chosen, _ in MARGINS],
-                    "rejected_logratio": [rejected for _, rejected in MARGINS],
-                    "loss": [text(loss(mpf(c), mpf(r))) for c, r in MARGINS],
-                    "gradient": [
-                        [text(mp.diff(loss, (mpf(c), mpf(r)), order)) for order in ((1, 0), (0, 1))]
-                        for c, r in MARGINS
-                    ],
-                }
-
-
 def make() -> dict:
     mp.dps = DIGITS
     return {
@@ -210,7 +187,6 @@ def make() -> dict:
         "beta": BETA,
         "bonus": list(bonus_cases()),
         "reward": list(reward_cases()),
-        "loss": list(loss_cases()),
     }
 
 

@@ -84,7 +84,11 @@ def test_a_hub_that_does_not_answer_may_be_tried_again(tmp_path):
     assert not path.exists()
 
 
-# Files of the shipped suites' repositories, each with a row of the columns that the hub's has.
+INSTRUCTIONS = {
+    "instruction_id_list": ["punctuation:no_comma"],
+    "kwargs": [{"num_words": None, "relation": None}],
+}
+# Files of the shipped suites' repositories, each with a row of columns that the hub's has.
 OF_SHIPPED = {
     "math500": (
         "math.yaml",
@@ -95,59 +99,25 @@ OF_SHIPPED = {
     "olympiadbench": (
         "math.yaml",
         "OE_TO_maths_en_COMP/data.jsonl",
-        {
-            "id": 1606,
-            "question": "What is $1+1$?",
-            "solution": ["It is $2$."],
-            "final_answer": ["2"],
-            "context": None,
-            "is_multiple_answer": False,
-            "unit": None,
-            "answer_type": "Numerical",
-            "error": None,
-            "subfield": "Algebra",
-        },
+        {"question": "What is $1+1$?", "solution": ["It is $2$."], "final_answer": ["2"]},
         "2",
     ),
     "ifeval": (
         "ifeval.yaml",
         "ifeval_input_data.jsonl",
-        {
-            "key": 1000,
-            "prompt": "What is $1+1$?",
-            "instruction_id_list": ["punctuation:no_comma"],
-            "kwargs": [{"num_words": None, "relation": None}],
-        },
-        json.dumps(
-            {
-                "instruction_id_list": ["punctuation:no_comma"],
-                "kwargs": [{"num_words": None, "relation": None}],
-            }
-        ),
+        {"key": 1000, "prompt": "What is $1+1$?", **INSTRUCTIONS},
+        json.dumps(INSTRUCTIONS),
     ),
     "alpaca_eval": (
         "alpaca-eval.yaml",
         "alpaca_eval_gpt4_baseline.json",
-        [
-            {
-                "instruction": "What is $1+1$?",
-                "output": "It is 2.",
-                "generator": "gpt4_1106_preview",
-                "dataset": "helpful_base",
-                "datasplit": "eval",
-            }
-        ],
+        [{"instruction": "What is $1+1$?", "output": "It is 2.", "dataset": "helpful_base"}],
         "It is 2.",
     ),
     "arena_hard": (
         "arena-hard.yaml",
         "data/arena-hard-v2.0/question.jsonl",
-        {
-            "uid": "0001",
-            "category": "hard_prompt",
-            "subcategory": "math",
-            "prompt": "What is $1+1$?",
-        },
+        {"uid": "0001", "category": "hard_prompt", "prompt": "What is $1+1$?"},
         None,
     ),
     "ultrafeedback": (

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
-from stages.promote.gate import GateResult, decide
+from stages.promote.gate import decide
 from stages.promote.params import PromoteParams
 from stages.tables.wilson import wilson_interval
 
@@ -103,17 +103,9 @@ def test_a_suite_may_fall_below_the_base_within_its_tolerance(confidence, allowe
 
 
 @pytest.mark.parametrize(
-    "params",
-    [
-        {"aliases": ["latest"]},
-        {"aliases": ["../x"]},
-        {"model_name": "a/b"},
-        {"min_win_rate": 1.5},
-        {"max_regression": -1},
-        {"min_winrate": 0.5},
-    ],
+    "params", [{"aliases": ["latest"]}, {"aliases": ["../x"]}, {"model_name": "a/b"}]
 )
-def test_wrong_parameters_are_refused(params):
+def test_wrong_names_are_refused(params):
     with pytest.raises(ValidationError):
         PromoteParams.model_validate(params)
 
@@ -147,23 +139,9 @@ COMPARED = {"win_rate": 0.625, "compared_prompts": 64, "tied_prompts": 4}
 
 def test_a_gate_of_confidence_shows_the_bound_that_it_compared():
     better, plain = decide(PromoteParams(min_win_rate=0.55), COMPARED, {})
-    assert better == GateResult(
-        "better_than_base_confidence",
-        "win_rate",
-        wilson(40, 60, 0.95),
-        0.5,
-        True,
-        "better_than_base_confidence: 40 prompts won, 20 lost, 4 tied; with confidence 0.95 at "
-        "least 0.561 of the decided prompts are won, and the gate wants more than 0.5",
-    )
-    assert plain == GateResult(
-        "min_win_rate",
-        "win_rate",
-        0.625,
-        0.55,
-        True,
-        "min_win_rate: win_rate is 0.625; the gate wants at least 0.55",
-    )
+    assert (better.value, better.limit, better.passed) == (wilson(40, 60, 0.95), 0.5, True)
+    assert "at least 0.561 of the decided prompts are won" in better.reason
+    assert (plain.value, plain.limit, plain.passed) == (0.625, 0.55, True)
 
 
 @pytest.mark.parametrize(

@@ -60,21 +60,19 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     assert registered.file(version.checkpoint.path) == trained.path / "checkpoint"
     assert (version.version, version.run, version.step) == (1, "nightly", "iteration-1/promote")
     assert version.metrics == METRICS
-    decision = json.loads((artifact.path / "decision.json").read_text())
-    assert decision == {
-        "model": "tiny",
-        "aliases": ["production"],
-        "gates": [
-            {
-                "gate": "min_win_rate",
-                "metric": "win_rate",
-                "value": 0.6,
-                "limit": 0.5,
-                "passed": True,
-                "reason": "min_win_rate: win_rate is 0.6; the gate wants at least 0.5",
-            }
-        ],
-    }
+    decided = decision(artifact)
+    assert (decided["model"], decided["aliases"]) == ("tiny", ["production"])
+    [gate] = decided["gates"]
+    assert (gate["gate"], gate["value"], gate["limit"], gate["passed"]) == (
+        "min_win_rate",
+        0.6,
+        0.5,
+        True,
+    )
+
+
+def decision(artifact: Artifact) -> dict[str, Any]:
+    return artifact.read_json("decision.json")
 
 
 def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_path):
@@ -87,7 +85,7 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
     registry = ModelRegistry(store)
     assert registry.find("tiny@production").version == 1
     assert registry.find("tiny@latest").version == 2
-    assert json.loads((artifact.path / "decision.json").read_text())["aliases"] == []
+    assert decision(artifact)["aliases"] == []
     warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
     assert warnings == [
         "tiny:2 is not promoted: min_win_rate: win_rate is 0.2; the gate wants at least 0.5"
@@ -108,10 +106,6 @@ def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_
     other_run = checkpoint_artifact(store, "three")
     promote(store, other_run, metrics, run="weekly")
     assert ModelRegistry(store).find("tiny@production").version == 3
-
-
-def decision(artifact: Artifact) -> dict[str, Any]:
-    return artifact.read_json("decision.json")
 
 
 def test_figures_of_another_oracle_are_not_compared(store, tmp_path):
@@ -156,28 +150,15 @@ def test_the_gate_compares_with_the_alias_not_the_last_version(store, tmp_path):
     for number, (reward, holder) in enumerate([(0.9, 1), (0.6, 1), (0.65, 1), (0.95, 4)], 1):
         trained = checkpoint_artifact(store, f"number {number}")
         metrics = evaluated(tmp_path, f"{number}.json", mean_reward=reward)
-        decision = promote(store, trained, metrics, run=f"night-{number}")
+        promoted = promote(store, trained, metrics, run=f"night-{number}")
         assert ModelRegistry(store).find("tiny@production").version == holder, reward
-        gates = json.loads((decision.path / "decision.json").read_text())["gates"]
-        assert [gate["limit"] for gate in gates] == ([] if number == 1 else [0.9])
+        limits = [gate["limit"] for gate in decision(promoted)["gates"]]
+        assert limits == ([] if number == 1 else [0.9])
     # Rolled back: what the alias holds now is older than the best.
     ModelRegistry(store).set_alias("tiny", "production", 1)
     metrics = evaluated(tmp_path, "5.json", mean_reward=0.92)
     promote(store, checkpoint_artifact(store, "number 5"), metrics, run="night-5")
     assert ModelRegistry(store).find("tiny@production").version == 5
-
-
-def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
-    trained, metrics = checkpoint_artifact(store, "one"), evaluated(tmp_path)
-    first = promote(store, trained, metrics)
-    before = ModelRegistry(store).alias("tiny", "production")
-    # The registry was written, the artifact was not published.
-    shutil.rmtree(first.path)
-    again = promote(store, trained, metrics)
-    registry = ModelRegistry(store)
-    assert registry.alias("tiny", "production") == before
-    assert [version.version for version in registry.versions("tiny")] == [1]
-    assert again.manifest.digest() == first.manifest.digest()
 
 
 @pytest.mark.parametrize("change", ["newer promotion", "rollback"])
@@ -240,25 +221,18 @@ def test_bad_inputs_are_refused(store, tmp_path):
     broken, listed = tmp_path / "broken.json", tmp_path / "list.json"
     broken.write_text("{")
     listed.write_text("[]")
-    of_evaluate = "pass metrics.json of the evaluate stage"
     cases = [
-        (
-            {"checkpoint": [trained.path / "checkpoint"]},
-            {},
-            "^only checkpoints of this store can be registered\n",
-            "pass the `checkpoint` of a train or sft artifact",
-        ),
-        ({"metrics": [broken]}, {}, "is damaged", of_evaluate),
-        ({"metrics": [listed]}, {}, "is damaged", of_evaluate),
-        ({}, {"model_name": None}, "^the request names no model\n", "set `promote.model_name`"),
-        ({"metrics": []}, {}, "lacks its input 'metrics'", ""),
+        ({"checkpoint": [trained.path / "checkpoint"]}, {}, "only checkpoints of this store"),
+        ({"metrics": [broken]}, {}, "is damaged"),
+        ({"metrics": [listed]}, {}, "is damaged"),
+        ({}, {"model_name": None}, "names no model"),
+        ({"metrics": []}, {}, "lacks its input 'metrics'"),
     ]
-    for inputs, params, message, remedy in cases:
+    for inputs, params, message in cases:
         given = {"checkpoint": [trained.ref("checkpoint")], "metrics": [evaluated(tmp_path)]}
         settings = PromoteParams.model_validate(
             {"model_name": "tiny", "better_than_base_confidence": None} | params
         )
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(UserError, match=message):
             call(STAGE, settings, given | inputs, store)
-        assert remedy in str(caught.value)
     assert ModelRegistry(store).names() == []

@@ -18,36 +18,41 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def score_rows(tmp_path):
-    """Scores a table of responses and returns the rows of the table of scores."""
+def scored(tmp_path):
+    """Scores a table of responses and returns the rows of scores, the metrics and the events.
 
-    def run(settings, rows, **inputs):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, rows)
-        request = request_for(settings, {"responses": responses, **inputs}, tmp_path / "store")
-        artifact, _ = call_request(STAGE, request)
-        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+    Code is a text or bytes; any other input is a path.
+    """
+
+    def run(settings, rows, *, code=None, **inputs):
+        inputs["responses"] = tmp_path / "responses.parquet"
+        write_table(inputs["responses"], RESPONSES, rows)
+        if code is not None:
+            inputs["code"] = tmp_path / "oracle.py"
+            inputs["code"].write_bytes(
+                code if isinstance(code, bytes) else textwrap.dedent(code).encode()
+            )
+        artifact, events = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
+        scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return scores, json.loads((artifact.path / "metrics.json").read_text()), events
 
     return run
 
 
 @pytest.fixture
-def score(tmp_path):
-    """Runs the stage and returns the rows, the metrics and the events."""
+def score_rows(scored):
+    """Scores a table of responses and returns the rows of the table of scores."""
+    return lambda *arguments, **inputs: scored(*arguments, **inputs)[0]
+
+
+@pytest.fixture
+def score(scored):
+    """Scores by a function's code or by a reward model; returns what ``scored`` does."""
 
     def run(*, code=None, model=None, rows=None, **params):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, response_rows() if rows is None else rows)
-        inputs = {"responses": responses}
-        if code is not None:
-            inputs["code"] = tmp_path / "oracle.py"
-            inputs["code"].write_text(textwrap.dedent(code))
-        if model is not None:
-            inputs["model"] = model
-        params = {"oracle": "python" if model is None else "reward_model", **params}
-        request = request_for(score_params(**params), inputs, tmp_path / "store")
-        artifact, events = call_request(STAGE, request)
-        scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
-        return scores, json.loads((artifact.path / "metrics.json").read_text()), events
+        oracle = "python" if model is None else "reward_model"
+        given = {"code": code} if model is None else {"model": model}
+        rows = response_rows() if rows is None else rows
+        return scored(score_params(oracle, **params), rows, **given)
 
     return run

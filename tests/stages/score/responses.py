@@ -1,5 +1,7 @@
 """Responses to score."""
 
+from transformers import AutoTokenizer
+
 from tests.stage_calls import response
 from tests.tiny_models import WORDS
 
@@ -12,3 +14,11 @@ def response_rows(num_prompts=10, num_samples=2):
         for sample in range(num_samples):
             text = " ".join(WORDS[(index + sample) % 5 :])
             yield response(question, sample, text, **answer)
+
+
+def conversation_ids(path, rows):
+    """Token ids of each row's conversation and response, by the checkpoint's chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    for row in rows:
+        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+        yield tokenizer.apply_chat_template(messages, return_dict=False)

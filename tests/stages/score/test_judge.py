@@ -12,16 +12,10 @@ ROWS = [
 
 
 @pytest.fixture
-def score(score_rows, tmp_path):
+def score(score_rows):
     def run(url, rows=ROWS, template=None, shipped="default", **params):
-        inputs = {}
-        if template is not None:
-            inputs["code"] = tmp_path / "judge.jinja"
-            inputs["code"].write_bytes(
-                template if isinstance(template, bytes) else template.encode()
-            )
         defaults = {"url": url, "model": "some-judge", "timeout_seconds": 60.0, "template": shipped}
-        return score_rows(score_params("judge", **{**defaults, **params}), rows, **inputs)
+        return score_rows(score_params("judge", **{**defaults, **params}), rows, code=template)
 
     return run
 
@@ -61,15 +55,13 @@ def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("I like it.", "last line is 'I like it.'"),
-        ("Score: 7\nOr maybe 8.", "last line is 'Or maybe 8.'"),
-        ("Score: seven", "last line is 'Score: seven'"),
-        ("Score: 7/10", "last line is 'Score: 7/10'"),
-        ("My Score: 7", "last line is 'My Score: 7'"),
-        ("Score: 11", "mark 11 is not between 1 and 10"),
-        ("Score: -1", "mark -1 is not between 1 and 10"),
-        ("", "last line is ''"),
-        (None, "last line is ''"),
+        ("Score: 7\nOr maybe 8.", "Or maybe 8."),
+        ("Score: 7/10", "Score: 7/10"),
+        ("My Score: 7", "My Score: 7"),
+        ("Score: 11", "11 is not between"),
+        ("Score: -1", "-1 is not between"),
+        ("", "''"),
+        (None, "''"),
     ],
 )
 def test_an_answer_without_a_mark_has_no_score(serve, score, text, reason):
@@ -79,24 +71,24 @@ def test_an_answer_without_a_mark_has_no_score(serve, score, text, reason):
     assert reason in row["error"]
 
 
-class TestTemplate:
-    def test_it_may_be_ones_own(self, serve, score, tmp_path):
-        server = serve(lambda number, request: completion("Score: 3"))
-        [row] = score(server.url, ROWS[:1], template="{{ response }} Mark it up to {{ highest }}.")
-        assert asked(server.requests[0]) == "It is 42. Mark it up to 10."
-        assert row["oracle"] == f"judge:some-judge@{sha256_file(tmp_path / 'judge.jinja')[:16]}"
+def test_a_template_may_be_the_user_s(serve, score, tmp_path):
+    server = serve(lambda number, request: completion("Score: 3"))
+    [row] = score(server.url, ROWS[:1], template="{{ response }} Mark it up to {{ highest }}.")
+    assert asked(server.requests[0]) == "It is 42. Mark it up to 10."
+    assert row["oracle"] == f"judge:some-judge@{sha256_file(tmp_path / 'oracle.py')[:16]}"
 
-    @pytest.mark.parametrize(
-        ("template", "what"),
-        [
-            ("{{ answer }}", "'answer' is undefined"),
-            ("{% if %}", "cannot be read"),
-            ("für {{ response }}".encode("latin-1"), "cannot be read"),
-        ],
-    )
-    def test_a_wrong_one_is_refused(self, score, template, what):
-        with pytest.raises(UserError, match=what):
-            score("http://127.0.0.1:9", template=template)
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ answer }}", "'answer' is undefined"),
+        ("{% if %}", "cannot be read"),
+        ("für {{ response }}".encode("latin-1"), "cannot be read"),
+    ],
+)
+def test_a_wrong_template_is_refused(score, template, what):
+    with pytest.raises(UserError, match=what):
+        score("http://127.0.0.1:9", template=template)
 
 
 def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):

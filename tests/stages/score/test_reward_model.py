@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from stages.contract.errors import UserError
-from tests.stages.score.responses import response_rows
+from tests.stages.score.responses import conversation_ids, response_rows
 from tests.tiny_models import CHAT_TEMPLATE, EOS_ID, make_tiny_llama, make_tiny_reward_model
 
 # Float32 sums in another order.
@@ -17,29 +17,12 @@ def reward_model(tmp_path_factory):
     return make_tiny_reward_model(tmp_path_factory.mktemp("reward") / "model")
 
 
-def one_by_one(path, rows):
-    """Scores by a plain forward pass of transformers for each conversation."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
-    scores = []
-    for row in rows:
-        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-        ids = tokenizer.apply_chat_template(messages, return_dict=False)
-        with torch.inference_mode():
-            scores.append(model(torch.tensor([ids])).logits[0, 0].item())
-    return scores
-
-
 @torch.inference_mode()
-def by_hand(path, rows, dtype):
+def by_hand(path, rows, dtype=torch.float32):
     """Scores by the trunk's last state of each conversation, and the head's product in float64."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype).eval()
     scores = []
-    for row in rows:
-        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-        ids = tokenizer.apply_chat_template(messages, return_dict=False)
-        assert ids[-1] == EOS_ID
+    for ids in conversation_ids(path, rows):
         last = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
         scores.append((model.score.weight[0].double() @ last.double()).item())
     return scores
@@ -49,7 +32,7 @@ class TestRewardModel:
     @pytest.mark.parametrize("tokens_per_batch", [1, 64, 16384])
     def test_batched_scores_equal_single_ones(self, score, reward_model, tokens_per_batch):
         scores, _, _ = score(model=reward_model, dtype="float32", tokens_per_batch=tokens_per_batch)
-        expected = one_by_one(reward_model, response_rows())
+        expected = by_hand(reward_model, response_rows())
         assert len({round(value, 3) for value in expected}) > 5
         assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
@@ -59,14 +42,14 @@ class TestRewardModel:
             tmp_path / "unpadded", pad_token_id=None, chat_template=CHAT_TEMPLATE + "<pad>"
         )
         scores, _, _ = score(model=model, dtype="float32")
-        expected = one_by_one(model, response_rows())
+        expected = by_hand(model, response_rows())
         assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_last_token_is_read_though_it_pads(self, score, tmp_path):
         # The template ends a turn with the end token, by which the model pads.
         path = make_tiny_reward_model(tmp_path / "padded", pad_token_id=EOS_ID)
         scores, _, _ = score(model=path, dtype="float32")
-        expected = by_hand(path, response_rows(), torch.float32)
+        expected = by_hand(path, response_rows())
         assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_head_of_a_bfloat16_model_computes_in_float32(self, score, reward_model):

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer, LlamaModel
+from transformers import LlamaModel
 
 from stages.contract.errors import UserError
 from tests.stage_calls import response, score_params
+from tests.stages.score.responses import conversation_ids
 from tests.tiny_models import CHAT_TEMPLATE
 from tests.tiny_urm import change_weights, make_tiny_urm
 
@@ -28,7 +29,6 @@ def selu(x):
 
 def expected(path, rows):
     """Means and gate weights: states by transformers' Llama one by one, head and gate by numpy."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
     backbone = LlamaModel.from_pretrained(path, dtype=torch.float32).eval()
     tensors = {
         name: tensor.astype(np.float64)
@@ -36,9 +36,7 @@ def expected(path, rows):
         if name.startswith(("score", "weights"))
     }
     means, gates = [], []
-    for row in rows:
-        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+    for ids in conversation_ids(path, rows):
         with torch.inference_mode():
             state = backbone(torch.tensor([ids])).last_hidden_state[0, -1].double().numpy()
         means.append((tensors["score.weight"] @ state)[0::2])

@@ -1,16 +1,11 @@
 """A weighted sum of several oracles: totals, components, failures, and settings that clash."""
 
-import json
-import textwrap
-
 import pytest
 from pydantic import ValidationError
 
 from stages.score.remote import RemoteError
-from stages.score.run import STAGE
-from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.scripted_server import completion
-from tests.stage_calls import call_request, request_for, response, score_params
+from tests.stage_calls import response, score_params
 
 ROWS = [
     response("What is 6 · 7?", 0, "It is 42.", reference_answer="42"),
@@ -35,35 +30,22 @@ def tones(request):
 
 
 @pytest.fixture
-def stage(tmp_path):
-    """Runs the stage with a weighted sum and returns its artifact."""
-
+def score(score_rows):
     def run(*, code=WORDS, weights, **params):
-        responses, oracle = tmp_path / "responses.parquet", tmp_path / "oracle.py"
-        write_table(responses, RESPONSES, ROWS)
-        oracle.write_text(textwrap.dedent(code))
         settings = score_params("weighted", weights=weights, **params)
-        inputs = {"responses": responses} | ({"code": oracle} if settings.reads("code") else {})
-        artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
-        return artifact
+        return score_rows(settings, ROWS, code=code)
 
     return run
 
 
-def scores_of(artifact):
-    return list(read_rows(artifact.path / "scores.parquet", SCORES))
-
-
-def test_scores_are_weighed_and_added(serve, stage):
+def test_scores_are_weighed_and_added(serve, score):
     server = serve(lambda number, request: tones(request))
-    artifact = stage(
+    rows = score(
         weights={"python": -0.5, "math_verify": 3, "http": 0.25}, http={"url": server.url, **SERVER}
     )
-    rows = scores_of(artifact)
     [identity] = {row["oracle"] for row in rows}
     assert identity.startswith("weighted:-0.5*python:score@")
     assert "+0.25*http:tone@1+3*math_verify:" in identity
-    assert json.loads((artifact.path / "metrics.json").read_text())["oracle"] == identity
     words, right, places = [3, 4, 3, 5], [1, 0, 1, 0], [0, 1, 0, 1]
     assert [row["score"] for row in rows] == [
         pytest.approx(-0.5 * w + 3 * r + 10 * p / 4)
@@ -79,19 +61,19 @@ def test_scores_are_weighed_and_added(serve, stage):
     }
 
 
-def test_a_response_that_one_oracle_cannot_score_has_no_score(stage):
+def test_a_response_that_one_oracle_cannot_score_has_no_score(score):
     code = """
         def score(prompts, responses, references):
             return [None if "clearly" in text else 1.0 for text in responses]
     """
-    rows = scores_of(stage(code=code, weights={"python": 1, "math_verify": 1}, max_null_share=0.5))
+    rows = score(code=code, weights={"python": 1, "math_verify": 1}, max_null_share=0.5)
     assert [row["score"] for row in rows] == [2.0, None, 2.0, 1.0]
     assert "python: " in rows[1]["error"]
     assert "returned None" in rows[1]["error"]
     assert dict(rows[1]["components"]) == {"math_verify": 0.0, "math_verify.answered": 1.0}
 
 
-def test_a_judge_beside_a_function_asks_by_its_own_template(serve, stage):
+def test_a_judge_beside_a_function_asks_by_its_own_template(serve, score):
     def behave(number, request):
         [message] = request["messages"]
         assert "def score" not in message["content"]
@@ -99,11 +81,11 @@ def test_a_judge_beside_a_function_asks_by_its_own_template(serve, stage):
 
     server = serve(behave)
     judge = {"url": server.url, "model": "some-judge"}
-    artifact = stage(weights={"python": 1, "judge": 1}, judge=judge)
-    assert [row["score"] for row in scores_of(artifact)] == [12.0, 13.0, 12.0, 14.0]
+    rows = score(weights={"python": 1, "judge": 1}, judge=judge)
+    assert [row["score"] for row in rows] == [12.0, 13.0, 12.0, 14.0]
 
 
-def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
+def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, score):
     """Whatever the order in the settings, a server is asked last, and its answers are kept."""
     failing = [True]
 
@@ -115,10 +97,10 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
     server = serve(behave)
     http = {"url": server.url, **SERVER, "rows_per_request": 2, "concurrency": 1}
     with pytest.raises(RemoteError):
-        stage(weights={"http": 1, "python": 1}, http=http)
+        score(weights={"http": 1, "python": 1}, http=http)
     failing[0] = False
     server.requests.clear()
-    rows = scores_of(stage(weights={"python": 1, "http": 1}, http=http))
+    rows = score(weights={"python": 1, "http": 1}, http=http)
     assert [row["score"] for row in rows] == [3.0, 14.0, 3.0, 15.0]
     assert [row["prompt_id"] for request in server.requests for row in request["responses"]] == [
         row["prompt_id"] for row in ROWS[2:]

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Gemma2Config, NemotronConfig
+from transformers import AutoModelForCausalLM, NemotronConfig
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
@@ -66,30 +65,13 @@ def test_the_loss_curve_in_shards_equals_one_process(tmp_path, plain, settings, 
     assert artifact.manifest.key == plain.manifest.key
 
 
-@pytest.mark.parametrize("stage", ["off", 2, 3])
-def test_a_step_in_bfloat16_is_saved_whole(tmp_path, plain, stage):
-    """Adam's first step moves each weight by the learning rate, far below a step of bfloat16."""
-    policy = plain.path / "checkpoint"
-    settings = {"epochs": 1, "global_batch_rows": 1000, "warmup_ratio": 0.0, "max_grad_norm": 0.0}
-    settings |= {"learning_rate": 1e-5, "adam_epsilon": 1e-14, "precision": "bfloat16"}
-    settings |= {"deepspeed": {"zero_stage": stage}, "lr_schedule": "constant"}
-    artifact = train(tmp_path, policy=policy, processes=2, **settings)
-    before = load_file(policy / "model.safetensors")
-    after = load_file(artifact.path / "checkpoint" / "model.safetensors")
-    moved = torch.cat([(after[name].double() - before[name]).flatten() for name in after])
-    assert moved.abs().median() == pytest.approx(1e-5, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"), [(NemotronConfig, "lose the layout"), (Gemma2Config, "softcap")]
-)
-def test_shards_of_a_family_that_cannot_be_packed_are_refused(tmp_path, family, reason):
+def test_shards_of_a_family_that_cannot_be_packed_are_refused(tmp_path):
     policy = tmp_path / "policy"
     tokenizer = make_tiny_tokenizer()
-    config = family(**SIZES | {"vocab_size": len(tokenizer)})
+    config = NemotronConfig(**SIZES | {"vocab_size": len(tokenizer)})
     AutoModelForCausalLM.from_config(config).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
-    with pytest.raises(UserError, match=rf"packed into .*/policy.*{reason}") as error:
+    with pytest.raises(UserError, match=r"packed into .*/policy.*lose the layout") as error:
         train(tmp_path, policy=policy, deepspeed={"zero_stage": 3})
     assert error.value.remedy == "set sft.row_layout=padded"
     train(tmp_path, policy=policy, deepspeed={"zero_stage": 3}, row_layout="padded", epochs=1)

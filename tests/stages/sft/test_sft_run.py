@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertConfig, BertLMHeadModel
 
 from stages.contract.errors import UserError
 from stages.contract.events import Log, Progress
@@ -133,19 +132,6 @@ def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer(sft, tmp_path):
     assert losses(artifact)[-1] < losses(artifact)[0]
 
 
-def test_checkpoints_that_cannot_be_trained_are_refused(sft, tmp_path):
-    with pytest.raises(UserError, match="no chat template"):
-        sft(policy=make_tiny_llama(tmp_path / "untemplated", chat_template=None))
-    tokenizer = load_tokenizer(ModelSource(str(make_tiny_llama(tmp_path / "policy"))))
-    changed = tmp_path / "changed"
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    config = BertConfig(vocab_size=len(tokenizer), num_attention_heads=2, is_decoder=True, **sizes)
-    BertLMHeadModel(config).save_pretrained(changed)
-    tokenizer.save_pretrained(changed)
-    with pytest.raises(UserError, match="without bias"):
-        sft(policy=changed)
-
-
 def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
     expected, _ = sft()
     conversations = tmp_path / "data.parquet"
@@ -181,17 +167,11 @@ ANSWER = {"role": "assistant", "content": "Here are one cats."}
     ("rows", "message"),
     [
         ([], "bad.jsonl has no conversations"),
-        (
-            [{"messages": [USER, ANSWER]}, {"messages": [USER]}],
-            "line 2: the conversation does not end with an assist",
-        ),
+        ([{"messages": [USER, ANSWER]}, {"messages": [USER]}], "line 2: .* does not end with an"),
         ([{"messages": [USER, {**ANSWER, "content": " "}]}], "line 1: .* does not end with an"),
         ([{"messages": [ANSWER]}], "line 1: .* has no user turn"),
-        ([{"messages": "Count one cats."}], "line 1: .* does not end with an assistant turn"),
         ([{"prompt": "Count one cats."}], "line 1: the row has neither messages"),
         ([{"prompt": "Count", "response": 3}], "line 1: column 'response' holds neither text"),
-        ([["Count one cats."]], r"line 1: a \w+, not an object"),
-        ([{"messages": [{"role": "tool", "content": "x"}, USER, ANSWER]}], "no message of text"),
         ([{"messages": [USER, ANSWER], "tools": [{"name": "x"}]}], "the row holds tools"),
     ],
 )
@@ -199,18 +179,3 @@ def test_bad_rows_are_refused_with_their_place(sft, tmp_path, rows, message):
     with pytest.raises(UserError, match=message) as caught:
         sft(data=write_jsonl(tmp_path / "bad.jsonl", rows))
     assert caught.value.remedy
-
-
-def test_files_that_are_no_data_are_refused(sft, tmp_path):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"messages": [\n')
-    with pytest.raises(UserError, match="line 1: not a line of JSON"):
-        sft(data=broken)
-    parquet = tmp_path / "broken.parquet"
-    parquet.write_text("no table")
-    with pytest.raises(UserError, match="not a Parquet file"):
-        sft(data=parquet)
-    table = tmp_path / "data.csv"
-    table.write_text("prompt,response\n")
-    with pytest.raises(UserError, match="of no known kind: rows are read from"):
-        sft(data=table)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from stages.tables.schemas import PAIRS, read_rows
 from tests.stages.train.train_helpers import Trained
+from tests.tiny_models import response_logprobs
 
 
 def weights_of(trained: Trained) -> dict[str, torch.Tensor]:
@@ -46,12 +48,8 @@ def assert_same_training(
 def first_logprob(checkpoint: Path, pairs: Path, token: int) -> float:
     """Mean log π(token | prompt) over the pairs' prompts."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
-    total, prompts = 0.0, [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
-    for prompt in prompts:
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
-        total += float(logits.log_softmax(dim=-1)[token])
-    return total / len(prompts)
+    prompts = [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
+    return fmean(response_logprobs(model, prompt, [token]).item() for prompt in prompts)
 
 
 def assert_same_logprobs(adapter: Path, base: Path, checkpoint: Path) -> None:

@@ -94,19 +94,6 @@ def test_processes_have_about_as_much_to_do():
         assert max(loads) - min(loads) <= 9
 
 
-def test_padded_rows_of_like_length_meet():
-    pairs = [
-        make_pair(place, 1, length, 1) for place, length in enumerate([1, 9, 1, 9, 5, 5, 3, 3])
-    ]
-    plan = make_plan(
-        pairs, global_batch=8, world_size=2, micro_batch_tokens=40, row_layout="padded"
-    )
-    by_micro = [
-        [sorted(pair.index for pair in part) for part in parts] for parts in plan.micro_batches(0)
-    ]
-    assert by_micro == [[[1, 3], [4, 5]], [[6, 7], [0, 2]]]
-
-
 def test_a_process_without_pairs_takes_part_with_weight_zero():
     pairs = [make_pair(index, 2, 3, 1 + index) for index in range(3)]
     plan = make_plan(pairs, epochs=1, micro_batch_tokens=1, world_size=2)
@@ -117,33 +104,6 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
     ]
     assert sum(weights) == pytest.approx(1.0)
     assert weights.count(0.0) == 1
-
-
-def test_padded_rows_hold_the_sampled_ids_and_their_places():
-    pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
-    batch = ROWS["padded"](pairs)
-    assert batch.input_ids.tolist() == [
-        [1, 2, 10, 11, 12],
-        [1, 110, 0, 0, 0],
-        [1, 2, 20, 0, 0],
-        [1, 120, 121, 0, 0],
-    ]
-    flat = batch.input_ids.flatten()
-    # The output at a place predicts the token after it.
-    assert flat[batch.source_index + 1].tolist() == batch.targets.tolist()
-    assert batch.targets.tolist() == [10, 11, 12, 110, 20, 120, 121]
-    assert batch.response_mask.sum(dim=1).tolist() == [3, 1, 1, 2]
-
-
-def test_packed_rows_hold_each_prompt_once():
-    pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
-    batch = ROWS["packed"](pairs)
-    assert batch.input_ids.tolist() == [[1, 2, 10, 11, 12, 20, 1, 110, 120, 121]]
-    assert batch.groups == ((2, 3, 1), (1, 1, 2))
-    # The prompt's last token predicts the first of both responses.
-    assert batch.source_index.tolist() == [1, 2, 3, 6, 1, 6, 8]
-    assert batch.targets.tolist() == [10, 11, 12, 110, 20, 120, 121]
-    assert batch.response_mask.sum(dim=1).tolist() == [3, 1, 1, 2]
 
 
 @pytest.mark.parametrize("row_layout", ["packed", "padded"])

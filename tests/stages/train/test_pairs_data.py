@@ -95,29 +95,17 @@ def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
     assert load_pairs([path], params(design="none", nll_weight=1.0))[1].ties == 4
 
 
-class TestUnknownLogprobs:
-    """Pairs of responses that a server gave without log-probabilities: NaN in the table."""
-
-    @pytest.fixture
-    def pairs(self, tmp_path):
-        path = write_changed(tmp_path, chosen_logprobs=[float("nan")])
-        return load_pairs([path], params())[0]
-
-    def test_the_difference_to_the_sampler_ignores_unknown_values(self, pairs):
-        reference = {
-            pair.index: (pair.chosen.logprobs * 0 - 1.5, pair.rejected.logprobs - 0.5)
-            for pair in pairs
-        }
-        gap = difference_to_sampler(pairs, reference)
-        assert (gap["mean"], gap["max"]) == (pytest.approx(0.5), pytest.approx(0.5))
-
-    def test_without_known_values_the_difference_is_unknown(self, pairs):
-        unknown = {
-            pair.index: (pair.chosen.logprobs * np.nan, pair.rejected.logprobs * np.nan)
-            for pair in pairs
-        }
-        gap = difference_to_sampler(pairs, unknown)
-        assert (gap["mean"], gap["max"]) == (None, None)
+def test_the_difference_to_the_sampler_leaves_unknown_values_out(tmp_path):
+    """A server that gave a response without log-probabilities: NaN in the table."""
+    path = write_changed(tmp_path, chosen_logprobs=[float("nan")])
+    pairs, _ = load_pairs([path], params())
+    reference = {
+        pair.index: (np.array([-1.5]), pair.rejected.logprobs.astype(float) - 0.5) for pair in pairs
+    }
+    gap = difference_to_sampler(pairs, reference)
+    assert (gap["mean"], gap["max"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    unknown = {index: tuple(side * np.nan for side in sides) for index, sides in reference.items()}
+    assert difference_to_sampler(pairs, unknown) == {"mean": None, "max": None}
 
 
 def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):

@@ -65,14 +65,6 @@ def test_shards_in_bfloat16_start_at_their_reference(tmp_path, policy, pairs):
 
 
 @pytest.mark.slow
-def test_zero_3_saves_merged_adapters(tmp_path, policy, pairs):
-    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0}}
-    plain = train(tmp_path / "plain", policy, [pairs], **settings)
-    sharded = train(tmp_path / "store", policy, [pairs], deepspeed={"zero_stage": 3}, **settings)
-    assert_same_training(sharded, plain, 1e-3)
-
-
-@pytest.mark.slow
 def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     policy = make_tiny_llama(tmp_path / "policy", tie_word_embeddings=True)
     settings = SETTINGS | {"epochs": 1}
@@ -86,9 +78,8 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     "settings",
     [
         {},
-        pytest.param({"deepspeed": {"zero_stage": 2}}, marks=pytest.mark.slow),
-        pytest.param({"deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),
         {"lora": {"rank": 4}},
+        pytest.param({"deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),
         pytest.param({"lora": {"rank": 4}, "deepspeed": {"zero_stage": 3}}, marks=pytest.mark.slow),
     ],
     ids=lambda settings: "-".join(map(str, settings)) or "plain",

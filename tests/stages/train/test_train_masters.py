@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.tables.schemas import PAIRS, read_rows
 from tests.stages.train.train_helpers import make_pairs, train
 from tests.tiny_models import make_tiny_llama
 
@@ -159,39 +158,6 @@ def test_adapters_go_on_from_their_float32_weights(tmp_path, starts, pairs, sett
     after = load_file(again / "checkpoint" / "adapter_model.safetensors")
     for name, weight in before.items():
         torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-9)
-
-
-@torch.inference_mode()
-def margin(checkpoint, pairs):
-    """Mean over pairs of log π(chosen) − log π(rejected), by transformers in float64."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
-    margins = []
-    for row in read_rows([pairs], PAIRS):
-        prompt = row["prompt_token_ids"]
-        for side, sign in (("chosen", 1.0), ("rejected", -1.0)):
-            answer = row[f"{side}_token_ids"]
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-            logprobs = logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])
-            margins.append(sign * logprobs.sum().item())
-    return 2 * sum(margins) / len(margins)
-
-
-@pytest.mark.parametrize("settings", [{}, zero(2)], ids=["off", "zero-2"])
-@pytest.mark.parametrize("epochs", [4, pytest.param(80, marks=pytest.mark.slow)])
-def test_an_iteration_hands_on_the_margin_that_it_learnt(tmp_path, starts, pairs, settings, epochs):
-    """At the paper's learning rate, from weights that lie on the grid of bfloat16."""
-    start = starts["bfloat16"]
-    options = ONE_STEP | {"epochs": epochs, "learning_rate": 5e-7, "adam_epsilon": 1e-8} | settings
-    exact = train(tmp_path / "exact", start, [pairs], **options | {"precision": "float32"})
-    learnt = margin(exact.artifact.path / "checkpoint", pairs) - margin(start, pairs)
-    training = train(tmp_path / "store", start, [pairs], **options)
-    kept = margin(training.artifact.path / "checkpoint", pairs) - margin(start, pairs)
-    assert kept == pytest.approx(learnt, rel=0.1)
-    assert training.summary["cautions"] == []
-    # The next iteration goes on from there: its steps are added to the whole of the first one's.
-    again = train(tmp_path / "again", training.artifact.path / "checkpoint", [pairs], **options)
-    both = margin(again.artifact.path / "checkpoint", pairs) - margin(start, pairs)
-    assert both == pytest.approx(2 * learnt, rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Trainings that are refused, each with its remedy."""
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
 
 from stages.contract.errors import UserError
+from stages.modeling.logprobs import ResponseLogprobs
 from stages.train.params import TrainParams
 from tests.stages.train.train_helpers import train
 from tests.tiny_models import WORDS, make_tiny_llama
@@ -22,6 +23,29 @@ def test_wrong_settings_are_refused(tmp_path, policy, pairs, changes, message):
     assert caught.value.remedy
 
 
+def test_lower_budget_goes_on_from_the_checkpoint(tmp_path, monkeypatch, policy, pairs):
+    settings = {"micro_batch_tokens": 320, "checkpoint_every_steps": 1}
+    whole = train(tmp_path / "whole", policy, [pairs], **settings)
+    forward = ResponseLogprobs.forward
+    calls = iter(range(1 << 30))
+
+    def limited(self, *arguments):
+        if torch.is_grad_enabled() and next(calls) == 5:
+            raise torch.OutOfMemoryError("no room for the activations")
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(ResponseLogprobs, "forward", limited)
+    with pytest.raises(UserError, match=r"longest sample has \d+ tokens.*no room") as caught:
+        train(tmp_path / "store", policy, [pairs], **settings)
+    for way in ("micro_batch_tokens", "max_length_tokens", "zero_stage=3", "lora"):
+        assert way in caught.value.remedy
+    settings["micro_batch_tokens"] = 160
+    training = train(tmp_path / "store", policy, [pairs], **settings)
+    assert training.steps == list(range(6, 9))
+    assert training.losses == pytest.approx(whole.losses, rel=1e-4, abs=1e-5)
+    assert training.artifact.manifest.key == whole.artifact.manifest.key
+
+
 def test_pairs_beyond_the_context_are_refused(tmp_path, pairs):
     short = make_tiny_llama(tmp_path / "short", max_position_embeddings=8)
     with pytest.raises(UserError, match=r"a sequence has \d+ tokens, and the context of") as caught:
@@ -29,13 +53,6 @@ def test_pairs_beyond_the_context_are_refused(tmp_path, pairs):
     assert caught.value.remedy == "set train.max_length_tokens=8"
     remedied = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
     assert train(tmp_path / "store", short, [pairs], **remedied).summary["steps"] == 4
-
-
-def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
-    bare = tmp_path / "bare"
-    AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
-    with pytest.raises(UserError, match="tokenizer"):
-        train(tmp_path / "store", bare, [pairs])
 
 
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):

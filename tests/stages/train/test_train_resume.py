@@ -1,6 +1,5 @@
 """A training that was killed or stopped goes on, and ends with the uninterrupted one's bytes."""
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stages.contract.digests import seal_folder
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.damage import alter, truncate
@@ -114,17 +112,3 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     assert resumed.steps[0] == step_of(before) + 1
     assert resumed.weights == whole.weights
     assert resumed.losses == whole.losses
-
-
-def test_a_checkpoint_of_another_layout_is_not_taken_up(tmp_path, policy, pairs, uninterrupted):
-    request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
-    end_when(request, tmp_path, signal.SIGKILL, at_step(12))
-    checkpoint = max((work_of(request) / "checkpoints").iterdir(), key=step_of)
-    state = json.loads((checkpoint / "geb_state.json").read_text())
-    state["layout"] = {"zero_stage": 3, "world_size": 4}
-    (checkpoint / "geb_state.json").write_text(json.dumps(state))
-    (checkpoint / "digests.json").unlink()
-    seal_folder(checkpoint)
-    resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
-    assert any("starts again from its first step" in message for message in resumed.warnings)
-    assert resumed.weights == uninterrupted.weights

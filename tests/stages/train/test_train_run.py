@@ -4,13 +4,16 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import UserError
+from stages.modeling import save
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
-from tests.stages.train.checkpoints import assert_same_training, first_logprob
+from tests.stages.train.checkpoints import assert_same_training, first_logprob, weights_of
 from tests.stages.train.train_helpers import make_pairs, train, with_sampler
+from tests.tiny_models import make_tiny_llama, response_logprobs
 
 
 def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
@@ -63,14 +66,9 @@ def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, p
     assert [row["pair_index"] for row in stored] == list(range(len(rows)))
     for row, ours in zip(rows, stored, strict=True):
         for side in ("chosen", "rejected"):
-            prompt, response = row["prompt_token_ids"], row[f"{side}_token_ids"]
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
-            logp = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
-            expected = logp.gather(1, torch.tensor(response)[:, None])[:, 0]
-            torch.testing.assert_close(
-                torch.tensor(ours[f"{side}_logprobs"]), expected, rtol=1e-4, atol=1e-5
-            )
+            expected = response_logprobs(model, row["prompt_token_ids"], row[f"{side}_token_ids"])
+            logprobs = ours[f"{side}_logprobs"]
+            assert logprobs == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)
     assert abs(training.records[0]["chosen_logratio"]) > 0.1
 
 
@@ -123,14 +121,6 @@ def test_settings_of_speed_do_not_change_the_result(tmp_path, trained, policy, p
     training = train(tmp_path / "store", policy, [pairs], **change)
     assert training.artifact.manifest.key == trained.artifact.manifest.key
     assert_same_training(training, trained)
-
-
-def test_a_last_batch_that_is_smaller_counts_its_own_pairs_only(tmp_path, policy):
-    pairs = make_pairs(tmp_path / "pairs.parquet", 11)
-    whole = train(tmp_path / "whole", policy, [pairs], micro_batch_tokens=256)
-    parts = train(tmp_path / "parts", policy, [pairs], micro_batch_tokens=16)
-    assert [record["num_pairs"] for record in whole.records] == [8, 3, 8, 3]
-    assert_same_training(parts, whole)
 
 
 def test_kappa_and_its_ratio_weigh_the_bonus_alone(tmp_path, policy, pairs):
@@ -186,3 +176,37 @@ def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
     assert plain.weights != weighed.weights
     # A batch's bonuses are all zero at the start: only their slopes are weighed.
     assert plain.records[0]["loss"] == pytest.approx(weighed.records[0]["loss"], rel=1e-6)
+
+
+def test_the_checkpoint_is_an_ordinary_one(trained, policy):
+    checkpoint = trained.artifact.path / "checkpoint"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(policy).chat_template
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert model.config.use_cache
+    assert model.config.dtype == torch.float32
+    assert (checkpoint / "generation_config.json").exists()
+    assert str(policy) not in (checkpoint / "config.json").read_text()
+    assert weights_of(trained).keys() == load_file(policy / "model.safetensors").keys()
+
+
+def test_tied_embeddings_stay_tied(tmp_path, pairs):
+    tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
+    training = train(tmp_path / "store", tied, [pairs])
+    assert weights_of(training).keys() == load_file(tied / "model.safetensors").keys()
+    checkpoint = training.artifact.path / "checkpoint"
+    assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
+
+
+def test_weights_beyond_the_largest_file_are_saved_in_several(tmp_path, policy, pairs, monkeypatch):
+    whole = train(tmp_path / "whole", policy, [pairs], epochs=1)
+    monkeypatch.setattr(save, "MAX_SHARD_SIZE", "20KB")
+    training = train(tmp_path / "store", policy, [pairs], epochs=1)
+    folder = training.artifact.path / "checkpoint"
+    shards = list(folder.glob("*.safetensors"))
+    assert len(shards) > 1
+    weights = {name: weight for shard in shards for name, weight in load_file(shard).items()}
+    expected = load_file(whole.artifact.path / "checkpoint" / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
+    AutoModelForCausalLM.from_pretrained(folder)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from transformers import AutoModelForCausalLM
 
 from stages.contract.digests import digest_of, prompt_id
@@ -26,6 +25,7 @@ from stages.tables.schemas import PAIRS, read_rows, write_table
 from stages.train.params import TrainParams
 from stages.train.run import STAGE
 from tests.stage_calls import EventLog, file_input
+from tests.tiny_models import response_logprobs
 
 VOCABULARY = 19
 # Programs that are killed are real ones, also where workers are forks.
@@ -90,12 +90,8 @@ def with_sampler(path: Path, pairs: Path, policy: Path, *, apart: float = 0.0) -
     for row in rows:
         prompt = row["prompt_token_ids"]
         for side in ("chosen", "rejected"):
-            response = row[f"{side}_token_ids"]
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
-            logp = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
-            token_logp = logp.gather(1, torch.tensor(response)[:, None])[:, 0]
-            row[f"{side}_logprobs"] = (token_logp - apart).tolist()
+            logprobs = response_logprobs(model, prompt, row[f"{side}_token_ids"])
+            row[f"{side}_logprobs"] = (logprobs - apart).tolist()
     write_table(path, PAIRS, rows)
     return path
 
