@@ -134,12 +134,6 @@ def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(checkout):
         assert message in done.stderr
 
 
-def test_an_unknown_image_is_refused(checkout):
-    done = wheels(checkout, "torchh")
-    assert done.returncode == 64
-    assert "no image torchh; images: core" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("dependencies", "code", "said"),
     [

@@ -11,7 +11,6 @@ import pytest
 
 from flows.pipeline.fields import run_rows
 from flows.pipeline.loading import OUR_NAMES
-from flows.runners.command_lines import module_command
 from stages.store.base import Store
 from tests.flows.loop import ROOT, geb, geb_refused, steps, warm_started, write_config
 from tests.programs import run_program
@@ -306,14 +305,6 @@ def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path):
     assert done.returncode == 64
     assert "is damaged" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_a_folder_of_the_user_s_with_the_name_of_our_code_is_not_run(tmp_path):
-    for package in ("stages", "flows"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text("raise SystemExit(9)\n")
-    command = module_command(sys.executable, "stages.pair", "no-request.json")
-    assert run_program(*command, cwd=tmp_path).returncode == 1
 
 
 def test_wrong_data_is_refused_by_its_stage_with_paths_as_they_are(prefect_server, tmp_path):

@@ -123,10 +123,6 @@ def test_every_training_has_a_seed_of_its_own():
             "rank 1024: vLLM samples from adapters of rank 512 at most",
         ),
         (
-            [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=1"],
-            "generate asks for 1 .* takes 8 .*, to 8",
-        ),
-        (
             [
                 VLLM,
                 "generate.vllm.extra_engine_args={pipeline_parallel_size: 2}",
@@ -142,8 +138,6 @@ def test_every_training_has_a_seed_of_its_own():
         (["resources.generate.gpus=8"], "generate asks for 8 .*, to 1; generate.num_shards"),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.gpus=2"], "score asks for 2 devices, and score takes 1"),
-        (["resources.evaluate.processes=2"], "evaluate asks for 2 devices, and evaluate takes 1"),
-        (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2", "execution.runner=docker"], "runner docker starts one"),
     ],

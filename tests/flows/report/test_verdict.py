@@ -4,8 +4,6 @@ import json
 import socket
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -15,9 +13,8 @@ from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
-from stages.contract.manifest import Manifest
 from stages.evaluate.statistics import Estimate
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from tests.flows.records import recorded
 from tests.flows.report.evaluations import artifact_in, figure_row
 from tests.stage_calls import checkpoint_artifact
@@ -65,10 +62,7 @@ def test_doubts_of_a_training_are_in_the_verdict(tmp_path):
     run = summary(tmp_path, promoted=None)
     trained = {"cautions": ["layers are not compiled"]}
     (tmp_path / "summary.json").write_text(json.dumps(trained))
-    fields = {"key": "0" * 64, "seconds": 1.0, "software": {}, "host": "here", "accelerator": "cpu"}
-    fields |= {"ended": "2026-01-01T00:00:00+00:00"}
-    manifest = cast(Manifest, SimpleNamespace(**fields))
-    run.artifacts["iteration-1/train"] = Artifact(tmp_path, manifest)
+    run.artifacts["iteration-1/train"] = artifact_in(tmp_path)
     assert verdict(run).cautions == ("training of iteration 1: layers are not compiled",)
 
 

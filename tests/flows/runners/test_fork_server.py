@@ -29,9 +29,7 @@ def stage_of(work):
 
 def server_of(work):
     supervisor = stage_of(work).parent()
-    server = supervisor.parent()
-    assert server is not None
-    return server
+    return supervisor.parent()
 
 
 def test_stages_of_several_runners_are_forks_of_one_server(store):

@@ -52,7 +52,6 @@ def disrupted(kind, reason, message):
 @pytest.mark.parametrize(
     ("state", "kind", "said"),
     [
-        (terminated(0, "Completed"), "exited", ""),
         (terminated(64), "exited", ""),
         (terminated(143), "taken", "asked to end"),
         (terminated(255, "Unknown"), "taken", "node"),
@@ -79,7 +78,6 @@ def disrupted(kind, reason, message):
             "exceeds the limit",
         ),
         (pod("Failed", reason="NodeLost"), "taken", "NodeLost"),
-        (pod("Failed", reason="NodeShutdown"), "taken", "NodeShutdown"),
         (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "taken", "OutOfcpu"),
         (terminated(128, "StartError"), "refused", ""),
         (

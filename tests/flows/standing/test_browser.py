@@ -1,8 +1,6 @@
 """The pipeline from the Prefect UI: fill the form, watch the run, read its report, press Retry."""
 
 import json
-from types import SimpleNamespace
-from typing import cast
 from uuid import UUID
 
 import pytest
@@ -13,9 +11,8 @@ from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary
 from flows.report.table import FigureRow
-from stages.contract.manifest import Manifest
 from stages.evaluate.statistics import Estimate
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from tests.flows.report.evaluations import artifact_in
 from tests.flows.standing.browser import (
     add_line,
@@ -94,10 +91,6 @@ def test_samples_are_put_in_order_filtered_and_printed(tmp_path):
         (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "metrics.json").write_text("{}")
         artifacts[place] = artifact_in(folder)
-    fields = {"key": "0" * 64, "stage": "evaluate", "seconds": 1.0, "software": {}}
-    fields |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
-    manifest = cast(Manifest, SimpleNamespace(**fields))
-    artifacts = {name: Artifact(artifact.path, manifest) for name, artifact in artifacts.items()}
     rows = [FigureRow(number) for number in (0, 1)]
     summary = Summary("read", config, "store", rows=rows, artifacts=artifacts)
     summary.suites["extra"] = [FigureRow(1, {"mean_reward": Estimate(0.5)})]

@@ -8,7 +8,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import WorkerStatus
-from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.deployments.runner import EntrypointType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
@@ -38,7 +38,6 @@ def test_cancelling_a_run_on_a_worker_ends_its_stages(prefect_server, tmp_path, 
         work_queue_name=QUEUE,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    assert isinstance(deployed, RunnerDeployment)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
         deployed.apply()
     config = ProbeConfig(
