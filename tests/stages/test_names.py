@@ -2,10 +2,8 @@
 
 import re
 import typing
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from experiments.bandit import DIVERGENCE_LABELS, LABELS
 from flows.pipeline.placement import OWN_RUNNERS
@@ -28,7 +26,7 @@ DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 TARGETS = set(re.findall(r"^FROM (?:core|shared) AS (\w+)$", DOCKERFILE, re.MULTILINE))
 
 
-def names(annotation: Any) -> set[str]:
+def names(annotation):
     """Strings of the Literals in a type."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
@@ -36,7 +34,7 @@ def names(annotation: Any) -> set[str]:
     return set().union(*map(names, arguments))
 
 
-def field(model: type[BaseModel], name: str) -> set[str]:
+def field(model, name):
     return names(model.model_fields[name].annotation)
 
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from stages.contract.errors import EXIT_STOPPED
 from stages.contract.params import Settings
@@ -17,9 +16,9 @@ STAGES = sorted(path.parent.name for path in (ROOT / "stages").glob("*/__main__.
 PARAMS = {param.stage: param for param in all_params()}
 
 
-def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
+def fields_of(model):
     """Names and descriptions of all fields, also in nested groups."""
-    rows: list[tuple[str, str | None]] = []
+    rows = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         rows.append((name, field.description))
@@ -35,7 +34,7 @@ def test_every_field_is_described(name):
 
 
 @pytest.fixture(scope="module")
-def source() -> str:
+def source():
     """The code that may read parameters."""
     paths = [path for room in ("stages", "flows") for path in (ROOT / room).rglob("*.py")]
     return "\n".join(path.read_text() for path in paths if path.name != "params.py")

@@ -14,7 +14,6 @@ from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
 from stages.evaluate.summary import DistinctCounter
-from stages.store.base import Artifact, Store
 from stages.tables.schemas import SCORES, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 from tests.tiny_models import make_tiny_llama, response_logprobs
@@ -23,7 +22,7 @@ Tables = tuple[Path, Path]
 Row = tuple[dict[str, object], float | None]
 
 
-def answers(question: str, *scored: tuple[str, float | None], **changes: object):
+def answers(question, *scored, **changes):
     return [
         (response(question, sample, text, **changes), score)
         for sample, (text, score) in enumerate(scored)
@@ -42,15 +41,7 @@ BASE = [
 ]
 
 
-def evaluate(
-    store: Store,
-    policy: list[Tables],
-    base: list[Tables],
-    *,
-    reference: Path | None = None,
-    events: EventLog | None = None,
-    **params: object,
-) -> Artifact:
+def evaluate(store, policy, base, *, reference=None, events=None, **params):
     default = {} if reference else {"log_pi_ref": "off"}
     settings = EvaluateParams.model_validate(default | params)
     inputs = {
@@ -64,11 +55,11 @@ def evaluate(
 
 
 @pytest.fixture
-def tables(tmp_path) -> tuple[Tables, Tables]:
+def tables(tmp_path):
     return write_scored(tmp_path, POLICY, "policy-"), write_scored(tmp_path, BASE, "base-")
 
 
-def evaluate_rows(store: Store, folder: Path, policy: list[Row], base: list[Row]) -> Artifact:
+def evaluate_rows(store, folder, policy, base):
     tables = write_scored(folder, policy, "policy-"), write_scored(folder, base, "base-")
     return evaluate(store, [tables[0]], [tables[1]])
 
@@ -225,7 +216,7 @@ def test_bad_inputs_are_refused(store, tmp_path, tables):
 
 
 @pytest.fixture
-def reference(tmp_path) -> Path:
+def reference(tmp_path):
     return make_tiny_llama(tmp_path / "reference")
 
 
@@ -287,7 +278,7 @@ def test_the_base_is_skipped_and_an_unfit_reference_refused(store, tmp_path, tab
 texts = st.lists(st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join), max_size=20)
 
 
-def by_definition(corpus: list[str], n: int) -> float | None:
+def by_definition(corpus, n):
     grams = [
         tuple(words[start : start + n])
         for words in (text.split() for text in corpus)

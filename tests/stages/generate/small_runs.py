@@ -1,7 +1,5 @@
 """Prompts and settings of small runs of the generate stage."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -27,7 +25,7 @@ def assert_logprobs(rows, model, rounding):
         assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=rounding)
 
 
-def save_tiny_adapters(folder: Path, base: Path) -> Path:
+def save_tiny_adapters(folder, base):
     """Adapters of all linear layers that change what a checkpoint answers.
 
     Args:

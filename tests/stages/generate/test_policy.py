@@ -1,8 +1,5 @@
 """End-of-sequence ids of a checkpoint of the hub, whose generation configuration may not answer."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from huggingface_hub import constants
 
@@ -25,7 +22,7 @@ class _Hub(HubHandler):
     commit = COMMIT
     refuses = False
 
-    def _file(self, repo: Path, names: list[str]) -> None:
+    def _file(self, repo, names):
         if self.refuses and names == [NAME]:
             self._send(403, b"", {})
         else:
@@ -33,7 +30,7 @@ class _Hub(HubHandler):
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch) -> Iterator[type[_Hub]]:
+def hub(tmp_path, monkeypatch):
     handler = type("Handler", (_Hub,), {"folder": tmp_path})
     model = make_tiny_llama(tmp_path / "models/owner/model")
     (model / NAME).write_text(f'{{"eos_token_id": [{EOS_ID}, {TURN_END_ID}]}}')

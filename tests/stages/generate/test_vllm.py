@@ -6,20 +6,18 @@
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import psutil
 import pytest
 
 from stages.contract.adapters import write_base
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
-from stages.contract.events import Event, Log, parse_event
-from stages.contract.request import Request
+from stages.contract.events import Log, parse_event
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm, merge_adapter
-from stages.store.base import Artifact, Store
+from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.programs import ROOT, VLLM_PYTHON
 from tests.stage_calls import call_request, file_input, request_for, write_prompts
@@ -53,7 +51,7 @@ def engine(**settings):
     return {**PARAMS, "vllm": {**ENGINE, **settings}}
 
 
-def start(request: Request, path: Path) -> subprocess.Popen[str]:
+def start(request, path):
     """Starts the stage as a program of the vLLM environment; the log lies next to the request."""
     request.write(path)
     with path.with_suffix(".log").open("w") as log:
@@ -66,14 +64,14 @@ def start(request: Request, path: Path) -> subprocess.Popen[str]:
         )
 
 
-def execute(request: Request, path: Path) -> tuple[int, list[Event | None]]:
+def execute(request, path):
     """Runs the stage and returns its exit code and its events."""
     with start(request, path) as stage:
         output, _ = stage.communicate()
     return stage.returncode, [parse_event(line) for line in output.splitlines()]
 
 
-def sample(request: Request, path: Path) -> list[dict]:
+def sample(request, path):
     """Runs the stage, which must succeed, and returns its rows."""
     code, events = execute(request, path)
     assert code == 0, f"{events}\n{path.with_suffix('.log').read_text()[-4000:]}"
@@ -82,11 +80,11 @@ def sample(request: Request, path: Path) -> list[dict]:
     return rows_of(artifact)
 
 
-def rows_of(artifact: Artifact) -> list[dict]:
+def rows_of(artifact):
     return list(read_rows(artifact.path / "responses.parquet", RESPONSES))
 
 
-def tokens_of(rows: list[dict]) -> list[tuple]:
+def tokens_of(rows):
     return [(row["prompt_id"], row["sample_index"], row["response_token_ids"]) for row in rows]
 
 

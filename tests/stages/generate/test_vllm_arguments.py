@@ -4,7 +4,6 @@ import io
 import sys
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,14 +18,14 @@ from tests.tiny_models import make_head_beside_a_tied_config, make_tiny_llama
 
 
 @pytest.fixture
-def started(monkeypatch) -> dict[str, Any]:
+def started(monkeypatch):
     """Arguments of the engine, in place of its start."""
     return engine_of(monkeypatch, on_cpu=False)
 
 
-def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any]:
+def engine_of(monkeypatch, *, on_cpu):
     """Puts an engine that only keeps its arguments in the place of vLLM's."""
-    kept: dict[str, Any] = {}
+    kept = {}
     keep = {"__init__": lambda self, **given: kept.update(given)}
     arguments = type("EngineArgs", (), keep)
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
@@ -45,7 +44,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> dict[str, Any
 HERE = ModelSource("owner/model", "0" * 40)
 
 
-def load(**settings: Any) -> None:
+def load(**settings):
     policy = Policy(HERE, None, frozenset({2}), 128, 16)
     params = GenerateParams.model_validate(
         {"backend": "vllm", "dtype": "bfloat16", "vllm": {"kv_cache_gib": 1.5, **settings}}
@@ -100,16 +99,16 @@ def test_unset_a_cpu_s_engine_alone_compiles_nothing(monkeypatch, asked, on_cpu,
 class Engine:
     """Takes requests and never has any under way."""
 
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, Any, Any]] = []
+    def __init__(self):
+        self.requests = []
 
-    def has_unfinished_requests(self) -> bool:
+    def has_unfinished_requests(self):
         return False
 
-    def get_num_unfinished_requests(self) -> int:
+    def get_num_unfinished_requests(self):
         return 0
 
-    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any) -> None:
+    def add_request(self, name, prompt, params, lora_request):
         self.requests.append((name, prompt, params))
 
 

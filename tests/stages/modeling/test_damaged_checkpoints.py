@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,25 +26,25 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def content(name: str, data: str | bytes) -> Damage:
+def content(name, data):
     data = data if isinstance(data, bytes) else data.encode()
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def bytes_of(name: str, change: Callable[[bytes], bytes]) -> Damage:
+def bytes_of(name, change):
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-def settings(name: str, **changes: Any) -> Damage:
-    def damage(folder: Path) -> None:
+def settings(name, **changes):
+    def damage(folder):
         path = folder / name
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return damage
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
-    def damage(folder: Path) -> None:
+def weights(change):
+    def damage(folder):
         tensors = load_file(folder / WEIGHTS)
         change(tensors)
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -53,15 +52,15 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
     return damage
 
 
-def filled(name: str, value: float) -> Damage:
+def filled(name, value):
     return weights(lambda found: found[name].view(-1)[-1:].fill_(value))
 
 
-def replaced_by_folder(name: str) -> Damage:
+def replaced_by_folder(name):
     return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
 
 
-OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
+OF_THE_MODEL = {
     "weights empty": (content(WEIGHTS, b""), [WEIGHTS]),
     "weights truncated": (bytes_of(WEIGHTS, lambda data: data[:-7]), [WEIGHTS]),
     "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
@@ -125,7 +124,7 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
 }
 
 
-def without_words(folder: Path) -> None:
+def without_words(folder):
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
     document["model"]["vocab"] = {}
@@ -133,7 +132,7 @@ def without_words(folder: Path) -> None:
     path.write_text(json.dumps(document))
 
 
-OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
+OF_THE_TOKENIZER = {
     **{
         f"{name} {kind}": (content(name, data), [name])
         for name in ("tokenizer.json", "tokenizer_config.json")
@@ -147,16 +146,16 @@ OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def whole(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("whole") / "model")
 
 
 @pytest.fixture(scope="module")
-def reward_model(tmp_path_factory) -> Path:
+def reward_model(tmp_path_factory):
     return make_tiny_reward_model(tmp_path_factory.mktemp("whole") / "reward")
 
 
-def refused(load: Callable[[ModelSource], object], folder: Path, parts: list[str]) -> None:
+def refused(load, folder, parts):
     with pytest.raises(UserError) as caught:
         load(ModelSource(str(folder)))
     message = caught.value.message
@@ -167,7 +166,7 @@ def refused(load: Callable[[ModelSource], object], folder: Path, parts: list[str
     assert caught.value.remedy
 
 
-def damaged(whole: Path, folder: Path, damage: Damage) -> Path:
+def damaged(whole, folder, damage):
     shutil.copytree(whole, folder)
     damage(folder)
     return folder

@@ -1,7 +1,5 @@
 """Chunked log-probabilities of response tokens equal a plain forward pass's."""
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import (
@@ -38,7 +36,7 @@ FAMILIES = {
 ROWS = ((1, 1), (5, 3), (2, 9), (7, 1), (1, 11))
 
 
-def rows_of(lengths: tuple[tuple[int, int], ...]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def rows_of(lengths):
     """Unpadded rows, and the padded arguments of the module."""
     torch.manual_seed(1)
     rows = [torch.randint(1, 37, (prompt + response,)) for prompt, response in lengths]
@@ -57,7 +55,7 @@ def rows_of(lengths: tuple[tuple[int, int], ...]) -> tuple[list[torch.Tensor], d
     return rows, arguments
 
 
-def naive_logprobs(model: Any, rows: list[torch.Tensor]) -> torch.Tensor:
+def naive_logprobs(model, rows):
     """One unpadded forward pass per row, softmax over everything."""
     results = []
     for (prompt, _), row in zip(ROWS, rows, strict=True):

@@ -1,7 +1,6 @@
 """A few short rows show which families of models would be wrong without an error."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ from tests.tiny_models import SIZES
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 
 
-def make(config: Any) -> Any:
+def make(config):
     torch.manual_seed(0)
     # A model keeps its configuration, with the name of its attention.
     return AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()

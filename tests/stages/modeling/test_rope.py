@@ -2,7 +2,6 @@
 
 import io
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -41,7 +40,7 @@ DYNAMIC = LlamaConfig(
 STATIC = LlamaConfig(**SIZES)
 
 
-def neighbour_moves(config: Any, width: int) -> bool:
+def neighbour_moves(config, width):
     """True where a row's output changes when the rows of its batch are ``width`` tokens long."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -51,7 +50,7 @@ def neighbour_moves(config: Any, width: int) -> bool:
     return not torch.allclose(alone, beside, atol=1e-5)
 
 
-def refused(config: Any, longest: int) -> bool:
+def refused(config, longest):
     try:
         require_static_rope(config, "it", longest=longest, remedy="set {limit}")
     except UserError as error:

@@ -17,7 +17,7 @@ LAYOUT = RowLayout(((3, 2, 4), (1, 1, 1), (5, 7, 2, 3)))
 NUM_TOKENS = sum(map(sum, LAYOUT.groups))
 
 
-def dense_mask(window: int | None) -> torch.Tensor:
+def dense_mask(window):
     """The same, token by token: own prompt, own response, nothing later, nothing too far."""
     parts = [
         (group, part, position)
@@ -34,7 +34,7 @@ def dense_mask(window: int | None) -> torch.Tensor:
     return seen
 
 
-def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs():
     torch.manual_seed(0)
     query = torch.randn(1, 4, NUM_TOKENS, 8)
     return query, torch.randn(1, 2, NUM_TOKENS, 8), torch.randn(1, 2, NUM_TOKENS, 8)

@@ -10,7 +10,6 @@ precisions see the same ones.
 
 import json
 import struct
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,27 +28,27 @@ TOKEN_LENGTHS = (1, 16, 2048)
 DIGITS = 50
 
 
-def float32(value: float) -> float:
+def float32(value):
     """The float32 nearest to `value`."""
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-def ref_logp_of(logp: float, index: int) -> float:
+def ref_logp_of(logp, index):
     """A reference log-probability whose logratio takes either sign and many sizes."""
     return float32(logp * (1.25 if index % 2 else 0.75) - 0.375)
 
 
-def token_logp(position: int) -> float:
+def token_logp(position):
     """A token's log-probability, in (−5, 0): a multiple of 1/64."""
     return -((position * 37) % 301 + 1) / 64.0
 
 
-def token_ref_logp(position: int) -> float:
+def token_ref_logp(position):
     """The reference's: below the policy's at most positions, so that no mean cancels."""
     return token_logp(position) - ((position * 11) % 7 + 1) / 8.0
 
 
-def f_and_derivative(divergence: str, u: mpf) -> tuple[mpf, mpf]:
+def f_and_derivative(divergence, u):
     """f(u) and f′(u) of Definition 3.2 with α(α−1), or of the Jensen–Shannon divergence."""
     if divergence == "js":
         return u * mp.log(u) - (1 + u) * mp.log((1 + u) / 2), mp.log(2 * u / (1 + u))
@@ -62,17 +61,17 @@ def f_and_derivative(divergence: str, u: mpf) -> tuple[mpf, mpf]:
     return (u**alpha - alpha * u - (1 - alpha)) / scale, alpha * (u ** (alpha - 1) - 1) / scale
 
 
-def gain(divergence: str, u: mpf) -> mpf:
+def gain(divergence, u):
     """u f′(u) − f(u), Eq. 11."""
     f, derivative = f_and_derivative(divergence, u)
     return u * derivative - f
 
 
-def alpha_of(divergence: str) -> mpf:
+def alpha_of(divergence):
     return mpf(ALPHA[divergence])
 
 
-BONUSES: dict[str, Callable[[str, mpf, mpf], mpf]] = {
+BONUSES = {
     "none": lambda divergence, pi, ref: mpf(0),
     "one_minus_pi": lambda divergence, pi, ref: gain(divergence, 1 + alpha_of(divergence) - pi),
     "inverse_pi": lambda divergence, pi, ref: gain(divergence, 1 / pi),
@@ -100,26 +99,24 @@ DEFINED_UNDER = {
 
 
 @cache
-def bonus_and_gradient(design: str, divergence: str, logp: mpf, ref_logp: mpf) -> tuple[mpf, mpf]:
+def bonus_and_gradient(design, divergence, logp, ref_logp):
     """Bonus and d bonus/d log π at one log-probability."""
     digits = DIGITS + int(1.5 * max(abs(logp), abs(ref_logp)))
     with mp.workdps(digits):
 
-        def bonus(log_pi: mpf) -> mpf:
+        def bonus(log_pi):
             return BONUSES[design](divergence, mp.exp(log_pi), mp.exp(mpf(ref_logp)))
 
         return bonus(mpf(logp)), mp.diff(bonus, mpf(logp))
 
 
-def text(value: mpf) -> str:
+def text(value):
     return mp.nstr(value, 20)
 
 
-def summed_rows(design: str, divergence: str, probability: str) -> dict:
+def summed_rows(design, divergence, probability):
     """Golden rows of probability "sequence" or "token_mean"."""
-    rows: dict[str, list] = {
-        name: [] for name in ("logp", "ref_logp", "num_tokens", "bonus", "gradient")
-    }
+    rows = {name: [] for name in ("logp", "ref_logp", "num_tokens", "bonus", "gradient")}
     for index, (value, length) in enumerate(zip(LOGPS, LENGTHS, strict=True)):
         logp = float32(value)
         ref_logp = ref_logp_of(logp, index)
@@ -136,9 +133,9 @@ def summed_rows(design: str, divergence: str, probability: str) -> dict:
     return rows
 
 
-def token_rows(design: str, divergence: str) -> dict:
+def token_rows(design, divergence):
     """Golden rows of probability "token": the mean bonus, and gradients at three positions."""
-    rows: dict[str, list] = {name: [] for name in ("num_tokens", "positions", "bonus", "gradient")}
+    rows = {name: [] for name in ("num_tokens", "positions", "bonus", "gradient")}
     for length in TOKEN_LENGTHS:
         numbers = [
             bonus_and_gradient(design, divergence, mpf(token_logp(t)), mpf(token_ref_logp(t)))
@@ -152,7 +149,7 @@ def token_rows(design: str, divergence: str) -> dict:
     return rows
 
 
-def bonus_cases() -> Iterator[dict]:
+def bonus_cases():
     for design, divergences in DEFINED_UNDER.items():
         for divergence in divergences:
             case = {"design": design, "divergence": divergence}
@@ -162,11 +159,11 @@ def bonus_cases() -> Iterator[dict]:
             yield {**case, "probability": "token", "rows": token_rows(design, divergence)}
 
 
-def reward_of(divergence: str, logratio: mpf) -> mpf:
+def reward_of(divergence, logratio):
     return f_and_derivative(divergence, mp.exp(logratio))[1]
 
 
-def reward_cases() -> Iterator[dict]:
+def reward_cases():
     for divergence in DIVERGENCES:
         logratios = [float32(value) for value in LOGRATIOS]
         with mp.workdps(800):
@@ -180,7 +177,7 @@ def reward_cases() -> Iterator[dict]:
         }
 
 
-def make() -> dict:
+def make():
     mp.dps = DIGITS
     return {
         "made_by": "python tests/stages/objectives/golden.py",

@@ -193,7 +193,7 @@ TIE_SETTINGS = ObjectiveParams(design="xpo", beta=0.5, nll_weight=0.3)
 TIE = torch.tensor([False, True, False])
 
 
-def tie_sides() -> tuple[ResponseLogps, ResponseLogps]:
+def tie_sides():
     reference = [-4.0, -5.0, -8.0]
     return (
         responses([-3.0, -4.0, -9.0], reference, num_tokens=3),

@@ -12,12 +12,11 @@ import itertools
 import pytest
 import torch
 from objective_cases import bonus_of
-from torch import Tensor
 
 from stages.objectives.divergences import DIVERGENCES
 
 
-def mixed_derivative(pi: Tensor, pi_ref: Tensor, *, design: str, divergence: str | float) -> Tensor:
+def mixed_derivative(pi, pi_ref, *, design, divergence):
     """∂²(π_ref · b(π, π_ref)) / ∂π ∂π_ref at each point, by automatic differentiation.
 
     Args:
@@ -38,7 +37,7 @@ def mixed_derivative(pi: Tensor, pi_ref: Tensor, *, design: str, divergence: str
     return mixed.detach()
 
 
-def probability_grid(num_points: int = 40, *, smallest: float = 1e-6) -> tuple[Tensor, Tensor]:
+def probability_grid(num_points=40, *, smallest=1e-6):
     """All pairs (π, π_ref) of `num_points` probabilities even in log-odds: two [N] tensors."""
     edge = torch.logit(torch.tensor(smallest, dtype=torch.float64)).item()
     one_axis = torch.sigmoid(torch.linspace(edge, -edge, num_points, dtype=torch.float64))
@@ -46,9 +45,7 @@ def probability_grid(num_points: int = 40, *, smallest: float = 1e-6) -> tuple[T
     return pi.reshape(-1), pi_ref.reshape(-1)
 
 
-def expected_bonus(
-    policy_logits: Tensor, ref_probs: Tensor, *, design: str, divergence: str | float
-) -> Tensor:
+def expected_bonus(policy_logits, ref_probs, *, design, divergence):
     """E_{y ~ π_ref} b(π, π_ref) over all responses to one prompt, a scalar.
 
     Args:

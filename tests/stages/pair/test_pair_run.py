@@ -12,30 +12,27 @@ from stages.contract.errors import UserError
 from stages.pair.params import PairParams
 from stages.pair.run import STAGE
 from stages.pair.select import STRATEGIES
-from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 
 UNCERTAIN = Path(__file__).parents[3] / "examples/strategies/uncertain.py"
 
 
-def scored(question: str, *scores: float | None, **changes: object):
+def scored(question, *scores, **changes):
     return [
         (response(question, sample, "word " * (sample + 1), **changes), score)
         for sample, score in enumerate(scores)
     ]
 
 
-def pair(
-    store: Store, tables: list[tuple[Path, Path]], code: Path | None = None, **params: object
-) -> Artifact:
+def pair(store, tables, code=None, **params):
     inputs = {"responses": [table[0] for table in tables], "scores": [table[1] for table in tables]}
     if code is not None:
         inputs["code"] = [code]
     return call(STAGE, PairParams.model_validate(params), inputs, store)
 
 
-def pairs(artifact: Artifact) -> list[dict[str, object]]:
+def pairs(artifact):
     return list(read_rows(artifact.path / "pairs.parquet", PAIRS))
 
 
@@ -219,7 +216,7 @@ def select(responses, seed, least="num_tokens"):
 """
 
 
-def own(tmp_path: Path, code: str) -> Path:
+def own(tmp_path, code):
     path = tmp_path / "select.py"
     path.write_text(code)
     return path

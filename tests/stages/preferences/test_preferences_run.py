@@ -2,8 +2,6 @@
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -13,7 +11,6 @@ from stages.contract.errors import UserError
 from stages.contract.request import HubInput, make_request
 from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
-from stages.store.base import Artifact
 from tests.local_hub import COMMIT, run_with_hub, serve_dataset
 from tests.stage_calls import call, file_input, metrics, user_turn, write_jsonl, write_prompts
 from tests.stages.pair.test_pair_run import pairs
@@ -23,12 +20,12 @@ ASKED = "color red"
 CHOSEN, REJECTED = "blue", "one two"
 
 
-def said(text: str) -> list[dict[str, str]]:
+def said(text):
     return [{"role": "assistant", "content": text}]
 
 
 PROMPT = user_turn(ASKED)
-LAYOUTS: dict[str, dict[str, Any]] = {
+LAYOUTS = {
     "text": {"prompt": ASKED, "chosen": CHOSEN, "rejected": REJECTED},
     "conversational": {"prompt": PROMPT, "chosen": said(CHOSEN), "rejected": said(REJECTED)},
     "implicit": {"chosen": PROMPT + said(CHOSEN), "rejected": PROMPT + said(REJECTED)},
@@ -54,7 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> Path:
+def policy(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
@@ -62,7 +59,7 @@ def policy(tmp_path_factory) -> Path:
 def paired(store, tmp_path, policy):
     """The artifact that rows, of one prompt that is wanted and others, make."""
 
-    def run(rows: list[dict[str, Any]], prompts: Any = (ASKED,), **params: Any) -> Artifact:
+    def run(rows, prompts=(ASKED,), **params):
         data = write_jsonl(tmp_path / "data.jsonl", rows)
         prompts_file = write_prompts(tmp_path / "prompts.parquet", list(prompts))
         inputs = {"data": [data], "prompts": [prompts_file], "policy": [policy]}

@@ -1,8 +1,6 @@
 """Hub data sets, through the real client against a stand-in hub on this machine."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -24,13 +22,13 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
+def hub():
     content = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
     with serve_dataset(REPO, {"data/train.jsonl": content, "README.md": b"# Prompts\n"}) as url:
         yield url
 
 
-def prepare(tmp_path: Path, endpoint: str, repo: str, given: str = "train", **params: object):
+def prepare(tmp_path, endpoint, repo, given="train", **params):
     """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
     store = Store.open(str(tmp_path / "store"), create=True)
     source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")

@@ -12,32 +12,29 @@ from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
-from stages.store.base import Artifact, Store
 from stages.tables.schemas import PROMPTS, read_rows
 from tests.stage_calls import EventLog, call, file_input, metrics, write_jsonl
 
 
-def chat(question: str, **more: object) -> dict[str, object]:
+def chat(question, **more):
     return {"messages": [{"role": "user", "content": question}], **more}
 
 
-def questions(count: int) -> list[dict[str, object]]:
+def questions(count):
     return [chat(f"question {number}", reference_answer=str(number)) for number in range(count)]
 
 
-def prepare(
-    store: Store, *sources: Path | FileInput, test: Path | None = None, **params: object
-) -> Artifact:
+def prepare(store, *sources, test=None, **params):
     settings = PrepareParams.model_validate({"test_prompts": 3} | params)
     inputs = {"train": sources} | ({"test": [test]} if test else {})
     return call(STAGE, settings, inputs, store)
 
 
-def table(artifact: Artifact, name: str) -> list[dict[str, object]]:
+def table(artifact, name):
     return list(read_rows(artifact.path / f"{name}.parquet", PROMPTS))
 
 
-def text(row: dict[str, object]) -> str:
+def text(row):
     return row["messages"][-1]["content"]
 
 

@@ -8,16 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.contract.errors import UserError
-from stages.prepare.split import DROPPED, TEST, Split, as_ids, split
+from stages.prepare.split import DROPPED, TEST, as_ids, split
 
 
-def identity(number: int) -> bytes:
+def identity(number):
     return hashlib.sha256(str(number).encode()).digest()[:16]
 
 
-def divide(
-    train: list[list[int]], test: list[int] | None = None, *, seed: int = 0, **changes: int | None
-) -> tuple[Split, list[int]]:
+def divide(train, test=None, *, seed=0, **changes):
     numbers = [prompt for source in train for prompt in source] + (test or [])
     labels = [label for label, source in enumerate(train, 1) for _ in source]
     labels += [0] * len(test or [])
@@ -31,7 +29,7 @@ def divide(
     return division, numbers
 
 
-def members(division: Split, numbers: list[int], part: int) -> set[int]:
+def members(division, numbers, part):
     return {number for number, where in zip(numbers, division.part, strict=True) if where == part}
 
 

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +9,7 @@ from stages.promote.params import PromoteParams
 from stages.tables.wilson import wilson_interval
 
 
-def alone(**limits: Any) -> PromoteParams:
+def alone(**limits):
     """The gates named, without the default one."""
     return PromoteParams(**({"better_than_base_confidence": None} | limits))
 
@@ -35,7 +34,7 @@ def test_limits_are_inclusive_and_all_must_hold(limits, passes):
     assert [(gate.gate, gate.passed) for gate in gates] == [("min_win_rate", passes)]
 
 
-def wilson(wins: int, trials: int, confidence: float) -> Any:
+def wilson(wins, trials, confidence):
     """The bound as scipy has it."""
     test = stats.binomtest(wins, trials, alternative="greater")
     return pytest.approx(test.proportion_ci(confidence, method="wilson").low)

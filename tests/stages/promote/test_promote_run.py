@@ -2,36 +2,26 @@ import json
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
-from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
 from tests.stage_calls import EventLog, call, checkpoint_artifact
 
 METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
 
-def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> Path:
+def evaluated(tmp_path, name="metrics.json", **changes):
     path = tmp_path / name
     path.write_text(json.dumps(METRICS | changes))
     return path
 
 
 def promote(
-    store: Store,
-    trained: Artifact,
-    metrics: Path,
-    *,
-    events=None,
-    run: str = "nightly",
-    step: str = "iteration-1/promote",
-    **params: object,
+    store, trained, metrics, *, events=None, run="nightly", step="iteration-1/promote", **params
 ):
     return call(
         STAGE,
@@ -71,7 +61,7 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     )
 
 
-def decision(artifact: Artifact) -> dict[str, Any]:
+def decision(artifact):
     return artifact.read_json("decision.json")
 
 

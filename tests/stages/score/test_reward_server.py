@@ -25,7 +25,7 @@ def lengths(request):
 class Trickling(BaseHTTPRequestHandler):
     """Sends a byte of its answer at a time, as long as somebody reads."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.send_response(200)
         self.end_headers()
         with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ class Trickling(BaseHTTPRequestHandler):
 class TricklingHead(BaseHTTPRequestHandler):
     """Sends a byte of its answer's head at a time, as long as somebody reads."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         with contextlib.suppress(OSError):
             self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
             while True:
@@ -48,7 +48,7 @@ class TricklingHead(BaseHTTPRequestHandler):
 class Inflating(BaseHTTPRequestHandler):
     """Sends a small body that is hundreds of times as long once decompressed."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.send_response(200)
         self.send_header("Content-Encoding", "gzip")
         self.end_headers()

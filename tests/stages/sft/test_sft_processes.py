@@ -1,8 +1,6 @@
 """The warm start in several processes and under ZeRO: the curve of one process."""
 
 import io
-from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -14,7 +12,6 @@ from stages.contract.request import Resources
 from stages.harness.program import execute
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
-from stages.store.base import Artifact
 from tests.stage_calls import request_for, write_jsonl
 from tests.stages.sft.test_sft_run import ARCHITECTURE, ROWS, losses
 from tests.tiny_models import SIZES, make_tiny_tokenizer
@@ -22,7 +19,7 @@ from tests.tiny_models import SIZES, make_tiny_tokenizer
 pytestmark = pytest.mark.slow
 
 # Fifteen steps, each of several micro-batches.
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "epochs": 3,
     "global_batch_rows": 5,
     "micro_batch_tokens": 24,
@@ -32,9 +29,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def train(
-    folder: Path, *, processes: int = 1, policy: Path | None = None, **changes: Any
-) -> Artifact:
+def train(folder, *, processes=1, policy=None, **changes):
     folder.mkdir(exist_ok=True)
     inputs = {"data": write_jsonl(folder / "data.jsonl", ROWS)}
     if policy is not None:

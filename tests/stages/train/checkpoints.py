@@ -1,7 +1,5 @@
 """Contents of checkpoints that the train stage wrote."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -11,23 +9,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from stages.tables.schemas import PAIRS, read_rows
-from tests.stages.train.train_helpers import Trained
 from tests.tiny_models import response_logprobs
 
 
-def weights_of(trained: Trained) -> dict[str, torch.Tensor]:
+def weights_of(trained):
     """Weights that a training wrote, by name."""
     return load_file(trained.artifact.path / "checkpoint" / "model.safetensors")
 
 
-def assert_same_training(
-    found: Trained,
-    expected: Trained,
-    tolerance: float = 1e-4,
-    *,
-    curves: Sequence[str] = (),
-    folders: Sequence[str] = ("checkpoint",),
-) -> None:
+def assert_same_training(found, expected, tolerance=1e-4, *, curves=(), folders=("checkpoint",)):
     """Same curves, same names, and the same weights within float tolerance."""
     assert found.losses == pytest.approx(expected.losses, rel=tolerance, abs=tolerance)
     for name in curves:
@@ -45,14 +35,14 @@ def assert_same_training(
             )
 
 
-def first_logprob(checkpoint: Path, pairs: Path, token: int) -> float:
+def first_logprob(checkpoint, pairs, token):
     """Mean log π(token | prompt) over the pairs' prompts."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     prompts = [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
     return fmean(response_logprobs(model, prompt, [token]).item() for prompt in prompts)
 
 
-def assert_same_logprobs(adapter: Path, base: Path, checkpoint: Path) -> None:
+def assert_same_logprobs(adapter, base, checkpoint):
     """Asserts that peft's model of base and adapter answers like a checkpoint, unlike the base.
 
     Args:
@@ -62,7 +52,7 @@ def assert_same_logprobs(adapter: Path, base: Path, checkpoint: Path) -> None:
     """
     ids = torch.arange(3, 15)[None]
 
-    def logprobs(model: torch.nn.Module) -> torch.Tensor:
+    def logprobs(model):
         with torch.no_grad():
             return model.eval()(input_ids=ids).logits.log_softmax(dim=-1)
 

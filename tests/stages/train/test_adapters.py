@@ -1,8 +1,6 @@
 """Adapters of every kind of layer are in the checkpoint that is saved, or refused at once."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,18 +34,18 @@ TIED = LlamaConfig(**SIZES, tie_word_embeddings=True)
 IDS = torch.arange(3, 15)[None]
 
 
-def base_model(config: Any) -> Any:
+def base_model(config):
     """A model of the same random weights each time."""
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def adapters_of(adapted: Any) -> dict[str, torch.Tensor]:
+def adapters_of(adapted):
     """The weights of a model's adapters."""
     return {name: weight for name, weight in adapted.state_dict().items() if "lora_" in name}
 
 
-def adapted_model(config: Any) -> Any:
+def adapted_model(config):
     """A model whose adapters change its output."""
     model = base_model(config)
     before = model(IDS).logits
@@ -77,7 +75,7 @@ def test_what_is_saved_answers_as_the_model_with_adapters_did(tmp_path, config):
     torch.testing.assert_close(worn(IDS).logits, expected)
 
 
-def saved_config(folder: Path, base: ModelSource) -> dict[str, Any]:
+def saved_config(folder, base):
     """Configuration of peft for adapters of a base."""
     adapted = adapted_model(LLAMA)
     save_adapters(adapted, adapters_of(adapted), base, folder)

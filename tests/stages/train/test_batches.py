@@ -1,7 +1,5 @@
 """Batches: the pairs of each step."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -13,10 +11,10 @@ from stages.train.params import TrainParams
 from stages.training.batches import ROWS, Plan
 
 
-def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
+def make_pair(index, prompt, chosen, rejected):
     """A pair of given lengths whose tokens and log-probabilities tell where they came from."""
 
-    def response(length: int, side: int) -> Response:
+    def response(length, side):
         ids = np.arange(length, dtype=np.int32) + 10 * side + 100 * index
         return Response(ids, -ids.astype(np.float32), 0.0)
 
@@ -24,18 +22,16 @@ def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
     return Pair(index, str(index), ids, response(chosen, 1), response(rejected, 2), tie=False)
 
 
-def make_plan(
-    pairs: Sequence[Pair], *, global_batch: int = 4, world_size: int = 1, seed: int = 0, **changes
-) -> Plan[Pair]:
+def make_plan(pairs, *, global_batch=4, world_size=1, seed=0, **changes):
     params = TrainParams(**{"epochs": 2, "micro_batch_tokens": 20} | changes)
     return Plan(pairs, params, global_batch, world_size, seed)
 
 
-def indices(plan: Plan[Pair], step: int) -> list[int]:
+def indices(plan, step):
     return [pair.index for pair in plan.samples_of(step)]
 
 
-def odd_pairs(num_pairs: int) -> list[Pair]:
+def odd_pairs(num_pairs):
     return [
         make_pair(place, 1 + place % 3, 1 + (7 * place) % 5, 1 + (5 * place) % 11)
         for place in range(num_pairs)

@@ -1,7 +1,6 @@
 """Objectives by a function in a file of the user's."""
 
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ def objective(chosen, rejected, beta=1.0):
 """
 
 
-def written(folder: Path, code: str) -> Path:
+def written(folder, code):
     path = folder / "objective.py"
     path.write_text(code)
     return path

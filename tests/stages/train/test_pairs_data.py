@@ -1,7 +1,5 @@
 """Reading pairs: what is used, cut, dropped and refused."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,11 +12,11 @@ from stages.train.reference import difference_to_sampler
 from tests.stages.train.train_helpers import make_pairs
 
 
-def params(**changes: Any) -> TrainParams:
+def params(**changes):
     return TrainParams.model_validate({"max_length_tokens": 10, "max_prompt_tokens": 4} | changes)
 
 
-def write_changed(tmp_path, **changes: Any):
+def write_changed(tmp_path, **changes):
     """A table of one ordinary pair and one with other values."""
     rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 2, logprob=-3.0), PAIRS))
     rows[0] |= {"prompt_token_ids": [3, 4], "chosen_token_ids": [7], "chosen_logprobs": [-1.0]}

@@ -1,8 +1,5 @@
 """Packed rows with shared prompts give what padded rows give, for every family of models."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +8,6 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
-    PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
 )
@@ -32,7 +28,7 @@ from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
 
 SIZES = {**TINY, "num_hidden_layers": 3, "initializer_range": 0.2}
-FAMILIES: dict[str, PretrainedConfig] = {
+FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "llama-all-heads-tied": LlamaConfig(
         **{**SIZES, "num_key_value_heads": 4}, tie_word_embeddings=True
@@ -49,19 +45,19 @@ LIMIT = 24
 MODES = {"full": (0, False), "checkpointed": (0, True), "lora": (4, False), "lora-c": (4, True)}
 
 
-def a_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
+def a_pair(index, prompt, chosen, rejected):
     random = np.random.default_rng(index)
 
-    def ids(length: int) -> Any:
+    def ids(length):
         return random.integers(3, SIZES["vocab_size"], length).astype(np.int32)
 
-    def response(length: int) -> Response:
+    def response(length):
         return Response(ids(length), np.full(length, -3.0, dtype=np.float32), 0.0)
 
     return Pair(index, str(index), ids(prompt), response(chosen), response(rejected), index == 2)
 
 
-def odd_pairs() -> list[Pair]:
+def odd_pairs():
     """One-token prompts and responses, equal responses, rows at the limit, truncated rows."""
     lengths = [(1, 1, 1), (1, 5, 2), (7, 1, 6), (9, 4, 4), (3, LIMIT - 3, 1), (LIMIT - 1, 1, 1)]
     pairs = [a_pair(index, *sizes) for index, sizes in enumerate(lengths)]
@@ -73,7 +69,7 @@ def odd_pairs() -> list[Pair]:
     return pairs
 
 
-def make_model(config: PretrainedConfig, layout: str, rank: int, checkpointed: bool) -> Any:
+def make_model(config, layout, rank, checkpointed):
     torch.manual_seed(0)
     attention = SHARED_PREFIX if layout == "packed" else "sdpa"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -88,9 +84,7 @@ def make_model(config: PretrainedConfig, layout: str, rank: int, checkpointed: b
     return ResponseLogprobs(adapted).train()
 
 
-def compute(
-    model: Any, pairs: Sequence[Pair], layout: Any
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def compute(model, pairs, layout):
     """Log-probabilities of the sequences, the loss, and the gradients."""
     rows = ROWS[layout](pairs)
     mask = rows.response_mask

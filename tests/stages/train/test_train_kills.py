@@ -6,7 +6,6 @@ order of summation, and DeepSpeed starts again.
 
 import os
 import random
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ NUM_STEPS = 12
 KILLED_AT = 5
 
 
-def zero(stage: Any) -> dict[str, Any]:
+def zero(stage):
     return {"deepspeed": {"zero_stage": stage}}
 
 

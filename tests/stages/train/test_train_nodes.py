@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def pairs(tmp_path_factory):
     return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 29, ties=(3, 7))
 
 
-def ip(*arguments: str, check: bool = True) -> bool:
+def ip(*arguments, check=True):
     """Runs iproute2; whether it succeeded."""
     done = run_program("ip", *arguments)
     assert not check or done.returncode == 0, done.stderr
@@ -35,7 +34,7 @@ def ip(*arguments: str, check: bool = True) -> bool:
 
 
 @pytest.fixture
-def namespaces() -> Iterator[list[str]]:
+def namespaces():
     """Two network namespaces that see each other and nothing else."""
     names = [f"geb-{os.getpid()}-{node}" for node in range(2)]
     if shutil.which("ip") is None or not ip("netns", "add", names[0], check=False):
@@ -55,7 +54,7 @@ def namespaces() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def started(namespace: str, module: str, argument: Path) -> Iterator[subprocess.Popen[str]]:
+def started(namespace, module, argument):
     """A program in a network namespace."""
     with subprocess.Popen(
         ["ip", "netns", "exec", namespace, sys.executable, "-m", module, str(argument)],

@@ -1,20 +1,16 @@
 """A training that was killed or stopped goes on, and ends with the uninterrupted one's bytes."""
 
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stages.contract.request import Request
 from stages.store.base import Store
 from tests.damage import alter, truncate
 from tests.stages.train.train_helpers import at_step, request_for, run_until, train
 
 pytestmark = pytest.mark.slow
 
-LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5}
+LONG = {"epochs": 60, "target_ratio": 0.5}
 EVERY = {"checkpoint_every_steps": 5}
 
 
@@ -23,12 +19,12 @@ def uninterrupted(tmp_path_factory, policy, pairs):
     return train(tmp_path_factory.mktemp("store"), policy, [pairs], **LONG)
 
 
-def end_when(request: Request, folder: Path, number: int, due: Callable[[Any], bool]) -> int:
+def end_when(request, folder, number, due):
     """Runs the stage as a program and signals it at the first event that is ``due``."""
     return run_until(request, folder, due, lambda process: process.send_signal(number)).code
 
 
-def work_of(request: Request) -> Path:
+def work_of(request):
     return Store.open(request.store).work_path(request.stage, request.key)
 
 
@@ -78,7 +74,7 @@ def test_a_retry_computes_what_rounds_differently_again(tmp_path, policy, pairs,
     assert sorted(counted) == units
 
 
-def step_of(checkpoint: Path) -> int:
+def step_of(checkpoint):
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 

@@ -22,9 +22,9 @@ WAITING = {
 class Waits(TorchDispatchMode):
     """Counts operations that wait."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.found = Counter()
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         if operation in WAITING:

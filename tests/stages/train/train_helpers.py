@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ import psutil
 from transformers import AutoModelForCausalLM
 
 from stages.contract.digests import digest_of, prompt_id
-from stages.contract.events import Event, Metric, parse_event
-from stages.contract.request import Request, Resources, make_request
+from stages.contract.events import Metric, parse_event
+from stages.contract.request import Resources, make_request
 from stages.harness.program import execute
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, read_rows, write_table
@@ -31,7 +30,7 @@ VOCABULARY = 19
 # Programs that are killed are real ones, also where workers are forks.
 PYTHON = sys.executable
 
-PARAMS: dict[str, Any] = {
+PARAMS = {
     "design": "one_minus_pi",
     "beta": 1.0,
     "nll_weight": 0.5,
@@ -43,24 +42,16 @@ PARAMS: dict[str, Any] = {
 }
 
 
-def make_pairs(
-    path: Path,
-    num_pairs: int = 32,
-    *,
-    ties: Sequence[int] = (),
-    seed: int = 0,
-    longer_by: int = 0,
-    logprob: float = math.nan,
-) -> Path:
+def make_pairs(path, num_pairs=32, *, ties=(), seed=0, longer_by=0, logprob=math.nan):
     """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8.
 
     The sampler's log-probabilities are all ``logprob``, unknown by default.
     """
     random = np.random.default_rng(seed)
 
-    def row(index: int) -> dict[str, Any]:
+    def row(index):
         messages = [{"role": "user", "content": f"question {index}"}]
-        fields: dict[str, Any] = {
+        fields = {
             "prompt_id": prompt_id(messages),
             "prompt": messages,
             "prompt_token_ids": random.integers(3, VOCABULARY, random.integers(1, 9)).tolist(),
@@ -83,7 +74,7 @@ def make_pairs(
     return path
 
 
-def with_sampler(path: Path, pairs: Path, policy: Path, *, apart: float = 0.0) -> Path:
+def with_sampler(path, pairs, policy, *, apart=0.0):
     """The pairs with log-probabilities of a policy, by transformers, ``apart`` nats too low."""
     model = AutoModelForCausalLM.from_pretrained(policy).eval()
     rows = list(read_rows([pairs], PAIRS))
@@ -104,48 +95,48 @@ class Trained:
     events: list[dict[str, Any]]
 
     @property
-    def weights(self) -> str:
+    def weights(self):
         """Digest of the weights' file: pytest takes long to compare bytes that differ."""
         return digest_of(self.artifact.path / "checkpoint" / "model.safetensors")
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self):
         return json.loads((self.artifact.path / "summary.json").read_text())
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self):
         lines = (self.artifact.path / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
     @property
-    def losses(self) -> list[float]:
+    def losses(self):
         return [record["loss"] for record in self.records]
 
     @property
-    def steps(self) -> list[int]:
+    def steps(self):
         """Steps that were done here, without those before an interruption."""
         return [event["step"] for event in self.events if event["type"] == "metric"]
 
     @property
-    def warnings(self) -> list[str]:
+    def warnings(self):
         return [event["message"] for event in self.events if event.get("level") == "warning"]
 
 
 def request_for(
-    store: Path,
-    policy: Path,
-    pairs: Sequence[Path],
+    store,
+    policy,
+    pairs,
     *,
-    reference: Path | None = None,
-    adapter: Path | None = None,
-    code: Path | None = None,
-    seed: int = 0,
-    processes: int = 1,
-    gpus: int = 0,
-    nodes: int = 1,
-    reference_kind: str = "previous",
-    **changes: Any,
-) -> Request:
+    reference=None,
+    adapter=None,
+    code=None,
+    seed=0,
+    processes=1,
+    gpus=0,
+    nodes=1,
+    reference_kind="previous",
+    **changes,
+):
     """A request with :data:`PARAMS` and ``changes`` in its own store.
 
     Policy and reference wear ``adapter``.
@@ -174,14 +165,7 @@ def request_for(
     )
 
 
-def train(
-    store: Path,
-    policy: Path,
-    pairs: Sequence[Path],
-    *,
-    on_event: Callable[[Event], None] | None = None,
-    **options: Any,
-) -> Trained:
+def train(store, policy, pairs, *, on_event=None, **options):
     """Runs the stage in this process.
 
     Args:
@@ -197,11 +181,11 @@ def train(
 
 
 class _Watched(EventLog):
-    def __init__(self, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, on_event):
         super().__init__()
         self._on_event = on_event
 
-    def emit(self, event: Any) -> None:
+    def emit(self, event):
         super().emit(event)
         self._on_event(event)
 
@@ -219,12 +203,7 @@ class Ended:
     lines: list[str]
 
 
-def run_until(
-    request: Request,
-    folder: Path,
-    due: Callable[[Any], bool],
-    act: Callable[[subprocess.Popen[str]], None],
-) -> Ended:
+def run_until(request, folder, due, act):
     """Runs the stage as a program, acts on it at the first event that is due, awaits its end."""
     path = folder / "request.json"
     request.write(path)
@@ -247,12 +226,12 @@ def run_until(
         return Ended(process.wait(), lines)
 
 
-def at_step(step: int) -> Callable[[Any], bool]:
+def at_step(step):
     """True where an event is the metric of ``step`` or a later one."""
     return lambda event: isinstance(event, Metric) and event.step >= step
 
 
-def workers_of(pid: int) -> list[psutil.Process]:
+def workers_of(pid):
     """The living worker processes that a stage's process started, by rank."""
     ranks = {}
     for child in psutil.Process(pid).children():
@@ -271,12 +250,12 @@ class Killer:
         victim: Rank of the worker, modulo their number.
     """
 
-    def __init__(self, step: int, victim: int = 0) -> None:
+    def __init__(self, step, victim=0):
         self.step = step
         self.victim = victim
         self.has_killed = False
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event):
         # A step has several metrics.
         if isinstance(event, Metric) and event.step == self.step and not self.has_killed:
             self.has_killed = True

@@ -8,7 +8,7 @@ from stages.training.checkpoints import Checkpoint, make_room, newest_whole, pub
 from tests.damage import alter, truncate
 
 
-def publish(folder: Path, step: int) -> Path:
+def publish(folder, step):
     make_room(folder, step)
     written = folder.parent / ".writing" / f"checkpoint-{step}"
     (written / "global_step").mkdir(parents=True)
@@ -17,7 +17,7 @@ def publish(folder: Path, step: int) -> Path:
     return publish_checkpoint(written, {"kappa": step}, folder)
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 

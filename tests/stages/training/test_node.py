@@ -9,7 +9,7 @@ import pytest
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Resources
-from stages.training.node import Node, host, join
+from stages.training.node import host, join
 
 TWO = Resources(nodes=2)
 
@@ -20,7 +20,7 @@ def loopback(monkeypatch):
     monkeypatch.setenv("GEB_NODE_ADDRESS", "127.0.0.1")
 
 
-def listening(port: int) -> set[str]:
+def listening(port):
     """Addresses on which this process listens at a port."""
     return {
         connection.laddr.ip
@@ -29,7 +29,7 @@ def listening(port: int) -> set[str]:
     }
 
 
-def failure_of(node: Node) -> str:
+def failure_of(node):
     while (reason := node.failure()) is None:
         time.sleep(0.05)
     return reason

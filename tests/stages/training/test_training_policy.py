@@ -1,7 +1,6 @@
 """Choices that depend on the device: compiled layers, activations, the size of micro-batches."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +17,13 @@ from stages.training.policy import (
 from tests.tiny_models import make_tiny_llama
 
 
-def params(**settings: Any) -> TrainParams:
+def params(**settings):
     return TrainParams(design="none", kappa=0.0, **settings)
 
 
-def model_of(layers: int, width: int, weights: int, *, trained: bool, dtype: torch.dtype) -> Any:
+def model_of(layers, width, weights, *, trained, dtype):
     """A policy of a size, without memory."""
-    policy: Any = nn.Module()
+    policy = nn.Module()
     weight = torch.empty(weights, device="meta", dtype=dtype)
     policy.weight = nn.Parameter(weight, requires_grad=trained)
     config = SimpleNamespace(num_hidden_layers=layers, hidden_size=width)
@@ -79,7 +78,7 @@ def test_a_model_is_checked_in_the_numbers_of_its_training(tmp_path):
     settings = params(precision="bfloat16")
     dtypes = set()
 
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+    def note(module, inputs, output):
         if isinstance(module, nn.Linear):
             dtypes.add(output.dtype)
 
