@@ -21,7 +21,6 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import PACKAGES, Tracker
 from flows.report.summary import Summary
-from stages.contract.atomic import write_atomically
 from stages.contract.digests import sha256_of
 
 # Time for the trackers to take what is left when the run is over.
@@ -147,10 +146,9 @@ class _Thread(threading.Thread):
                 session.log(axis, points)
                 sent[place] = digest
                 state["session"] = session.id
-                write_atomically(file, json.dumps(state))
+                self._record.write(file.name, json.dumps(state))
         if session is not None:
             session.close(self.is_ok)
-            self._record.store.share(file)
 
     def _open(self, session: str | None) -> Any:
         folder = self._record.store.root / "trackers"

@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from flows.pipeline.checks import is_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config
-from stages.contract.atomic import write_atomically
 from stages.contract.errors import (
     DamagedRecordError,
     RunCancelledError,
@@ -132,8 +131,7 @@ class RunRecord:
 
     def write(self, name: str, text: str) -> str:
         """Writes a file of the run's folder, for other hosts too, and returns its address."""
-        write_atomically(self.path / name, text)
-        return self.store.share(self.path / name)
+        return self.store.write(self.path / name, text)
 
     def holds(self, config: RunConfig) -> bool:
         """True if the run was last started with this configuration."""

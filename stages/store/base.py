@@ -182,6 +182,11 @@ class Store:
     def refresh(self, folder: str) -> None:
         """Updates the records in a folder of the store (``runs/<name>``) from other hosts."""
 
+    def write(self, path: Path, text: str) -> str:
+        """Writes a record for all hosts; returns its address, for a person."""
+        write_atomically(path, text)
+        return str(path)
+
     def share(self, path: Path) -> str:
         """Shows a file or folder of the store to all hosts; returns its address, for a person."""
         return str(path)

@@ -160,10 +160,6 @@ class Bucket:
                 f"damaged artifact: {self.url}/{name} is unreadable"
             ) from error
 
-    def head(self, name: str) -> Entry:
-        """Size and time of an object that is there."""
-        return self._ask(lambda: Entry.of(self._client.head(name)))
-
     def put(
         self, name: str, data: bytes, *, absent: bool = False, replaces: Entry | None = None
     ) -> str:

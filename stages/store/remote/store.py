@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.atomic import explain_disk_errors, write_atomically
+from stages.contract.digests import files_by_name
 from stages.contract.errors import (
     ConflictError,
     DamagedArtifactError,
@@ -38,7 +39,13 @@ from stages.store.local_usage import Held
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.records import Records
-from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_missing
+from stages.store.remote.transfer import (
+    RemoteWork,
+    check_object,
+    download_files,
+    in_parallel,
+    upload_missing,
+)
 
 _MARKER_DATA = b'{"format": 2}'
 
@@ -215,9 +222,19 @@ class RemoteStore(Store):
         """See :class:`Store`."""
         self._records.refresh(folder)
 
+    def write(self, path: Path, text: str) -> str:
+        """See :class:`Store`."""
+        self._records.write(path, text.encode())
+        return self._address(path)
+
     def share(self, path: Path) -> str:
         """See :class:`Store`."""
-        self._records.push(path)
+        files = [path] if path.is_file() else files_by_name(path).values()
+        names = [(file, file.relative_to(self.root).as_posix()) for file in files]
+        in_parallel(self.bucket.upload, names)
+        return self._address(path)
+
+    def _address(self, path: Path) -> str:
         return f"{self.location}/{path.relative_to(self.root).as_posix()}"
 
     def exclusive(self, folder: str) -> AbstractContextManager[None]:

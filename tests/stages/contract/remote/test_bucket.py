@@ -63,9 +63,9 @@ def test_a_request_is_made_again_when_its_answer_is_garbled(url, monkeypatch):
     monkeypatch.setattr(bucket, "_client", Garbled())
     bucket.put("a", b"1", absent=True)
     assert (list(bucket.list()), bucket.get("a").data) == (["a"], b"1")
-    assert bucket.head("a").size == len(next(bucket.stream("a", 1)))
+    assert next(bucket.stream("a", 1)) == b"1"
     bucket.delete(["a"])
-    assert len(calls) == 12
+    assert len(calls) == 10
 
 
 def test_listings_go_on_after_the_first_page(url):

@@ -8,9 +8,10 @@ from flows.pipeline.config import RunConfig
 from stages.contract.errors import ConflictError, UserError
 from stages.contract.request import ArtifactInput
 from stages.store.registry import ModelRegistry
+from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
 from tests.flows.records import recorded
-from tests.object_storage import objects
+from tests.object_storage import host, objects
 
 
 def checkpoint(name: str) -> ArtifactInput:
@@ -45,6 +46,26 @@ def test_a_record_that_another_host_changed_is_not_overwritten(here, there):
         move_behind_the_back()
     assert objects(here.location)[model] == b'{"moved": "by somebody without a lease"}'
     assert not (here.root / model).exists(), "no other host has it"
+
+
+@pytest.mark.parametrize("storage", ["url", "az_url"])
+def test_a_record_is_fetched_once_and_not_by_its_writer(request, tmp_path, monkeypatch, storage):
+    url = request.getfixturevalue(storage)
+    near = host(url, tmp_path / "near", create=True)
+    far = host(url, tmp_path / "far")
+    near.write(near.root / "runs/nightly/config.json", "{}")
+    get = Bucket.get
+    fetched = []
+    monkeypatch.setattr(
+        Bucket, "get", lambda bucket, name: fetched.append(name) or get(bucket, name)
+    )
+    for store in (near, far, far):
+        store.refresh("runs")
+    assert fetched == ["runs/nightly/config.json"]
+    assert (far.root / "runs/nightly/config.json").read_text() == "{}"
+    near.write(near.root / "runs/nightly/config.json", "[]")
+    far.refresh("runs")
+    assert (far.root / "runs/nightly/config.json").read_text() == "[]"
 
 
 def test_a_run_is_seen_on_every_host(here, there):
