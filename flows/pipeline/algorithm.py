@@ -7,16 +7,11 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
 from flows.pipeline.inputs import every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
-from flows.pipeline.step import (
-    Model,
-    Output,
-    Source,
-    Step,
-    of_suite,
-    step_name,
-)
+from flows.pipeline.step import Model, Output, Source, Step, of_suite, step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
+from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput, Input, key_fields
 
 Do = Callable[[Step], Output]
 
@@ -40,7 +35,8 @@ class ResolvedRun:
 def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     """Finds the inputs of a run, checks what it needs of this machine, and lists its steps.
 
-    ``from_step`` and all steps that come of it are computed even if the store has them.
+    ``from_step``, steps with the same key, and all steps that come of them are computed even if the
+    store has them.
 
     Raises:
         UserError: An input or the step is missing, or the machine lacks something.
@@ -54,14 +50,33 @@ def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
 
 
 def _all_of(name: str, steps: Sequence[Step]) -> set[str]:
-    """Names of a step and of all that read its artifact, at once or through others."""
-    if name not in [step.name for step in steps]:
+    """Names of a step, of those with the same key, and of all that read their artifacts."""
+    identities = _identities(steps)
+    if name not in identities:
         raise UserError(f"the run has no step {name!r}", "`geb plan CONFIG` lists its steps")
-    names = {name}
+    recomputed = {identities[name]}
+    names = set()
     for step in steps:
-        if names.intersection(step.upstream()):
+        upstream = {identities[other] for other in step.upstream()}
+        if identities[step.name] in recomputed or upstream & recomputed:
+            recomputed.add(identities[step.name])
             names.add(step.name)
     return names
+
+
+def _identities(steps: Sequence[Step]) -> dict[str, str]:
+    """A digest of source step by its name; steps with the same one have the same key."""
+    identities: dict[str, str] = {}
+
+    def known(source: Source) -> Input:
+        if isinstance(source, Output):
+            return FileInput(location="", digest=f"{identities[source.step]}/{source.path}")
+        return source
+
+    for step in steps:
+        inputs = {name: [*map(known, group)] for name, group in step.inputs.items()}
+        identities[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
+    return identities
 
 
 def unread_steps(config: RunConfig) -> list[Step]:

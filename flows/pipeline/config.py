@@ -13,11 +13,10 @@ from flows.pipeline.placement import (
     Execution,
     Tracking,
     resources_of,
-    stage_sections,
 )
 from stages.contract.errors import UserError
 from stages.contract.number_types import Processor, this_processor
-from stages.contract.params import ChatSettings, Settings
+from stages.contract.params import ChatSettings, Settings, StageParams
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -240,22 +239,19 @@ class RunConfig(StageSettings):
 
     def for_processors(self) -> RunConfig:
         """The same with each stage's type of numbers instead of `auto`."""
-        changes: dict[str, Any] = {
-            name: getattr(self, name).for_processor(self._processor(name))
-            for name in stage_sections(StageSettings)
+        suites = {
+            name: suite.model_copy(update=self._types_of(suite))
+            for name, suite in self.suites.items()
         }
-        changes["suites"] = {
-            name: self._suite_for_processors(suite) for name, suite in self.suites.items()
-        }
-        return self.model_copy(update=changes)
+        return self.model_copy(update=self._types_of(self) | {"suites": suites})
 
-    def _suite_for_processors(self, suite: Suite) -> Suite:
-        changes: dict[str, Any] = {}
-        for name in ("score", "evaluate"):
-            section = getattr(suite, name)
-            if section is not None:
-                changes[name] = section.for_processor(self._processor(name))
-        return suite.model_copy(update=changes)
+    def _types_of(self, sections: Settings) -> dict[str, Any]:
+        """The stages' sections of a run or suite, with types of numbers instead of `auto`."""
+        return {
+            name: section.for_processor(self._processor(name))
+            for name, section in sections
+            if isinstance(section, StageParams)
+        }
 
     def _processor(self, stage: str) -> Processor:
         gpu = getattr(self.resources, stage).gpus > 0

@@ -16,6 +16,8 @@ QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
 VLLM = "generate.backend=vllm"
 
+PARTS = ("generate", "score")
+
 # Number of samples, temperature, top-p and most tokens, by the section that sets them.
 SAMPLINGS = {
     "generate": (4, 0.11, 0.12, 13),
@@ -119,10 +121,6 @@ def test_every_training_has_a_seed_of_its_own():
             "generate asks for 1 .* takes 2 .*, to 2",
         ),
         (
-            [VLLM, "train.lora={rank: 1024, save: adapter}"],
-            "rank 1024: vLLM samples from adapters of rank 512 at most",
-        ),
-        (
             [
                 VLLM,
                 "generate.vllm.extra_engine_args={pipeline_parallel_size: 2}",
@@ -198,6 +196,17 @@ def test_a_run_starts_again_from_a_step_and_all_that_comes_of_it():
     trained = again("iteration-1/train")
     assert {"iteration-1/evaluate", "iteration-2/generate/0"} <= trained
     assert not trained & {"base/generate/0", "iteration-1/pair"}
+
+
+def test_steps_with_one_key_are_computed_again_together():
+    prompts = ROOT / "data/quickstart/prompts.jsonl"
+    suites = [f"suites.{name}.prompts={prompts}" for name in ("one", "two", "three")]
+    more = ["suites.three.evaluation.num_samples=3", "iterations=1"]
+    config = load_config(QUICKSTART, [*suites, *more])
+    again = resolve_run(config, "base/suite-two/generate/0").recompute
+    places = {f"base/suite-{name}/{part}/0" for name in ("one", "two") for part in PARTS}
+    evaluations = {f"iteration-1/evaluate/suite-{name}" for name in ("one", "two")}
+    assert again == places | evaluations
 
 
 def test_rendering_of_conversations_is_the_same_in_all_stages(tmp_path):
