@@ -14,14 +14,13 @@ from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
 from flows.iterate import NOTHING, Preset
-from flows.pipeline.algorithm import sample_and_score
+from flows.pipeline.algorithm import ResolvedRun, sample_and_score
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import Externals
 from flows.pipeline.form import RunOverrides
-from flows.pipeline.inputs import ComparedModels, resolve_compared, takes_held_out
+from flows.pipeline.inputs import ComparedModels, resolve_compared
 from flows.pipeline.preflight import check_environment
 from flows.pipeline.presets import DEFAULT_PRESET, configured
-from flows.pipeline.step import Model
+from flows.pipeline.step import Model, Source
 from flows.pipeline.steps import Steps
 from flows.report.differences import (
     Difference,
@@ -120,35 +119,48 @@ def evaluate(
             default if the preset has none.
     """
     models = ComparedModels(policy, base or None, suite or None)
-    compared, external = resolve_compared(configured(preset, config), models)
-    return compare_models(compared, models, external, Session())
+    run = resolve_comparison(configured(preset, config), models)
+    return compare_models(run, models, Session())
 
 
-def compare_models(
-    config: RunConfig, models: ComparedModels, external: Externals, session: Session
-) -> ModelComparison:
-    """Compares two models, within a flow run; GebError if that fails.
+def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun:
+    """Finds the inputs of a comparison of two models, and lists its steps.
 
-    ``config`` and ``external`` are from :func:`resolve_compared`.
+    Raises:
+        UserError: A model, the suite or an input is missing or not named.
+        HubUnreachableError: The hub cannot be asked for a revision.
     """
-    check_environment(config)
-    check_host(config.execution, config.resources)
-    check_place(config.execution, config.resources, config.store)
-    try_own_code(config, {"score"})
-    store = open_store(config.store)
-    held_out = None
-    if takes_held_out(models, external):
-        held_out = _held_out(store, ModelRegistry(store).find(models.policy).run)
+    config, external = resolve_compared(config, models)
     steps = Steps(config, external)
     policy = Model(*external["policy"])
     base = Model(*external["base"])
     sampling = steps.for_evaluation()
+    is_registered = isinstance(external["policy"][-1], ArtifactInput)
+    prompts: Source
+    if is_registered and models.suite is None and not external["test_prompts"]:
+        store = open_store(config.store)
+        prompts = _held_out(store, ModelRegistry(store).find(models.policy).run)
+    else:
+        prompts = steps.prepare().at("test.parquet")
+    base_samples = sample_and_score(steps, "base", sampling, base, prompts)
+    samples = sample_and_score(steps, "policy", sampling, policy, prompts, base_samples)
+    steps.evaluate("evaluate", samples, base_samples, base)
+    return ResolvedRun(config, external, steps.listed)
+
+
+def compare_models(run: ResolvedRun, models: ComparedModels, session: Session) -> ModelComparison:
+    """Compares two models, within a flow run; GebError if that fails.
+
+    ``run`` is from :func:`resolve_comparison`.
+    """
+    config = run.config
+    check_environment(config)
+    check_host(config.execution, config.resources)
+    check_place(config.execution, config.resources, config.store)
+    try_own_code(config, {"score"})
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
-        do = tasks.submit
-        prompts = held_out or do(steps.prepare()).at("test.parquet")
-        base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
-        samples = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
-        do(steps.evaluate("evaluate", samples, base_samples, base))
+        for step in run.steps:
+            tasks.submit(step)
         evaluation = tasks.wait()["evaluate"]
     figures = [evaluated_row(evaluation, 0), evaluated_row(evaluation, 1)]
     differences = adjusted([*against_base(evaluation, "evaluate")])

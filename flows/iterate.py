@@ -18,7 +18,7 @@ from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
-from flows.pipeline.form import OneOf, RunOverrides
+from flows.pipeline.form import RunOverrides, one_of
 from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
@@ -30,7 +30,7 @@ from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.events import Log
 
-Preset = Annotated[str, OneOf(preset_names)]
+Preset = Annotated[str, one_of(preset_names())]
 NOTHING: dict[str, Any] = {}
 
 

@@ -18,11 +18,12 @@ from flows.commands.common import (
     answer_comparison,
     config_of_command,
     prefect_session,
+    quiet_prefect,
 )
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
-from flows.pipeline.inputs import ComparedModels, resolve_compared, takes_held_out
+from flows.pipeline.inputs import ComparedModels
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 
@@ -57,18 +58,13 @@ def evaluate(
     """
     settings = config_of_command(config, overrides, runner, store)
     models = ComparedModels(policy, base, suite)
-    settings, external = resolve_compared(settings, models)
-    # Both models' samples and their scores, the metrics, and prompts that are not there yet.
-    num_steps = 1 + 4 * settings.generate.num_shards + (not takes_held_out(models, external))
-    with prefect_session(settings.store, settings.name, as_json, num_steps) as session:
-        from flows.evaluate import compare_models
-        from flows.execution.cancellation import call_as_flow
+    quiet_prefect()
+    from flows.evaluate import compare_models, resolve_comparison
+    from flows.execution.cancellation import call_as_flow
 
-        comparison = call_as_flow(
-            "evaluate",
-            policy,
-            lambda: compare_models(settings, models, external, session),
-        )
+    run = resolve_comparison(settings, models)
+    with prefect_session(settings.store, run.config.name, as_json, len(run.steps)) as session:
+        comparison = call_as_flow("evaluate", policy, lambda: compare_models(run, models, session))
     verdict = Text(comparison.verdict())
     metrics = f"metrics  {comparison.artifact}"
     answer(as_json, comparison.to_json(), verdict, comparison.table(), metrics)

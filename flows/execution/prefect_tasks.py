@@ -22,7 +22,7 @@ from flows.execution.cancellation import stops_when_cancelled
 from flows.execution.observer import Session
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import RETRY_SECONDS, StepExecutor
-from flows.pipeline.step import Output, Step
+from flows.pipeline.step import Step
 from stages.contract.errors import (
     PreemptedError,
     RefusedError,
@@ -75,17 +75,16 @@ class StepTasks:
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
 
-    def submit(self, step: Step) -> Output:
+    def submit(self, step: Step) -> None:
         """Submits a step; its task starts when the steps that it waits for have completed.
 
         A run that stops takes no more; :meth:`wait` tells why.
         """
         if self._executor.stopping:
-            return step.output
+            return
         self._steps[step.name] = step
         upstream = {name: self._futures[name] for name in (*step.upstream(), *step.after)}
         self._futures[step.name] = self._task(step).submit(step.name, upstream)
-        return step.output
 
     def wait(self) -> dict[str, Artifact]:
         """Waits for all steps and returns their artifacts.

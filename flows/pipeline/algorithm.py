@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper, over steps."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
@@ -12,8 +12,6 @@ from flows.pipeline.steps import Samples, Sampling, Steps
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput, Input, key_fields
-
-Do = Callable[[Step], Output]
 
 
 @dataclass(frozen=True)
@@ -88,34 +86,27 @@ def unread_steps(config: RunConfig) -> list[Step]:
 
 
 def _steps(config: RunConfig, inputs: Externals) -> list[Step]:
-    steps: list[Step] = []
-
-    def keep(step: Step) -> Output:
-        steps.append(step)
-        return step.output
-
+    steps = Steps(config, inputs)
     policy = inputs["policy"] or (unread("", "model"),)
-    iterative_geb(Steps(config, inputs), policy[0], keep)
-    return steps
+    iterative_geb(steps, policy[0])
+    return steps.listed
 
 
-def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
-    """Runs T iterations of generate → score → pair → train → evaluate → promote.
+def iterative_geb(steps: Steps, start: Source) -> None:
+    """Lists T iterations of generate → score → pair → train → evaluate → promote.
 
-    A supervised warm start, if there is one, makes the first policy of ``start``. ``do`` takes a
-    step in hand and returns its output at once; the executor sees to the order that the inputs
-    demand.
+    A supervised warm start, if there is one, makes the first policy of ``start``.
     """
     config = steps.config
-    prompts = do(steps.prepare())
+    prompts = steps.prepare()
     warm = config.inputs.warm_start
-    base = Model(do(steps.warm_start()).at("checkpoint") if warm else start)
+    base = Model(steps.warm_start().at("checkpoint") if warm else start)
     evaluation = steps.for_evaluation()
     test_prompts = prompts.at("test.parquet")
-    base_samples = sample_and_score(steps, do, "base", evaluation, base, test_prompts)
-    suites = _base_of_suites(steps, do, base, test_prompts, base_samples)
+    base_samples = sample_and_score(steps, "base", evaluation, base, test_prompts)
+    suites = _base_of_suites(steps, base, test_prompts, base_samples)
     train_prompts = {
-        iteration: _train_prompts(steps, do, iteration, base, prompts)
+        iteration: _train_prompts(steps, iteration, base, prompts)
         for iteration in range(1, config.iterations + 1)
     }
     policy = reference = base
@@ -125,14 +116,14 @@ def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
         prefix = f"iteration-{iteration}"
         table = train_prompts[iteration]
         if config.inputs.preferences:
-            paired = do(steps.preferences(iteration, table, base))
+            paired = steps.preferences(iteration, table, base)
         else:
             training = steps.for_training(iteration)
-            samples = sample_and_score(steps, do, prefix, training, policy, table)
-            paired = do(steps.pair(iteration, samples))
+            samples = sample_and_score(steps, prefix, training, policy, table)
+            paired = steps.pair(iteration, samples)
         history.append(paired.at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
-        trained = do(steps.train(iteration, policy, reference, pairs))
+        trained = steps.train(iteration, policy, reference, pairs)
         policy = steps.trained(policy, trained)
         # "initial" stays what it is.
         match config.train.reference:
@@ -142,18 +133,15 @@ def iterative_geb(steps: Steps, start: Source, do: Do) -> None:
                 reference = policy
         evaluate = step_name(iteration, "evaluate")
         policy_samples = sample_and_score(
-            steps, do, evaluate, evaluation, policy, test_prompts, base_samples
+            steps, evaluate, evaluation, policy, test_prompts, base_samples
         )
-        metrics = do(steps.evaluate(evaluate, policy_samples, base_samples, base))
-        of_suites = _run_suites(config, suites, do, iteration, policy, base, policy_samples)
-        promoted = do(
-            steps.promote(iteration, policy, metrics.at("metrics.json"), promoted, of_suites)
-        )
+        metrics = steps.evaluate(evaluate, policy_samples, base_samples, base)
+        of_suites = _run_suites(config, suites, iteration, policy, base, policy_samples)
+        promoted = steps.promote(iteration, policy, metrics.at("metrics.json"), promoted, of_suites)
 
 
 def sample_and_score(
     steps: Steps,
-    do: Do,
     prefix: str,
     sampling: Sampling,
     policy: Model,
@@ -170,12 +158,12 @@ def sample_and_score(
     samples = Samples()
     for shard in range(sampling.params.num_shards):
         if sampled is None:
-            generated = do(steps.generate(prefix, shard, sampling, policy, prompts))
+            generated = steps.generate(prefix, shard, sampling, policy, prompts)
             samples.responses.append(generated.at("responses.parquet"))
         else:
             samples.responses.append(sampled.responses[shard])
         opponents = (base or samples).responses[shard] if sampling.against_opponents else None
-        scores = do(steps.score(prefix, shard, samples.responses[-1], opponents))
+        scores = steps.score(prefix, shard, samples.responses[-1], opponents)
         samples.scores.append(scores.at("scores.parquet"))
     return samples
 
@@ -185,7 +173,7 @@ _Suite = tuple[Steps, Output, Samples]
 
 
 def _base_of_suites(
-    steps: Steps, do: Do, base: Model, held_out: Output, base_samples: Samples
+    steps: Steps, base: Model, held_out: Output, base_samples: Samples
 ) -> dict[str, _Suite]:
     """Samples and scores the base's responses to the prompts of each suite, once for all.
 
@@ -198,10 +186,10 @@ def _base_of_suites(
         prompts = held_out
         sampled: Samples | None = base_samples
         if suite.prompts is not None:
-            prompts = do(suite_steps.prepare(f"{place}/prepare")).at("test.parquet")
+            prompts = suite_steps.prepare(f"{place}/prepare").at("test.parquet")
             sampled = None
         sampling = suite_steps.for_evaluation()
-        samples = sample_and_score(suite_steps, do, place, sampling, base, prompts, sampled=sampled)
+        samples = sample_and_score(suite_steps, place, sampling, base, prompts, sampled=sampled)
         suites[name] = suite_steps, prompts, samples
     return suites
 
@@ -209,7 +197,6 @@ def _base_of_suites(
 def _run_suites(
     config: RunConfig,
     suites: Mapping[str, _Suite],
-    do: Do,
     iteration: int,
     policy: Model,
     base: Model,
@@ -227,24 +214,23 @@ def _run_suites(
         sampling = suite_steps.for_evaluation()
         sampled = held_out if config.suites[name].prompts is None else None
         samples = sample_and_score(
-            suite_steps, do, prefix, sampling, policy, prompts, base_samples, sampled
+            suite_steps, prefix, sampling, policy, prompts, base_samples, sampled
         )
-        evaluated = do(suite_steps.evaluate(prefix, samples, base_samples, base))
+        evaluated = suite_steps.evaluate(prefix, samples, base_samples, base)
         metrics[name] = evaluated.at("metrics.json")
     return metrics
 
 
-def _train_prompts(steps: Steps, do: Do, iteration: int, base: Model, prompts: Output) -> Output:
+def _train_prompts(steps: Steps, iteration: int, base: Model, prompts: Output) -> Output:
     """D_t, without the prompts that the starting policy solves if those are screened."""
     table = prompts.at(f"iteration-{iteration}.parquet")
     if steps.config.screen.num_samples == 0:
         return table
     samples = sample_and_score(
         steps,
-        do,
         f"screen/iteration-{iteration}",
         steps.for_screening(iteration),
         base,
         table,
     )
-    return do(steps.screen(iteration, table, samples)).at("prompts.parquet")
+    return steps.screen(iteration, table, samples).at("prompts.parquet")

@@ -5,12 +5,10 @@ preset, and nothing else. All other fields of the configuration are lines under 
 parameters given as JSON.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from flows.pipeline.placement import runner_names
 from stages.score.params import ORACLES
@@ -34,17 +32,9 @@ LONG_NAMES: Mapping[str, str] = {
 """Names in the configuration of fields that have another name there."""
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """Annotates a ``str`` with the values that the form offers, looked up when it is made."""
-
-    values: Callable[[], Sequence[str]]
-
-    def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Adds the values to the schema of a plain ``str``."""
-        return {"type": "string", "enum": list(self.values())}
+def one_of(values: Iterable[str]) -> WithJsonSchema:
+    """Annotates a ``str`` with the values that the form offers."""
+    return WithJsonSchema({"type": "string", "enum": list(values)})
 
 
 _OF_A_RUN = ("name", "seed")
@@ -68,7 +58,7 @@ class SharedForm(BaseModel):
     """Number of iterations."""
     kappa: float = Field(ge=0)
     """Weight κ of the exploratory bonus."""
-    design: Annotated[str, OneOf(lambda: get_args(TrainParams.model_fields["design"].annotation))]
+    design: Annotated[str, one_of(get_args(TrainParams.model_fields["design"].annotation))]
     """The exploratory bonus; none is plain f-DPO."""
     divergence: str
     """reverse_kl, hellinger, forward_kl, js, or α of an α-divergence from 0 to 1."""
@@ -82,9 +72,9 @@ class SharedForm(BaseModel):
     """Model to start from: a folder or a hub id."""
     oracle_code: str
     """File of the oracle's function or template."""
-    oracle: Annotated[str, OneOf(lambda: tuple(ORACLES))]
+    oracle: Annotated[str, one_of(ORACLES)]
     """Oracle that scores the responses."""
-    runner: Annotated[str, OneOf(runner_names)]
+    runner: Annotated[str, one_of(runner_names())]
     """Place of the stages: the worker's machine, or a cluster."""
     parallel: int = Field(ge=1)
     """Stages that may run at the same time."""

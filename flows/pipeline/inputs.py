@@ -8,7 +8,7 @@ from flows.pipeline.external import Externals, RepoType, resolve
 from stages.contract.adapters import base_of_adapter
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
-from stages.contract.request import ArtifactInput, Input
+from stages.contract.request import Input
 from stages.score.params import ScoreParams
 from stages.store.base import Store
 from stages.store.opening import open_store
@@ -102,12 +102,6 @@ class ComparedModels:
     policy: str
     base: str | None = None
     suite: str | None = None
-
-
-def takes_held_out(models: ComparedModels, external: Externals) -> bool:
-    """True if two models answer the prompts that the first one's run held out."""
-    is_registered = isinstance(external["policy"][-1], ArtifactInput)
-    return is_registered and models.suite is None and not external["test_prompts"]
 
 
 def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConfig, Externals]:

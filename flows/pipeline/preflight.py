@@ -56,10 +56,7 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
         setting = name if name.startswith("suites.") else f"inputs.{name}"
         # A warm start may bring the template.
         has_to_render = name != "policy" or config.inputs.warm_start is None
-        for source in sources:
-            if not isinstance(source, FileInput):
-                continue
-            folder = Path(source.location)
+        for folder in _local(sources):
             try:
                 check_checkpoint(folder)
             except UserError as error:
@@ -71,6 +68,11 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
+
+
+def _local(sources: Sequence[Input]) -> list[Path]:
+    """Files and folders of this machine among the inputs."""
+    return [Path(source.location) for source in sources if isinstance(source, FileInput)]
 
 
 def _check_kind(setting: str, folder: Path) -> None:
@@ -136,13 +138,14 @@ def _check_data(config: RunConfig, external: Externals) -> None:
 
 def _control_tokens(config: RunConfig, external: Externals) -> list[str]:
     """Special tokens of a local policy that its prompts must not spell."""
-    policy = external["policy"]
-    if config.generate.allow_control_tokens or not policy or not isinstance(policy[0], FileInput):
+    if config.generate.allow_control_tokens:
         return []
-    tokenizer = read_settings(Path(policy[0].location) / "tokenizer.json")
-    added = tokenizer.get("added_tokens") or ()
-    special = [str(token["content"]) for token in added if token.get("special")]
-    return [content for content in special if content.strip()]
+    special = []
+    for folder in _local(external["policy"]):
+        for token in read_settings(folder / "tokenizer.json").get("added_tokens") or ():
+            if token.get("special") and str(token["content"]).strip():
+                special.append(str(token["content"]))
+    return special
 
 
 def _check_rows(
@@ -161,8 +164,7 @@ def _check_rows(
 
 
 def _files(sources: Sequence[Input]) -> list[Path]:
-    paths = [Path(source.location) for source in sources if isinstance(source, FileInput)]
-    return [path for path in paths if path.is_file()]
+    return [path for path in _local(sources) if path.is_file()]
 
 
 def _check_context(config: RunConfig, external: Externals) -> None:
@@ -170,8 +172,7 @@ def _check_context(config: RunConfig, external: Externals) -> None:
     context = None
     if config.inputs.policy is None:
         context = config.sft.architecture.max_position_embeddings
-    elif external["policy"] and isinstance(external["policy"][0], FileInput):
-        folder = Path(external["policy"][0].location)
+    for folder in _local(external["policy"]):
         context = read_settings(folder / "config.json").get("max_position_embeddings")
     for section in ("generate", "evaluation"):
         longest = getattr(config, section).max_new_tokens

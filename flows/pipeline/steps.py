@@ -15,7 +15,7 @@ from flows.pipeline.external import Externals
 from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
 from flows.pipeline.step import Model, Output, Source, Sources, Step, step_name
 from stages.contract.digests import derive_seed, sha256_of
-from stages.contract.params import ChatSettings
+from stages.contract.params import ChatSettings, StageParams
 from stages.contract.request import key_fields
 from stages.generate.params import GenerateParams
 
@@ -44,36 +44,56 @@ class Sampling:
 
 
 class Steps:
-    """Builds the steps of a run.
+    """Lists the steps of a run: each method adds one, and returns the output that it will have.
 
-    ``external`` has its resolved inputs by the fields of `inputs`, and the suites' by
+    ``external`` has the run's resolved inputs by the fields of `inputs`, and the suites' by
     :func:`flows.pipeline.inputs.suite_input`.
+
+    Attributes:
+        listed: The steps so far, in an order in which they can be computed.
     """
 
     def __init__(self, config: RunConfig, external: Externals) -> None:
         self.config = config
+        self.listed: list[Step] = []
         self._external = external
+
+    def add(
+        self,
+        name: str,
+        params: StageParams,
+        inputs: Sources,
+        seed: int = 0,
+        after: Sequence[str] = (),
+    ) -> Output:
+        """Adds a step; an input that is given without a source is none."""
+        given = {name: group for name, group in inputs.items() if group}
+        step = Step(name, params, given, seed, after)
+        self.listed.append(step)
+        return step.output
 
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self.config.seed, *names)
 
     def of_suite(self, name: str) -> Steps:
-        """Builds the steps of one of the run's suites."""
+        """The same list for the steps of one of the run's suites."""
         names = input_locations(self.config, name)
         external = {title: self._external[suite_input(name, title)] for title in names}
-        return Steps(self.config.for_suite(name), external)
+        steps = Steps(self.config.for_suite(name), external)
+        steps.listed = self.listed
+        return steps
 
-    def prepare(self, name: str = "prepare") -> Step:
+    def prepare(self, name: str = "prepare") -> Output:
         """Splits the prompts into D_1…D_T and a held-out test set."""
         params = self.config.prepare.model_copy(update={"iterations": self.config.iterations})
         inputs = {"train": self._external["prompts"], "test": self._external["test_prompts"]}
-        return Step(name, params, _given(inputs), self._seed("prepare"))
+        return self.add(name, params, inputs, self._seed("prepare"))
 
-    def warm_start(self) -> Step:
+    def warm_start(self) -> Output:
         """Makes the starting policy by supervised training."""
         inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
         params = self.config.sft.model_copy(update=self._chat())
-        return Step("sft", params, _given(inputs), self._seed("sft"))
+        return self.add("sft", params, inputs, self._seed("sft"))
 
     def _chat(self) -> dict[str, Any]:
         """Rendering of conversations as `generate` does it, for other stages."""
@@ -99,18 +119,18 @@ class Steps:
 
     def generate(
         self, prefix: str, shard: int, sampling: Sampling, policy: Model, prompts: Source
-    ) -> Step:
+    ) -> Output:
         """Samples responses to one shard of a table of prompts."""
-        return Step(
+        return self.add(
             f"{prefix}/generate/{shard}",
             sampling.params.model_copy(update={"shard_index": shard}),
             {**policy.inputs("policy"), "prompts": [prompts]},
             sampling.seed,
         )
 
-    def screen(self, iteration: int, prompts: Output, samples: Samples) -> Step:
+    def screen(self, iteration: int, prompts: Output, samples: Samples) -> Output:
         """Drops the prompts of D_t that those samples solve."""
-        return Step(
+        return self.add(
             f"screen/iteration-{iteration}",
             self.config.screen,
             {"prompts": [prompts], "responses": samples.responses, "scores": samples.scores},
@@ -118,7 +138,7 @@ class Steps:
 
     def score(
         self, prefix: str, shard: int, responses: Source, opponents: Source | None = None
-    ) -> Step:
+    ) -> Output:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
         inputs: Sources = {
             "responses": [responses],
@@ -127,16 +147,16 @@ class Steps:
         }
         update = {"allow_control_tokens": self.config.generate.allow_control_tokens}
         params = self.config.score.model_copy(update=update)
-        return Step(f"{prefix}/score/{shard}", params, _given(inputs))
+        return self.add(f"{prefix}/score/{shard}", params, inputs)
 
     def _oracle_inputs(self) -> Externals:
         """Inputs that the oracle uses; others must not change the key."""
         reads = self.config.score.reads
         return {name: self._external[title] for name, title in ORACLE_INPUTS.items() if reads(name)}
 
-    def pair(self, iteration: int, samples: Samples) -> Step:
+    def pair(self, iteration: int, samples: Samples) -> Output:
         """Chooses a chosen and a rejected response per prompt."""
-        return Step(
+        return self.add(
             step_name(iteration, "pair"),
             self.config.pair,
             {
@@ -147,7 +167,7 @@ class Steps:
             self._seed("pair", iteration),
         )
 
-    def preferences(self, iteration: int, prompts: Output, policy: Model) -> Step:
+    def preferences(self, iteration: int, prompts: Output, policy: Model) -> Output:
         """Takes the pairs of D_t from a data set of preferences, in the tokens of ``policy``."""
         config = self.config
         params = config.preferences.model_copy(
@@ -159,14 +179,14 @@ class Steps:
             "policy": [policy.base],
         }
         # It takes the place of `pair`: reports show its figures.
-        return Step(step_name(iteration, "pair"), params, inputs)
+        return self.add(step_name(iteration, "pair"), params, inputs)
 
     def train(
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
-    ) -> Step:
+    ) -> Output:
         """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
         params = self.config.train
-        return Step(
+        return self.add(
             step_name(iteration, "train"),
             params,
             {
@@ -188,7 +208,7 @@ class Steps:
         kept = self.config.train.lora.save == "adapter"
         return Model(policy.base, checkpoint) if kept else Model(checkpoint)
 
-    def evaluate(self, name: str, policy: Samples, base: Samples, reference: Model) -> Step:
+    def evaluate(self, name: str, policy: Samples, base: Samples, reference: Model) -> Output:
         """Compares the policy's samples on the held-out prompts with the base's."""
         inputs: Sources = {
             "responses": policy.responses,
@@ -201,7 +221,7 @@ class Steps:
         params = self.config.evaluate.model_copy(
             update={"correct_from": evaluation.correct_from, "pass_at_k": evaluation.pass_at_k}
         )
-        return Step(name, params, _given(inputs))
+        return self.add(name, params, inputs)
 
     def promote(
         self,
@@ -210,7 +230,7 @@ class Steps:
         metrics: Output,
         previous: Output | None,
         suites: Mapping[str, Output],
-    ) -> Step:
+    ) -> Output:
         """Registers the checkpoint and, if the gates pass, moves the alias to it.
 
         It waits for the ``previous`` promotion: an alias moves from iteration to iteration, never
@@ -228,10 +248,10 @@ class Steps:
             "metrics": [metrics],
             "suite_metrics": [suites[name] for name in params.suites_hold],
         }
-        return Step(
+        return self.add(
             step_name(iteration, "promote"),
             params,
-            _given(inputs),
+            inputs,
             after=(previous.step,) if previous else (),
         )
 
@@ -254,7 +274,3 @@ class Steps:
             seed = self._seed("sft") if warm_start else 0
             parts.append(key_fields(config.sft if warm_start else config.score, seed, start))
         return sha256_of(parts)
-
-
-def _given(inputs: Sources) -> Sources:
-    return {name: group for name, group in inputs.items() if group}

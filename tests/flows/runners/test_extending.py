@@ -14,7 +14,6 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig, StageSettings
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import resources_of
-from flows.pipeline.step import Step
 from flows.pipeline.steps import Steps
 from flows.runners.choose import RUNNERS
 from flows.runners.images import geb_version, image_tags
@@ -72,14 +71,13 @@ class ToyConfig(RunConfig):
 
 def toy(self, iteration, prompts):
     params = self.config.toy
-    inputs = {"prompts": [prompts]}
-    return Step(f"iteration-{iteration}/toy", params, inputs)
+    return self.add(f"iteration-{iteration}/toy", params, {"prompts": [prompts]})
 
 
-def algorithm(steps, start, do):
-    prompts = do(steps.prepare())
-    kept = do(steps.toy(1, prompts.at("iteration-1.parquet"))).at("first.parquet")
-    do(steps.toy(2, kept))
+def algorithm(steps, start):
+    prompts = steps.prepare()
+    kept = steps.toy(1, prompts.at("iteration-1.parquet")).at("first.parquet")
+    steps.toy(2, kept)
 
 
 class ToyPlace:
