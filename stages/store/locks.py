@@ -132,8 +132,7 @@ class FileLease:
         # Within the guard: the look locks the alive file for a moment, and no process must take the
         # lease just then.
         with exclusive_lock(self._guard_path):
-            record = self._read()
-            return record if record is not None and self._is_alive(record) else None
+            return self._living_holder()
 
     def acquire(
         self,
@@ -169,7 +168,12 @@ class FileLease:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._give_back()
+        with exclusive_lock(self._guard_path):
+            if self._is_ours():
+                self._path.unlink()
+                self._alive_path.unlink(missing_ok=True)
+                self._guard_path.unlink()
+            self._close_alive()
 
     def __enter__(self) -> Self:
         return self
@@ -180,58 +184,48 @@ class FileLease:
     def _try_acquire(self) -> LeaseHolder | None:
         """Takes the lease and returns None, or returns its living holder."""
         with exclusive_lock(self._guard_path):
-            record = self._read()
-            if record is not None and record.owner != self._owner and self._is_alive(record):
-                return record
-            self._alive_lock = try_lock(self._alive_path)
-            if self._alive_lock is None:
-                # Some process has the lock, whatever the record holds.
-                return record or self._holder(pid=0)
-            try:
-                self._write()
-            except BaseException:
-                os.close(self._alive_lock)
-                self._alive_lock = None
-                raise
-        return None
+            holder = self._living_holder()
+            if holder is None:
+                self._alive_lock = try_lock(self._alive_path)
+                try:
+                    self._write()
+                except BaseException:
+                    self._close_alive()
+                    raise
+            return holder
 
     def _heartbeat(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
-            try:
-                is_ours = self._renew()
-            except (OSError, GebError):
-                # A full disk or a file server that restarts may pass. Whether another took the
-                # lease meanwhile is seen when it has; until then no process can publish either.
-                continue
-            if not is_ours:
-                self._lost.set()
-                return
+            # A full disk or a file server that restarts may pass. Whether another took the lease
+            # meanwhile is seen when it has; until then no process can publish either.
+            with suppress(OSError, GebError), exclusive_lock(self._guard_path):
+                if not self._is_ours():
+                    self._lost.set()
+                    return
+                self._write()
 
-    def _renew(self) -> bool:
-        with exclusive_lock(self._guard_path):
-            record = self._read()
-            if record is None or record.owner != self._owner:
-                return False
-            self._write()
-        return True
+    def _living_holder(self) -> LeaseHolder | None:
+        record = self._read()
+        if record and record.machine != _machine() and time.time() < record.expires:
+            return record
+        # Some process has the lock, whatever the record holds.
+        return (record or self._holder(pid=0)) if is_held(self._alive_path) else None
 
-    def _give_back(self) -> None:
-        with exclusive_lock(self._guard_path):
-            record = self._read()
-            if record is not None and record.owner == self._owner:
-                self._path.unlink()
-                self._alive_path.unlink(missing_ok=True)
-                self._guard_path.unlink()
-            if self._alive_lock is not None:
-                os.close(self._alive_lock)
-                self._alive_lock = None
+    def _is_ours(self) -> bool:
+        record = self._read()
+        return record is not None and record.owner == self._owner
+
+    def _close_alive(self) -> None:
+        if self._alive_lock is not None:
+            os.close(self._alive_lock)
+            self._alive_lock = None
 
     def _write(self) -> None:
         write_atomically(self._path, self._holder(os.getpid()).model_dump_json())
 
-    def _holder(self, pid: int, owner: str | None = None) -> LeaseHolder:
+    def _holder(self, pid: int) -> LeaseHolder:
         return LeaseHolder(
-            owner=self._owner if owner is None else owner,
+            owner=self._owner,
             host=socket.gethostname(),
             machine=_machine(),
             pid=pid,
@@ -239,15 +233,6 @@ class FileLease:
         )
 
     def _read(self) -> LeaseHolder | None:
-        try:
+        with suppress(FileNotFoundError, DamagedRecordError):
             return read_record(self._path, LeaseHolder)
-        except FileNotFoundError:
-            return None
-        except DamagedRecordError:
-            # The lock of the alive file still tells whether a holder lives.
-            return self._holder(pid=0, owner="")
-
-    def _is_alive(self, record: LeaseHolder) -> bool:
-        if record.machine == _machine():
-            return is_held(self._alive_path)
-        return time.time() < record.expires
+        return None
