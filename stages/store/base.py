@@ -22,7 +22,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +140,8 @@ class Store:
         Names of what is being written begin with a dot.
         """
         work = self.work_path(stage, key)
-        return whole_names(path.relative_to(work).as_posix() for path in work.rglob("*"))
+        names = (path.relative_to(work).as_posix() for path in work.rglob("*"))
+        return frozenset(name for name in names if "/." not in f"/{name}")
 
     def log_path(self, stage: str, key: str) -> Path:
         """Folder of the logs of a key's attempts."""
@@ -292,11 +293,6 @@ class Store:
             if gone.kind == "artifact":
                 path = path.rename(path.with_name(f".scratch-{gone.key}-{uuid.uuid4().hex[:8]}"))
             shutil.rmtree(path)
-
-
-def whole_names(names: Iterable[str]) -> frozenset[str]:
-    """Names of a work folder, except files that are being written."""
-    return frozenset(name for name in names if "/." not in f"/{name}")
 
 
 def quarantine_place(stage: str, key: str) -> str:

@@ -12,11 +12,11 @@ import json
 import os
 import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,13 +24,11 @@ from stages.contract.atomic import atomic_path, fsync
 from stages.contract.digests import files_by_name, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
-from stages.store.base import MARKER, whole_names
+from stages.store.base import MARKER
 from stages.store.remote.bucket import Bucket
 
 PARALLEL_TRANSFERS = 8
 _SNAPSHOT = "snapshot.json"
-
-Stat = tuple[int, int, int]
 
 
 def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path]) -> set[str]:
@@ -169,7 +167,7 @@ class RemoteWork:
         self._local = root / name
         self._scratch = root / ".parts"
         self._writer: str = json.loads((root / MARKER).read_text())["id"]
-        self._digests: dict[Stat, str] = {}
+        self._digests: dict[tuple[int, int, int], str] = {}
 
     def pull(self) -> bool:
         """Brings the folder to the snapshot; False if there is none but of this folder.
@@ -180,8 +178,9 @@ class RemoteWork:
         snapshot = self._read()
         if snapshot is None or (snapshot.writer == self._writer and self._local.exists()):
             return False
-        with self._scratch_folder() as incoming:
-            incoming.mkdir(parents=True)
+        with self._scratch_folder() as scratch:
+            incoming = scratch / "incoming"
+            incoming.mkdir()
             files = [
                 (f"{self._name}/{record.sha256}", record, incoming / name)
                 for name, record in snapshot.files.items()
@@ -196,24 +195,20 @@ class RemoteWork:
         """Names of the files of the snapshot; none if it cannot be read."""
         with contextlib.suppress(DamagedArtifactError):
             if snapshot := self._read():
-                return whole_names(snapshot.files)
+                return frozenset(snapshot.files)
         return frozenset()
 
     def push(self) -> None:
-        """Makes a snapshot of the folder, unless it changes meanwhile."""
-        with self._scratch_folder() as clone:
+        """Makes a snapshot of the folder; a stage shows a file or folder once it is whole."""
+        with self._scratch_folder() as scratch:
             # Links keep the files of one moment.
-            shutil.copytree(self._local, clone, copy_function=os.link)
-            stats = _stats(clone)
-            if stats != _stats(self._local):
-                return
-            records = {name: self._record(clone / name, stat) for name, stat in stats.items()}
+            clone = scratch / "clone"
+            shutil.copytree(
+                self._local, clone, copy_function=os.link, ignore=shutil.ignore_patterns(".*")
+            )
+            records = {name: self._record(path) for name, path in files_by_name(clone).items()}
             contents = {record.sha256: clone / name for name, record in records.items()}
             there = upload_missing(self._bucket, self._name, contents)
-            if _stats(clone) != stats:
-                # Files that were written meanwhile are damaged in the bucket.
-                self._bucket.delete(f"{self._name}/{digest}" for digest in contents.keys() - there)
-                return
             snapshot = _Snapshot(writer=self._writer, files=records)
             self._bucket.put(f"{self._name}/{_SNAPSHOT}", snapshot.model_dump_json().encode())
             gone = there - contents.keys() - {_SNAPSHOT}
@@ -225,26 +220,18 @@ class RemoteWork:
 
     @contextmanager
     def _scratch_folder(self) -> Iterator[Path]:
-        folder = self._scratch / uuid.uuid4().hex
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._scratch.mkdir(exist_ok=True)
+        with TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
 
     def _read(self) -> _Snapshot | None:
         return self._bucket.read(f"{self._name}/{_SNAPSHOT}", _Snapshot)
 
-    def _record(self, path: Path, stat: Stat) -> FileRecord:
-        if stat not in self._digests:
-            self._digests[stat] = sha256_file(path)
-        _, size, mtime = stat
-        return FileRecord(size=size, sha256=self._digests[stat], mtime_ns=mtime)
-
-
-def _stats(folder: Path) -> dict[str, Stat]:
-    """Inode, size and time of each file below a folder."""
-    stats = {}
-    for name, path in files_by_name(folder).items():
-        stat = path.stat()
-        stats[name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    return stats
+    def _record(self, path: Path) -> FileRecord:
+        status = path.stat()
+        state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if state not in self._digests:
+            self._digests[state] = sha256_file(path)
+        return FileRecord(
+            size=status.st_size, sha256=self._digests[state], mtime_ns=status.st_mtime_ns
+        )

@@ -48,10 +48,12 @@ def test_another_host_goes_on_from_where_an_attempt_ended(near, far):
         (context.work / "chunks").mkdir()
         (context.work / "chunks/1").write_text("first half")
         (context.work / "chunks/same").write_text("first half")
+        (context.work / "chunks/.2").write_text("sec")
         raise RuntimeError("the host burns")
 
     def go_on(context):
         assert (context.work / "chunks/same").read_text() == "first half"
+        assert not (context.work / "chunks/.2").exists(), "half written"
         done = (context.work / "chunks/1").read_text()
         (context.out / "whole").write_text(done + ", second half")
 
