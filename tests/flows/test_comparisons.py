@@ -2,14 +2,25 @@
 
 import html
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from statistics import fmean
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.loop import ROOT, geb, geb_json, geb_ok, geb_refused, write_config
+from tests.flows.loop import (
+    ROOT,
+    geb,
+    geb_json,
+    geb_ok,
+    geb_refused,
+    started,
+    wait_for_line,
+    write_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +140,20 @@ def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained, tmp_path):
     assert "/nowhere.py" in done.stderr
     assert "half/comparison.html" in done.stderr.replace("\n", "")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_runs_of_a_sweep(prefect_server, tmp_path):
+    runs = {"two-s0", "two-s1"}
+    two = ("--seeds", "0,1", "--parallel-runs", "2", "--name", "two")
+    with started("sweep", write_config(tmp_path), *two, in_foreground=True) as process:
+        begun = set()
+        while begun < runs:
+            line = wait_for_line(process, "prepare")
+            begun |= {run for run in runs if run in line}
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    done = geb_json("status", "--store", tmp_path / "store")
+    assert {done[run]["state"] for run in runs} == {"stopped"}, done

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.algorithm import unread_steps
+from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_config
 from flows.pipeline.step import Output
 from stages.contract.request import FileInput, HubInput
@@ -18,11 +18,13 @@ from tests.flows.loop import ROOT
 GOLDEN = Path(__file__).with_name("golden_steps")
 ADAPTERS = "train.lora={rank: 2, save: adapter}"
 JUDGE = "judge: {mode: pairwise, model: j, url: http://x/v1}"
-OTHER_PROMPTS = f"prompts: {ROOT}/data/quickstart/prompts.jsonl"
-# Two suites with prompts, and one that scores the run's samples once more.
+PROMPTS = f"{ROOT}/data/quickstart/prompts.jsonl"
+# Three suites with prompts, and one that scores the run's samples once more.
 SUITES = (
-    f"suites.front={{{OTHER_PROMPTS}, after: each}}",
-    f"suites.math={{{OTHER_PROMPTS}, score: {{oracle: math_verify}}}}",
+    f"suites.front={{prompts: {PROMPTS}, after: each}}",
+    f"suites.math={{prompts: {PROMPTS}, score: {{oracle: math_verify}}}}",
+    f"suites.coded={{prompts: {PROMPTS}, score: {{oracle: python}},"
+    f" oracle_code: {ROOT}/data/chat/oracle.py}}",
     "suites.gold={score: {oracle: math_verify}, after: each}",
     "promote.suites_hold={gold: 0.0, front: 0.1}",
 )
@@ -37,7 +39,11 @@ HUB = (
 RUNS = {
     "accumulate": ("pair_data=accumulate", "screen.num_samples=2", "generate.num_shards=2"),
     "adapters": (ADAPTERS,),
-    "adapters-over-the-base": (ADAPTERS, "train.reference=initial"),
+    "adapters-over-the-base": (
+        ADAPTERS,
+        "train.reference=initial",
+        f"inputs.test_prompts={PROMPTS}",
+    ),
     "judge": (f"score={{oracle: judge, {JUDGE}}}", "generate.num_shards=2"),
     "judge-in-a-sum": (
         f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {JUDGE}}}",
@@ -64,8 +70,23 @@ def line(step):
     return " ".join([step.name, step.stage, str(step.seed), *sorted(groups)])
 
 
+def config_of(name):
+    return load_config(ROOT / "configs/quickstart.yaml", ("iterations=2", *RUNS[name]))
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_seeds_and_inputs_are_as_written_down(name):
-    settings = ("iterations=2", *RUNS[name])
-    steps = unread_steps(load_config(ROOT / "configs/quickstart.yaml", settings))
+    steps = unread_steps(config_of(name))
     assert [line(step) for step in steps] == (GOLDEN / f"{name}.txt").read_text().splitlines()
+
+
+def without_content(step):
+    # A promotion holds a digest of the oracle and of the prompts, which depends on their content.
+    return line(step), step.params.model_copy(update={"measured_by": ""})
+
+
+@pytest.mark.parametrize("name", sorted(RUNS.keys() - {"hub", "preferences"}))
+def test_steps_whose_inputs_are_not_read_are_the_run_s(name):
+    config = config_of(name)
+    read = [without_content(step) for step in resolve_run(config).steps]
+    assert [without_content(step) for step in unread_steps(config)] == read
