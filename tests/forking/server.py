@@ -69,8 +69,8 @@ def main():
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
-            asked, _, _ = select.select([listener, 0], [], [])
-            if 0 in asked:
+            ready, _, _ = select.select([listener, 0], [], [])
+            if 0 in ready:
                 return
             connection, _ = listener.accept()
             if settings is None:

@@ -31,6 +31,7 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
         ("5\n", ["holds no settings"]),
         ("iterations: true\n", ["iterations: a number is wanted"]),
+        ("train: {kappa: true}\n", ["train.kappa: a number is wanted"]),
         ("inputs: {prompts: ''}\n", ["inputs.prompts"]),
         ("store: ' '\n", ["' ' does not name a store"]),
         ('store: "a\\0b"\n', ["has a NUL"]),
