@@ -20,8 +20,6 @@ class AtWork:
     """A stage that runs in a thread.
 
     Args:
-        request: The stage.
-        runner: Runs it.
         until: Says of an event whether it was waited for.
     """
 

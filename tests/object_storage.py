@@ -100,11 +100,7 @@ def objects(url):
 
 
 class Gate:
-    """A way to a server that can be closed and opened, as a network does.
-
-    Args:
-        port: The server's.
-    """
+    """A way to a server that can be closed and opened, as a network does."""
 
     def __init__(self, port):
         self._target = ("127.0.0.1", port)

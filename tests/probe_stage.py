@@ -135,13 +135,7 @@ def install(folder, monkeypatch):
 
 
 def probe_request(store, resources=None, **params):
-    """A request for one probe.
-
-    Args:
-        store: Store of its artifact.
-        resources: Its resources.
-        params: Parameters of the probe.
-    """
+    """A request for one probe with these parameters."""
     return make_request(
         ProbeParams(**params),
         inputs={},

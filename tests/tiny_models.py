@@ -65,8 +65,6 @@ def make_tiny_llama(
     """Writes a causal LM with its tokenizer to ``path`` and returns it.
 
     Args:
-        path: Folder to create.
-        seed: Seed of the random weights.
         words: The vocabulary without the special tokens.
         chat_template: None writes a tokenizer without one.
         kind: The model, where it is another one.

@@ -145,11 +145,7 @@ def _load_image():
 
 @dataclass(frozen=True)
 class Namespace:
-    """A namespace whose claim ``machine`` is this machine's root folder.
-
-    Attributes:
-        name: Its name.
-    """
+    """A namespace whose claim ``machine`` is this machine's root folder."""
 
     name: str
 
