@@ -142,7 +142,7 @@ def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None
         for batch in read_scored(
             side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
         ):
-            rows = batch.responses
+            rows = batch.rows
             log_pi_ref = None
             if side.reference is not None:
                 log_pi_ref = side.reference.log_probabilities(rows)
@@ -220,7 +220,7 @@ def _keep_samples(
         if prompt_id not in kept_prompts:
             continue
         number = min(end - start, _SAMPLES_PER_PROMPT)
-        rows = batch.responses.slice(start, number).to_pylist()
+        rows = batch.rows.slice(start, number).to_pylist()
         samples = []
         for place, row in enumerate(rows, start):
             sample = {name: row[name] for name in ("sample_index", "response", "finish_reason")}

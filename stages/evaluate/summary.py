@@ -64,14 +64,14 @@ class SampleSummary:
         """Adds a batch of prompts.
 
         Args:
-            batch: Responses and scores; its scores table has the column ``components``.
+            batch: Responses and scores; among them the column ``components``.
             log_pi: Summed log-probabilities under the sampling model at temperature 1, [R].
             log_pi_ref: The same under the reference, [R], if it is computed.
         """
         scores = batch.scores.to_pylist()
-        components = batch.scored["components"].to_pylist()
-        texts = batch.responses["response"].to_pylist()
-        num_tokens = pc.list_value_length(batch.responses["response_token_ids"]).to_pylist()
+        components = batch.rows["components"].to_pylist()
+        texts = batch.rows["response"].to_pylist()
+        num_tokens = pc.list_value_length(batch.rows["response_token_ids"]).to_pylist()
         for prompt_id, start, end in batch.prompts():
             self.answers[prompt_id] = hash(tuple(sorted(texts[start:end])))
             self._add_scores(prompt_id, scores[start:end])
@@ -83,7 +83,7 @@ class SampleSummary:
         self._counts.update(
             responses=len(texts),
             refusals=sum(REFUSAL.match(text) is not None for text in texts),
-            truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py(),
+            truncated=pc.sum(pc.equal(batch.rows["finish_reason"], "length")).as_py(),
         )
         for text in texts:
             share = repetition(text)

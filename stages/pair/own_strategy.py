@@ -46,15 +46,13 @@ class UserStrategy(UserFunction):
 
 
 def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    places = pa.array(rows)
-    texts = batch.responses.select(["messages", "response", "response_logprobs"]).take(places)
-    scored = batch.scored.select(["score", "components"]).take(places)
-    responses = []
-    for response, score in zip(texts.to_pylist(), scored.to_pylist(), strict=True):
+    names = ["messages", "response", "response_logprobs", "score", "components"]
+    responses = batch.rows.select(names).take(pa.array(rows)).to_pylist()
+    for response in responses:
         logprobs = response.pop("response_logprobs")
-        score["components"] = dict(score["components"] or ())
-        length = {"num_tokens": len(logprobs), "logprob": sum(logprobs)}
-        responses.append({**response, **score, **length})
+        response["components"] = dict(response["components"] or ())
+        response["num_tokens"] = len(logprobs)
+        response["logprob"] = sum(logprobs)
     return responses
 
 

@@ -32,6 +32,7 @@ _SIDE_COLUMNS = {
     "response_token_ids": "token_ids",
     "response_logprobs": "logprobs",
     "finish_reason": "finish_reason",
+    "score": "score",
 }
 _Scores = npt.NDArray[np.float64]
 _Select = Callable[[ScoredBatch, Sequence[int], int], Selection]
@@ -88,7 +89,7 @@ def _pairs(
     """The pairs of one batch of prompts, in the columns of the pairs table."""
     scores = batch.scores.to_numpy(zero_copy_only=False)
     tally.add(batch, scores)
-    token_ids = batch.responses["response_token_ids"]
+    token_ids = batch.rows["response_token_ids"]
     chosen = []
     rejected = []
     ties = []
@@ -115,7 +116,7 @@ def _comparable(
     Scores are of all rows, NaN if there is none. The tally gets the prompts left out, and the
     best scores.
     """
-    reasons = batch.responses["finish_reason"].to_pylist()
+    reasons = batch.rows["finish_reason"].to_pylist()
     for prompt_id, start, end in batch.prompts():
         if end - start < 2:
             raise UserError(
@@ -153,7 +154,7 @@ def _disjoint(
 def _gather(
     batch: ScoredBatch, chosen: list[int], rejected: list[int], ties: list[bool]
 ) -> pa.Table:
-    rows = batch.responses
+    rows = batch.rows
     sides = {"chosen": pa.array(chosen, pa.int64()), "rejected": pa.array(rejected, pa.int64())}
     columns = {
         "prompt_id": rows["prompt_id"].take(sides["chosen"]),
@@ -165,7 +166,6 @@ def _gather(
         columns[side] = _messages(rows["response"].take(indices))
         for source, target in _SIDE_COLUMNS.items():
             columns[f"{side}_{target}"] = rows[source].take(indices)
-        columns[f"{side}_score"] = batch.scores.take(indices)
     return pa.table(columns, schema=PAIRS)
 
 
@@ -219,9 +219,9 @@ class Tally:
         """Counts the responses of a batch of prompts; scores are NaN if there is none."""
         self.prompts += batch.num_prompts
         self.rewards.extend(scores[~np.isnan(scores)].tolist())
-        lengths = pc.list_value_length(batch.responses["response_token_ids"])
+        lengths = pc.list_value_length(batch.rows["response_token_ids"])
         self.lengths.extend(lengths.to_pylist())
-        truncated = pc.equal(batch.responses["finish_reason"], "length")
+        truncated = pc.equal(batch.rows["finish_reason"], "length")
         self.truncated += pc.sum(truncated).as_py() or 0
 
     def report(self) -> dict[str, float | int | None]:

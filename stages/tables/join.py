@@ -25,10 +25,8 @@ _KEYS = ("prompt_id", "sample_index")
 class ScoredBatch:
     """The scored responses of some prompts."""
 
-    responses: pa.RecordBatch
-    """Columns of the responses table, [R] rows."""
-    scored: pa.RecordBatch
-    """Columns of the scores table, [R] rows."""
+    rows: pa.RecordBatch
+    """[R] rows with the columns of both tables."""
     starts: list[int]
     """First row of each of the P prompts, and R: P + 1 numbers."""
 
@@ -40,11 +38,11 @@ class ScoredBatch:
     @property
     def scores(self) -> pa.DoubleArray:
         """[R] scores; null if the oracle could not score, finite elsewhere."""
-        return self.scored["score"]
+        return self.rows["score"]
 
     def prompts(self) -> Iterator[tuple[str, int, int]]:
         """Id of each prompt, its first row, and the row after its last."""
-        ids = self.responses["prompt_id"]
+        ids = self.rows["prompt_id"]
         for start, end in pairwise(self.starts):
             yield ids[start].as_py(), start, end
 
@@ -82,12 +80,12 @@ def read_scored(
 def _read_shard(
     responses_path: Path,
     scores_path: Path,
-    columns: list[str] | None,
+    read_columns: list[str] | None,
     score_columns: list[str],
 ) -> Iterator[ScoredBatch]:
     held = None
     batches = zip_longest(
-        read_batches(responses_path, RESPONSES, columns=columns, batch_rows=BATCH_ROWS),
+        read_batches(responses_path, RESPONSES, columns=read_columns, batch_rows=BATCH_ROWS),
         read_batches(scores_path, SCORES, columns=score_columns, batch_rows=BATCH_ROWS),
     )
     for response_batch, score_batch in batches:
@@ -96,19 +94,19 @@ def _read_shard(
                 f"{scores_path} does not hold the scores of {responses_path}",
                 "score these responses again, and give both in the same order of shards",
             )
-        rows = pa.Table.from_batches([response_batch])
-        scored = pa.Table.from_batches([score_batch])
+        columns = {name: response_batch[name] for name in response_batch.schema.names}
+        columns |= {name: score_batch[name] for name in score_batch.schema.names}
+        rows = pa.table(columns)
         if held is not None:
-            rows = pa.concat_tables([held[0], rows])
-            scored = pa.concat_tables([held[1], scored])
+            rows = pa.concat_tables([held, rows])
         starts = prompt_starts(rows["prompt_id"].combine_chunks())
         # The last prompt may go on in the next batch.
         whole = starts[-2]
         if whole > 0:
-            yield _batch(rows.slice(0, whole), scored.slice(0, whole), starts[:-1], responses_path)
-        held = rows.slice(whole), scored.slice(whole)
+            yield _batch(rows.slice(0, whole), starts[:-1], responses_path)
+        held = rows.slice(whole)
     if held is not None:
-        yield _batch(*held, prompt_starts(held[0]["prompt_id"].combine_chunks()), responses_path)
+        yield _batch(held, prompt_starts(held["prompt_id"].combine_chunks()), responses_path)
 
 
 def _have_same_keys(rows: pa.RecordBatch | None, scored: pa.RecordBatch | None) -> bool:
@@ -123,16 +121,12 @@ def prompt_starts(ids: pa.StringArray) -> list[int]:
     return [0, *pc.run_end_encode(ids).run_ends.to_pylist()]
 
 
-def _batch(rows: pa.Table, scored: pa.Table, starts: list[int], path: Path) -> ScoredBatch:
-    unusable = pc.index(pc.is_finite(scored["score"]), False).as_py()
+def _batch(rows: pa.Table, starts: list[int], path: Path) -> ScoredBatch:
+    unusable = pc.index(pc.is_finite(rows["score"]), False).as_py()
     if unusable >= 0:
         raise UserError(
             f"the score of response {rows['sample_index'][unusable]} to prompt "
-            f"{rows['prompt_id'][unusable]} of {path} is {scored['score'][unusable]}",
+            f"{rows['prompt_id'][unusable]} of {path} is {rows['score'][unusable]}",
             "correct the oracle: a score is a finite number, or null where there is none",
         )
-    return ScoredBatch(_one_batch(rows), _one_batch(scored), starts)
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    return table.combine_chunks().to_batches()[0]
+    return ScoredBatch(rows.combine_chunks().to_batches()[0], starts)
