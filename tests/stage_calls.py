@@ -154,7 +154,7 @@ def write_jsonl(path, rows):
     return path
 
 
-def write_scored(folder, rows, name=""):
+def write_scored(folder, rows, name="", components=None):
     """Writes responses with their scores as the two tables; returns their paths."""
     responses, scores = folder / f"{name}responses.parquet", folder / f"{name}scores.parquet"
     write_table(responses, RESPONSES, [row for row, _ in rows])
@@ -167,10 +167,10 @@ def write_scored(folder, rows, name=""):
                 "sample_index": row["sample_index"],
                 "score": score,
                 "error": None if score is not None else "not scored",
-                "components": None,
+                "components": parts,
                 "oracle": "test",
             }
-            for row, score in rows
+            for (row, score), parts in zip(rows, components or [None] * len(rows), strict=True)
         ],
     )
     return responses, scores

@@ -14,7 +14,6 @@ from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
 from stages.evaluate.summary import DistinctCounter
-from stages.tables.schemas import SCORES, write_table
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 from tests.tiny_models import make_tiny_llama, response_logprobs
 
@@ -153,14 +152,10 @@ def test_unscored_responses_leave_their_prompt_out_of_rewards(store, tmp_path, t
     assert any("2 prompts are not in the win rate" in str(event) for event in events.events)
 
 
-def test_components_of_the_scores_are_averaged(store, tables):
-    responses, scores = tables[0]
-    parts = [[("style", 1.0)], None, [("style", 0.0), ("slots", 3.0)], [("style", 0.5)], [], None]
-    rows = pq.read_table(scores).to_pylist()
-    write_table(
-        scores, SCORES, [row | {"components": part} for row, part in zip(rows, parts, strict=True)]
-    )
-    artifact = evaluate(store, [(responses, scores)], [tables[1]])
+def test_components_of_the_scores_are_averaged(store, tmp_path, tables):
+    parts = [{"style": 1.0}, None, {"style": 0.0, "slots": 3.0}, {"style": 0.5}, {}, None]
+    policy = write_scored(tmp_path, POLICY, "parts-", parts)
+    artifact = evaluate(store, [policy], [tables[1]])
     figures = pq.read_table(artifact.file("figures.parquet")).to_pylist()
     values = {
         (row["model"], row["figure"]): row["value"]

@@ -26,12 +26,7 @@ def assert_logprobs(rows, model, rounding):
 
 
 def save_tiny_adapters(folder, base):
-    """Adapters of all linear layers that change what a checkpoint answers.
-
-    Args:
-        folder: Where to.
-        base: The checkpoint that they are for.
-    """
+    """Writes adapters of all linear layers that change what the checkpoint ``base`` answers."""
     source = ModelSource(str(base))
     policy = add_adapters(load_causal_lm(source, dtype="float32"), LoraParams(rank=4, alpha=8.0))
     torch.manual_seed(1)

@@ -19,14 +19,7 @@ from stages.objectives.divergences import DIVERGENCES
 def mixed_derivative(pi, pi_ref, *, design, divergence):
     """∂²(π_ref · b(π, π_ref)) / ∂π ∂π_ref at each point, by automatic differentiation.
 
-    Args:
-        pi: probabilities in (0, 1), [N]; float64 is advised.
-        pi_ref: the same of the reference, [N].
-        design: the bonus.
-        divergence: its divergence.
-
-    Returns:
-        Mixed derivatives [N]: negative where the bonus is optimistic.
+    Probabilities in (0, 1) and derivatives are [N]; these are negative where it is optimistic.
     """
     pi = pi.detach().requires_grad_()
     pi_ref = pi_ref.detach().requires_grad_()
@@ -46,14 +39,7 @@ def probability_grid(num_points=40, *, smallest=1e-6):
 
 
 def expected_bonus(policy_logits, ref_probs, *, design, divergence):
-    """E_{y ~ π_ref} b(π, π_ref) over all responses to one prompt, a scalar.
-
-    Args:
-        policy_logits: logits of π, [Y].
-        ref_probs: π_ref, [Y], positive.
-        design: the bonus.
-        divergence: its divergence.
-    """
+    """E_{y ~ π_ref} b(π, π_ref) over all responses to one prompt, a scalar."""
     bonus = bonus_of(policy_logits.log_softmax(dim=0), design, divergence, ref_probs.log())
     return (ref_probs * bonus).sum()
 

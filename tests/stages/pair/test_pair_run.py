@@ -12,7 +12,7 @@ from stages.contract.errors import UserError
 from stages.pair.params import PairParams
 from stages.pair.run import STAGE
 from stages.pair.select import STRATEGIES
-from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
+from stages.tables.schemas import PAIRS, read_rows
 from tests.stage_calls import EventLog, call, metrics, response, write_scored
 
 UNCERTAIN = Path(__file__).parents[3] / "examples/strategies/uncertain.py"
@@ -241,26 +241,13 @@ def test_what_is_not_two_responses_is_refused(store, tmp_path, found):
         pair(store, tables, code, strategy="python")
 
 
-EXPLORING = {
-    "strategy": "python",
-    "python": {"function": "delta_ucb", "settings": {"heads": "one two"}},
-}
-
-
 def test_the_example_explores_disagreement_and_scores_rank(store, tmp_path):
-    responses, scores = write_scored(tmp_path, scored("a", 0.1, 0.5, 0.2, 0.3))
     # Heads disagree on the last two.
     heads = [(0.1, 0.1), (0.5, 0.5), (2.0, -1.6), (1.5, -0.9)]
-    rows = list(read_rows(scores, SCORES))
-    write_table(
-        scores,
-        SCORES,
-        (
-            {**row, "components": {"one": one, "two": two, "other": 99.0}}
-            for row, (one, two) in zip(rows, heads, strict=True)
-        ),
-    )
-    [wide] = pairs(pair(store, [(responses, scores)], UNCERTAIN, **EXPLORING))
+    components = [{"one": one, "two": two, "other": 99.0} for one, two in heads]
+    tables = write_scored(tmp_path, scored("a", 0.1, 0.5, 0.2, 0.3), components=components)
+    function = {"function": "delta_ucb", "settings": {"heads": "one two"}}
+    [wide] = pairs(pair(store, [tables], UNCERTAIN, strategy="python", python=function))
     assert (wide["chosen_sample_index"], wide["rejected_sample_index"]) == (3, 2)
 
 

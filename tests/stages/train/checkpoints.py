@@ -43,13 +43,7 @@ def first_logprob(checkpoint, pairs, token):
 
 
 def assert_same_logprobs(adapter, base, checkpoint):
-    """Asserts that peft's model of base and adapter answers like a checkpoint, unlike the base.
-
-    Args:
-        adapter: Folder in peft's format.
-        base: Checkpoint that the adapter is for.
-        checkpoint: The one to compare with.
-    """
+    """Asserts that peft's model of base and adapter answers like a checkpoint, unlike the base."""
     ids = torch.arange(3, 15)[None]
 
     def logprobs(model):

@@ -154,9 +154,9 @@ def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
     settings = SETTINGS | {"processes": 2, "epochs": 12}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
-    ended = run_until(request, tmp_path, at_step(3), lambda process: process.terminate())
-    assert ended.code == 143
-    assert json.loads(ended.lines[-1])["kind"] == "stopped"
+    code, lines = run_until(request, tmp_path, at_step(3), lambda process: process.terminate())
+    assert code == 143
+    assert json.loads(lines[-1])["kind"] == "stopped"
     resumed = train(tmp_path / "store", policy, [pairs], **settings)
     assert resumed.steps[0] > 3
     assert resumed.weights == whole.weights

@@ -11,7 +11,7 @@ import pytest
 
 from stages.contract.errors import StageFailedError
 from tests.stages.train.checkpoints import assert_same_training
-from tests.stages.train.train_helpers import Killer, make_pairs, train, workers_of
+from tests.stages.train.train_helpers import killer, make_pairs, train, workers_of
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,6 @@ SETTINGS = {
     "epochs": 4,
     "micro_batch_tokens": 32,
     "target_ratio": 0.5,
-    # Not for all weights: each group must get back its own.
 }
 NUM_STEPS = 12
 KILLED_AT = 5
@@ -69,9 +68,8 @@ def test_a_training_killed_at_random_steps_ends_with_the_same_bytes(
     draw = random.Random(layout)
     # Not the last step: the training might end before the kill is felt.
     for step in sorted(draw.sample(range(1, NUM_STEPS - 1), kills)):
-        killer = Killer(step, draw.randrange(2))
         with pytest.raises(StageFailedError, match=r"training process \d of \d failed"):
-            train(*interrupted, on_event=killer, **settings)
+            train(*interrupted, on_event=killer(step, draw.randrange(2)), **settings)
         assert not workers_of(os.getpid())
     resumed = train(*interrupted, **settings)
 
@@ -92,7 +90,7 @@ def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, b
     whole = train(tmp_path / "whole", policy, [pairs], processes=before, **settings)
     interrupted = [tmp_path / "store", policy, [pairs]]
     with pytest.raises(StageFailedError, match="training process"):
-        train(*interrupted, processes=before, on_event=Killer(KILLED_AT), **settings)
+        train(*interrupted, processes=before, on_event=killer(KILLED_AT), **settings)
     resumed = train(*interrupted, processes=after, **settings)
 
     starts_again = any(

@@ -21,7 +21,7 @@ def uninterrupted(tmp_path_factory, policy, pairs):
 
 def end_when(request, folder, number, due):
     """Runs the stage as a program and signals it at the first event that is ``due``."""
-    return run_until(request, folder, due, lambda process: process.send_signal(number)).code
+    return run_until(request, folder, due, lambda process: process.send_signal(number))[0]
 
 
 def work_of(request):

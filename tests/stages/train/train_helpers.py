@@ -168,12 +168,7 @@ def request_for(
 def train(store, policy, pairs, *, on_event=None, **options):
     """Runs the stage in this process.
 
-    Args:
-        store: Root of a store.
-        policy: Checkpoint.
-        pairs: PAIRS tables.
-        on_event: Called with each event as it is emitted.
-        **options: Those of :func:`request_for`.
+    ``on_event`` is called with each event; :func:`request_for` takes the other options.
     """
     events = _Watched(on_event or (lambda event: None))
     artifact = execute(STAGE, request_for(store, policy, pairs, **options), events)
@@ -190,21 +185,11 @@ class _Watched(EventLog):
         self._on_event(event)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A stage that ran as a program.
-
-    Attributes:
-        code: Its exit code.
-        lines: What it printed.
-    """
-
-    code: int
-    lines: list[str]
-
-
 def run_until(request, folder, due, act):
-    """Runs the stage as a program, acts on it at the first event that is due, awaits its end."""
+    """Runs the stage as a program, acts on it at the first event that is due, awaits its end.
+
+    Returns exit code and lines.
+    """
     path = folder / "request.json"
     request.write(path)
     with subprocess.Popen(
@@ -223,7 +208,7 @@ def run_until(request, folder, due, act):
                 act(process)
                 break
         lines += process.stdout.read().splitlines()
-        return Ended(process.wait(), lines)
+        return process.wait(), lines
 
 
 def at_step(step):
@@ -242,22 +227,18 @@ def workers_of(pid):
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-class Killer:
+def killer(step, victim=0):
     """Kills one of the workers of a training in this process when a step is reached, once.
 
-    Args:
-        step: The step.
-        victim: Rank of the worker, modulo their number.
+    ``victim`` is the rank of the worker, modulo their number.
     """
+    killed = []
 
-    def __init__(self, step, victim=0):
-        self.step = step
-        self.victim = victim
-        self.has_killed = False
-
-    def __call__(self, event):
+    def kill(event):
         # A step has several metrics.
-        if isinstance(event, Metric) and event.step == self.step and not self.has_killed:
-            self.has_killed = True
+        if isinstance(event, Metric) and event.step == step and not killed:
             workers = workers_of(os.getpid())
-            workers[self.victim % len(workers)].send_signal(signal.SIGKILL)
+            killed.append(workers[victim % len(workers)])
+            killed[0].send_signal(signal.SIGKILL)
+
+    return kill
