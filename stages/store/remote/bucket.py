@@ -51,8 +51,6 @@ M = TypeVar("M", bound=BaseModel)
 class _Service(NamedTuple):
     """One kind of object storage."""
 
-    kind: str
-    """Its client in ``obstore.store``."""
     endpoint_variable: str
     """Environment variable of another endpoint."""
     default_endpoint: str
@@ -67,20 +65,17 @@ class _Service(NamedTuple):
 
 _SERVICES: Mapping[str, _Service] = {
     "s3": _Service(
-        "S3Store",
         "AWS_ENDPOINT_URL",
         "AWS S3",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     "gs": _Service(
-        "GCSStore",
         "GOOGLE_BASE_URL",
         "https://storage.googleapis.com",
         "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run "
         "`gcloud auth application-default login`",
     ),
     "az": _Service(
-        "AzureStore",
         "AZURE_STORAGE_ENDPOINT",
         "https://${AZURE_STORAGE_ACCOUNT_NAME}.blob.core.windows.net",
         "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential",
@@ -134,9 +129,35 @@ class Bucket:
         self._service = _SERVICES[parts.scheme]
         self.endpoint = self._service.endpoint()
         self._patience = float(os.environ.get(PATIENCE_VARIABLE, _PATIENCE_SECONDS))
-        chosen = ("AWS_", "AZURE_", "GOOGLE_")
-        settings = (item for item in os.environ.items() if item[0].startswith(chosen))
-        self._client = _client(parts.scheme, self.name, self.prefix, tuple(sorted(settings)))
+        self._client = self._connect(_aws_settings if parts.scheme == "s3" else dict)
+
+    def _connect(self, settings: Callable[[], dict[str, Any]]) -> ObjectStore:
+        try:
+            from obstore.exceptions import BaseError
+            from obstore.store import from_url
+        except ImportError as error:
+            raise UserError(
+                "a store in a bucket needs obstore, which is not installed",
+                "pip install 'geb[bucket]', or set `store` to a folder",
+            ) from error
+        try:
+            return from_url(
+                self.url,
+                client_options={
+                    "allow_http": self.endpoint.startswith("http://"),
+                    "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+                    "timeout": timedelta(seconds=_REQUEST_SECONDS),
+                },
+                # For a part of a large file; a whole request is made again by the bucket.
+                retry_config={"max_retries": 3},
+                **settings(),
+            )
+        except (BaseError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"no credentials for bucket {self.name!r} at {self.endpoint} ({reason})",
+                self._service.credentials,
+            ) from error
 
     def get(self, name: str) -> Entry | None:
         """Reads a small object; None when there is none."""
@@ -276,41 +297,6 @@ class Bucket:
             f"{place} cannot be reached or used ({type(error).__name__}: {text}). Check that it is "
             f"up and that {variable} and the region are right, then resume: finished steps are kept"
         )
-
-
-@functools.lru_cache(maxsize=32)
-def _client(scheme: str, bucket: str, prefix: str, _: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Client of a bucket's prefix; the same one as long as the environment stays the same."""
-    try:
-        from obstore import store
-        from obstore.exceptions import BaseError
-    except ImportError as error:
-        raise UserError(
-            "a store in a bucket needs obstore, which is not installed",
-            "pip install 'geb[bucket]', or set `store` to a folder",
-        ) from error
-    service = _SERVICES[scheme]
-    try:
-        settings = _aws_settings() if scheme == "s3" else {}
-        client: ObjectStore = getattr(store, service.kind)(
-            bucket,
-            prefix=prefix or None,
-            client_options={
-                "allow_http": service.endpoint().startswith("http://"),
-                "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-                "timeout": timedelta(seconds=_REQUEST_SECONDS),
-            },
-            # For a part of a large file; a whole request is made again by the bucket.
-            retry_config={"max_retries": 3},
-            **settings,
-        )
-    except (BaseError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"no credentials for bucket {bucket!r} at {service.endpoint()} ({reason})",
-            service.credentials,
-        ) from error
-    return client
 
 
 def _aws_settings() -> dict[str, Any]:
