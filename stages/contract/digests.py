@@ -7,7 +7,7 @@ use.
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ _LIST = "digests.json"
 # Files that are hashed at once; hashlib frees the interpreter meanwhile.
 _THREADS = 8
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -53,11 +52,11 @@ def sha256_file(path: Path) -> str:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def in_threads(act: Callable[[T], R], files: Iterable[T]) -> list[R]:
-    """Results for each of several files, some at once."""
+def in_threads(act: Callable[[Path], R], files: Collection[Path]) -> dict[Path, R]:
+    """Results by file, for several files of which some are read at once."""
     pool = ThreadPoolExecutor(_THREADS)
     try:
-        return list(pool.map(act, files))
+        return dict(zip(files, pool.map(act, files), strict=True))
     finally:
         # Where the stage is asked to stop meanwhile, it waits for no other file.
         pool.shutdown(cancel_futures=True)
@@ -135,9 +134,10 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
 
 def seal_folder(folder: Path) -> None:
     """Lists the digests of a folder's files."""
-    names = [name for name in files_by_name(folder) if name != _LIST]
-    digests = in_threads(sha256_file, [folder / name for name in names])
-    listed = dict(zip(names, digests, strict=True))
+    files = files_by_name(folder)
+    files.pop(_LIST, None)
+    digests = in_threads(sha256_file, files.values())
+    listed = {name: digests[path] for name, path in files.items()}
     write_atomically(folder / _LIST, json.dumps(listed, indent=2, sort_keys=True), durable=True)
 
 
@@ -152,8 +152,8 @@ def check_folder(folder: Path) -> None:
         digests = in_threads(sha256_file, [folder / name for name in listed])
     except (OSError, DamagedRecordError) as error:
         raise DamagedArtifactError(f"damaged checkpoint: {error}") from error
-    for name, digest in zip(listed, digests, strict=True):
-        if digest != listed[name]:
+    for name, digest in listed.items():
+        if digest != digests[folder / name]:
             raise DamagedArtifactError(
                 f"damaged checkpoint: the content of {folder / name} has changed"
             )

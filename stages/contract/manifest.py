@@ -134,11 +134,11 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
     files = files_by_name(scratch)
     digests = in_threads(sha256_file, files.values())
     described = {}
-    for (name, path), digest in zip(files.items(), digests, strict=True):
+    for name, path in files.items():
         status = path.stat()
         described[name] = FileRecord(
             size=status.st_size,
-            sha256=digest,
+            sha256=digests[path],
             mtime_ns=status.st_mtime_ns,
             telemetry=name in telemetry,
         )

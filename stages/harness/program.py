@@ -37,7 +37,7 @@ from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.number_types import this_processor
 from stages.contract.params import StageParams
 from stages.contract.records import read_record
-from stages.contract.request import FileInput, HubInput, Input, Request, check_sources, key_fields
+from stages.contract.request import FileInput, HubInput, Input, Request, key_fields
 from stages.harness.context import ResolvedInput, StageContext
 from stages.store.base import Artifact, Store
 
@@ -227,7 +227,6 @@ def checked_params(kind: type[StageParams], request: Request) -> StageParams:
             f"the request's key {request.key[:12]} is not the key of its content",
             "make requests with stages.contract.request.make_request",
         )
-    check_sources(params, request.inputs)
     return params.for_processor(this_processor(gpu=request.resources.gpus > 0))
 
 

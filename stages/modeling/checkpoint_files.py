@@ -34,7 +34,7 @@ def check_finite_files(folder: Path) -> None:
     # would leave them a pool of threads that are not there.
     torch.set_num_threads(1)
     try:
-        names_of = dict(zip(files, in_threads(_not_finite, files), strict=True))
+        names_of = in_threads(_not_finite, files)
     finally:
         torch.set_num_threads(threads)
     faulty = [str(path) for path, names in names_of.items() if names]

@@ -329,14 +329,10 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
 
 def _require_empty(root: Path) -> None:
     """Refuses to make a store where something else is."""
-    if root.exists() and not root.is_dir():
-        raise UserError(
-            f"{root} is no folder", "set `store` to a store or to an empty or new folder"
-        )
-    occupied = root.exists() and any(MARKER not in path.name for path in root.iterdir())
+    occupied = root.is_file() or any(MARKER not in path.name for path in root.glob("*"))
     # Another process may have made the store meanwhile; it writes the marker first.
     if occupied and not (root / MARKER).exists():
         raise UserError(
-            f"{root} is not empty and holds no {MARKER}: it is not a store",
+            f"{root} is not an empty folder and holds no {MARKER}: it is not a store",
             "set `store` to a store or to an empty or new folder",
         )

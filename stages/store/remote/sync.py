@@ -163,11 +163,11 @@ def signs_passed_on(store: RemoteStore, request: Request, owner: str, home: Path
         nonlocal seen
         try:
             entry = store.bucket.get(f"{_sign_name(request)}/{owner}")
-            etag = entry.etag if entry else seen
         except StoreError:
-            etag = uuid.uuid4().hex
-        if etag != seen:
-            seen = etag
+            sign.touch()
+            return
+        if entry and entry.etag != seen:
+            seen = entry.etag
             sign.touch()
 
     with repeated(SIGN_SECONDS, look):

@@ -30,7 +30,11 @@ def test_a_folder_without_a_store_is_refused(tmp_path):
     (newer.root / "store.json").write_text(json.dumps({"format": 99}))
     cases = [
         (str(tmp_path / "full"), "is not a store", "set `store` to"),
-        (str(tmp_path / "full/file"), f"{tmp_path / 'full/file'} is no folder", "set `store` to"),
+        (
+            str(tmp_path / "full/file"),
+            f"{tmp_path / 'full/file'} is not an empty folder",
+            "set `store` to",
+        ),
         (str(newer.root), "store of format 99", "another store"),
     ]
     for location, message, remedy in cases:
