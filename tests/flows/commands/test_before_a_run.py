@@ -4,23 +4,17 @@ import json
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from flows.commands.cli import app
-from flows.execution.plan import plan
-from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
-from flows.pipeline.algorithm import ResolvedRun, resolve_run
+from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import unread
 from flows.pipeline.inputs import every_input
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
-from stages.store.opening import open_store
 from tests.flows.loop import geb_ok, geb_refused, started, write_config
 from tests.flows.probes import wait_until
-from tests.flows.records import recorded
 from tests.stage_calls import write_jsonl
 
 SCORE = "def score(prompts, responses, references):\n"
@@ -52,18 +46,6 @@ def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):
     assert "±24 points" in prompts
     train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
     assert said_of(tmp_path, 1000, train=train) == []
-
-
-def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path):
-    path = write_config(tmp_path)
-    loaded = load_config(path)
-    [first, *_] = plan(resolve_run(loaded))
-    assert first.key is not None
-    record = RunRecord(open_store(loaded.store), loaded.name)
-    recorded(record, first.step, key=first.key, state="failed", message="[/data] is full")
-    shown = CliRunner().invoke(app, ["plan", str(path)])
-    assert shown.exception is None
-    assert "it failed: [/data] is full" in shown.output
 
 
 def test_plan_warns_beside_its_document(tmp_path):
