@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import stages
 from stages.contract.errors import StoppedError, UserError
-from stages.contract.params import StageParams, speed_only
+from stages.contract.params import StageParams
 from stages.contract.request import make_request
 from stages.harness.program import Stage, deferred_stop
 
@@ -43,7 +43,6 @@ class ProbeParams(StageParams):
         "save_when_stopped",
     ] = "work"
     path: str = ""
-    pace: int = speed_only(1)
 
 
 def run(ctx):
