@@ -105,8 +105,7 @@ def _run(
     check_place(config.execution, config.resources, config.store)
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
-    for warning in try_own_code(config, to_run):
-        _warn(warning)
+    try_own_code(config, to_run)
     for warning in cautions(resolved) if "train" in to_run else ():
         _warn(warning)
     if dry_run:

@@ -26,19 +26,17 @@ _PROMPTS = 2
 
 def try_own_code(
     config: RunConfig, stages: Container[str] = frozenset({"score", "pair", "train"})
-) -> list[str]:
+) -> None:
     """Calls the custom functions that stages would call, each once in a process.
 
-    Runners that start stages elsewhere have them tried there.
-
-    Returns:
-        A warning for each function whose trial took too long.
+    Runners that start stages elsewhere have them tried there, and a function that takes too long is
+    left to its stage.
 
     Raises:
         UserError: A function cannot be loaded, fails, or returns what its stage cannot use.
     """
     if config.execution.runner != "process":
-        return []
+        return
     inputs = config.inputs
     trials = []
     if "python" in config.score.parts:
@@ -47,56 +45,47 @@ def try_own_code(
         trials.append(("train", "objective", "stages.train.own_objective", inputs.objective_code))
     if config.pair.strategy == "python":
         trials.append(("pair", "pair strategy", "stages.pair.own_strategy", inputs.strategy_code))
-    warnings: list[str] = []
     for stage, noun, module, code in trials:
         source = resolve(code, "dataset") if code and stage in stages else None
         if isinstance(source, FileInput):
             python = getattr(config, stage).python
             example = _first_prompts(config) if stage == "score" else python.settings
-            warnings += _call(
+            _call(
                 config.execution.interpreters.get(stage, sys.executable),
                 noun,
                 (module, source.location, python.function, json.dumps(example)),
                 source.digest,
                 in_bucket="://" in config.store,
             )
-    return warnings
 
 
 @cache
 def _call(
     interpreter: str, noun: str, arguments: tuple[str, ...], digest: str, *, in_bucket: bool
-) -> tuple[str, ...]:
+) -> None:
     """Tries a function in the environment of a stage; ``digest`` tells versions of its file apart.
-
-    Returns:
-        A warning if it took too long.
 
     Raises:
         UserError: The function cannot work, or ended its process.
     """
     program = ["stages.harness.user_code", *arguments]
     limit = ["--limit", str(_LIMIT_SECONDS)]
-    try:
-        # Its supervisor ends it, and what it has started, when this process dies or hangs up.
-        trial = subprocess.Popen(
-            supervised(interpreter, _GRACE_SECONDS, *limit, program=program),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env=stage_environment(in_bucket=in_bucket),
-        )
-    except OSError:
-        # The check of interpreters names one that is missing.
-        return ()
+    # Its supervisor ends it, and what it has started, when this process dies or hangs up.
+    trial = subprocess.Popen(
+        supervised(interpreter, _GRACE_SECONDS, *limit, program=program),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env=stage_environment(in_bucket=in_bucket),
+    )
     assert trial.stdout is not None
     with trial:
         event = parse_event(trial.stdout.read())
         code = trial.wait()
     if code == EXIT_OVERDUE:
-        return (f"the {noun} was tried before the run, and took more than {_LIMIT_SECONDS:g} s",)
+        return
     # The number of a signal is added to 128.
     if event is None and (code == EXIT_OK or code > 128):
         raise UserError(
@@ -106,7 +95,6 @@ def _call(
         )
     if isinstance(event, Failure) and event.kind == "user":
         raise UserError(f"the {noun} was tried before the run: {event.message}", event.remedy)
-    return ()
 
 
 def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:

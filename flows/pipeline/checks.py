@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from stages.contract.errors import UserError
@@ -33,9 +34,9 @@ def check(config: RunConfig) -> None:
 def _check_whole(config: RunConfig) -> None:
     for holder in (config, *config.suites.values()):
         for section, names in SET_BY_THE_RUN.items():
-            params = getattr(holder, section, None)
-            for name in names:
-                if params is not None and name in params.model_fields_set:
+            params: Any = getattr(holder, section, None)
+            for name in names if params else ():
+                if getattr(params, name) != getattr(type(params)(), name):
                     raise ValueError(f"{section}.{name} is set by the run; leave it out")
     sources = len(config.inputs.prompts)
     if sources > 1 and sources != config.iterations:

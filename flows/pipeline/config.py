@@ -28,7 +28,7 @@ from stages.screen.params import ScreenParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
 
-# Set by the run for each call; a configuration that sets them is refused.
+# Set by the run for each call; a configuration with another value than the default is refused.
 SET_BY_THE_RUN = {
     "prepare": ("iterations",),
     "sft": tuple(ChatSettings.model_fields),
@@ -134,7 +134,7 @@ class Suite(Settings):
     @model_validator(mode="after")
     def _check_own(self) -> Suite:
         for name in UNUSED_BY_SUITES:
-            if self.prepare and name in self.prepare.model_fields_set:
+            if self.prepare and getattr(self.prepare, name) != getattr(PrepareParams(), name):
                 raise ValueError(f"prepare.{name} is about training prompts; leave it out")
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
@@ -199,14 +199,6 @@ class StageSettings(Settings):
     """Gates and registry."""
 
 
-def _hidden() -> dict[str, Any]:
-    """Fields that the run sets itself, by section."""
-    hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
-    suite = {name: hidden[name] for name in ("score", "evaluate")}
-    suite["prepare"] = set(UNUSED_BY_SUITES)
-    return hidden | {"suites": {"__all__": suite}}
-
-
 _ResourcesByStage: Any = resources_of(StageSettings)
 
 
@@ -261,12 +253,12 @@ class RunConfig(StageSettings):
         return Processor(gpu=gpu, fast_bfloat16=gpu)
 
     def to_json(self) -> str:
-        """The resolved configuration, without what the run sets itself; reads back as written."""
-        return self.model_dump_json(indent=2, exclude=_hidden())
+        """The resolved configuration; reads back as written."""
+        return self.model_dump_json(indent=2)
 
     def to_values(self) -> dict[str, Any]:
         """The same as nested sections of plain values."""
-        return self.model_dump(mode="json", exclude=_hidden())
+        return self.model_dump(mode="json")
 
     def given_values(self) -> dict[str, Any]:
         """The settings as they were given: without defaults, and with `auto` for another host."""

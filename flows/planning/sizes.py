@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Source
 from stages.contract.data_files import count_rows, files_of_folder
@@ -102,31 +99,24 @@ class DataSize(NamedTuple):
 def rows_of(sources: Sequence[Source]) -> DataSize | None:
     """Rows of local data files and folders; None if one of them is elsewhere or no table."""
     number = 0
-    num_bytes = 0
+    tokens = 0.0
     for source in sources:
         if not isinstance(source, FileInput):
             return None
         place = Path(source.location)
         try:
             for file in files_of_folder(place) if place.is_dir() else [place]:
-                rows, size = _count(file)
+                rows = count_rows(file)
                 number += rows
-                num_bytes += size
-        except (UserError, OSError, pa.ArrowInvalid):
+                # The rows of a Parquet file are compressed.
+                is_text = file.suffix != ".parquet"
+                tokens += (
+                    file.stat().st_size / _BYTES_PER_TOKEN if is_text else rows * _PROMPT_TOKENS
+                )
+        except (UserError, OSError):
             # `prepare` reports what is wrong with it.
             return None
-    return DataSize(number, num_bytes / number / _BYTES_PER_TOKEN) if number else None
-
-
-def _count(path: Path) -> tuple[int, int]:
-    """Rows and bytes of a file of prompts or conversations."""
-    if path.suffix != ".parquet":
-        return count_rows(path), path.stat().st_size
-    metadata = pq.read_metadata(path)
-    size = 0
-    for group in range(metadata.num_row_groups):
-        size += metadata.row_group(group).total_byte_size
-    return metadata.num_rows, size
+    return DataSize(number, tokens / number) if number else None
 
 
 def train_prompts(config: RunConfig, data: DataSize | None) -> float | None:

@@ -155,11 +155,10 @@ time.sleep(600)
 """
 
 
-def test_trial_that_takes_too_long_is_a_warning(tmp_path, monkeypatch):
+def test_a_trial_that_takes_too_long_is_left_to_the_stage(tmp_path, monkeypatch):
     monkeypatch.setattr("flows.execution.trial._LIMIT_SECONDS", 0.1)
     hangs = f"import time\n{SCORE}    time.sleep(600)\n"
-    [warning] = try_own_code(load_config(with_oracle(tmp_path, hangs)))
-    assert warning == "the oracle was tried before the run, and took more than 0.1 s"
+    try_own_code(load_config(with_oracle(tmp_path, hangs)))
 
 
 def test_a_hanging_trial_ends_with_the_orchestrator(tmp_path):
