@@ -123,7 +123,8 @@ class Comparison:
             first_run = self.runs[0]
             if _scored_otherwise(first_run, run):
                 sentences.append(
-                    f"Rewards do not compare: {run.run} has another oracle than {first_run.run}."
+                    f"Rewards may not compare: the oracle of {run.run} has other settings or "
+                    f"files than the oracle of {first_run.run}."
                 )
         return " ".join(sentences)
 

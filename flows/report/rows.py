@@ -68,17 +68,18 @@ def evaluations(run: Summary) -> dict[str, FigureRow]:
 def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     """The method of each run by the run's name; repetitions have the same label."""
     labels: dict[str, str] = {}
-    firsts: list[Summary] = []
+    members: dict[str, list[Summary]] = {}
     for run in runs:
-        first = next((first for first in firsts if _repeats(first, run)), None)
-        if first is None:
-            firsts.append(run)
-            train = run.config.train
-            parts = (train.method, str(train.divergence), kappa_label(train))
-            label = ", ".join(filter(None, parts))
-            labels[run.run] = f"{label} ({run.run})" if label in labels.values() else label
-        else:
-            labels[run.run] = labels[first.run]
+        train = run.config.train
+        parts = (train.method, str(train.divergence), kappa_label(train))
+        label = ", ".join(filter(None, parts))
+        if label in members:
+            label = f"{label} ({run.run})"
+        for method, others in members.items():
+            if all(_repeats(other, run) for other in others):
+                label = method
+        members.setdefault(label, []).append(run)
+        labels[run.run] = label
     return labels
 
 

@@ -25,5 +25,6 @@ def read_record(path: Path, kind: type[T], remedy: str = "") -> T:
 
 def _reason(error: ValidationError | IsADirectoryError) -> str:
     if isinstance(error, ValidationError):
-        return error.errors(include_url=False, include_input=False)[0]["msg"]
+        first = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join([*map(str, first["loc"]), first["msg"]])
     return "it is a folder"

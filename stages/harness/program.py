@@ -108,6 +108,12 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             shutil.rmtree(context.out, ignore_errors=True)
 
 
+_OTHER_VERSION = (
+    "install the same version of geb for the orchestrator and for the stage (rebuild the image, or "
+    "the stage's environment)"
+)
+
+
 def main(stage: Stage[Any]) -> NoReturn:
     """Runs a stage as a program: its argument is the request, the exit code is the result.
 
@@ -126,7 +132,7 @@ def main(stage: Stage[Any]) -> NoReturn:
 
             path = execute_from_bucket(stage, place, events)
         else:
-            request = read_record(Path(place), Request, "start the stage by a run")
+            request = read_record(Path(place), Request, _OTHER_VERSION)
             path = str(execute(stage, request, events).path)
         events.emit(Done(path=path))
 
@@ -215,8 +221,7 @@ def checked_params(kind: type[StageParams], request: Request) -> StageParams:
         raise UserError(
             f"the request is for {request.stage} version {request.version}, this program is "
             f"{kind.stage} version {kind.version}",
-            "install the same version of geb for the orchestrator and for the stage (rebuild the "
-            "image, or the stage's environment)",
+            _OTHER_VERSION,
         )
     try:
         params = kind.model_validate(request.params)

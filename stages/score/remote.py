@@ -120,7 +120,7 @@ class Remote:
             try:
                 response, body = self._send(payload)
             except httpx.RequestError as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {str(_cause_of(error)) or error}"
             else:
                 passes = response.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not passes and not response.is_server_error:
@@ -141,7 +141,7 @@ class Remote:
             # httpx itself bounds each read, and so no answer that trickles.
             return asyncio.run(asyncio.wait_for(self._exchange(payload), self._timeout_seconds))
         except TimeoutError as error:
-            message = f"the answer is not whole after {self._timeout_seconds:g} s"
+            message = f"no connection or no whole answer after {self._timeout_seconds:g} s"
             raise httpx.ReadTimeout(message) from error
 
     async def _exchange(self, payload: Any) -> tuple[httpx.Response, bytes]:
@@ -181,6 +181,15 @@ class Remote:
                 f"export {self._key_env} where the stage runs",
             )
         return {"Authorization": f"Bearer {key}"}
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """The first cause of an error: of a connection, the words of the system."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    if isinstance(error, BaseExceptionGroup):
+        return _cause_of(error.exceptions[0])
+    return error
 
 
 def _start_of(body: bytes) -> str:

@@ -44,7 +44,7 @@ from stages.store.local_usage import LEVELS, SCRATCH, Held, held_by
 from stages.store.locks import FileLease
 
 MARKER = "store.json"
-FORMAT = 1
+FORMAT = 2
 _MARKER_REMEDY = (
     f"write {json.dumps({'format': FORMAT})} in its place, then run `geb verify`; of a bucket's "
     "cache (`GEB_CACHE`), remove the whole folder"

@@ -28,8 +28,8 @@ from stages.store.locks import exclusive_lock
 LATEST = "latest"
 _FOLDER = "models"
 _REMEDY = (
-    "restore it from a backup, or remove it and register (`geb resume RUN --from "
-    "iteration-1/promote`) or set (`geb promote MODEL:VERSION`) it again"
+    "restore it from a backup; without it the model's versions and aliases are forgotten, and each "
+    "run's has to be registered again (`geb resume RUN --from iteration-1/promote`) before `geb gc`"
 )
 
 

@@ -216,7 +216,7 @@ def read_batches(
                 yield batch
             # pyarrow takes some damaged pages for the end of their rows.
             if missing:
-                raise UserError(f"{path} lacks {missing} of its rows", "make it again")
+                raise UserError(f"{path} lacks {missing} of its rows", "run `geb verify`")
 
 
 def read_rows(

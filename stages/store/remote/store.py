@@ -47,7 +47,7 @@ from stages.store.remote.transfer import (
     upload_missing,
 )
 
-_MARKER_DATA = b'{"format": 2}'
+_MARKER_DATA = b'{"format": 3}'
 
 
 @dataclass(frozen=True)

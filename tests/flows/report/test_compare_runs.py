@@ -126,7 +126,7 @@ def test_runs_of_another_oracle_are_another_method(tmp_path):
         summary.outside["iteration-1/evaluate/score/0"] = [digest]
     edited = compare_summaries(runs)
     assert edited.methods["two"] == "f-DPO, reverse_kl (two)"
-    assert "two has another oracle" in edited.verdict()
+    assert "the oracle of two has other" in edited.verdict()
 
 
 def test_the_same_answers_in_other_batches_show_no_difference(tmp_path):
@@ -269,4 +269,4 @@ def test_an_oracle_edited_between_two_runs_is_noticed(finished, tmp_path):
     compared = geb_json("compare", "one", "two", "--store", tmp_path / "store")
     assert compared["settings"] == {}
     assert len(set(compared["methods"].values())) == 2
-    assert "two has another oracle" in compared["verdict"]
+    assert "the oracle of two has other" in compared["verdict"]

@@ -132,7 +132,7 @@ class TestFailures:
         server = serve(lambda number, request: lengths(request))
         server.shutdown()
         server.server_close()
-        with pytest.raises(RemoteError, match="ConnectError"):
+        with pytest.raises(RemoteError, match="ConnectError: .*Connect call failed"):
             score(server.url)
 
 
