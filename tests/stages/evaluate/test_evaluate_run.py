@@ -84,8 +84,9 @@ def test_metrics_by_hand(store, tables):
 
 def test_a_figure_that_is_the_same_for_every_prompt_has_no_interval(store, tmp_path):
     policy = [*answers("a", ("red", 1.0)), *answers("b", ("blue", 1.0))]
-    base = [*answers("a", ("red", 0.0)), *answers("b", ("two cat", 1.0))]
+    base = [*answers("a", ("one", 0.0)), *answers("b", ("two cat", 1.0))]
     artifact = evaluate_rows(store, tmp_path, policy, base)
+    assert metrics(artifact)["tied_prompts"] == 1
     rows = pq.read_table(artifact.file("figures.parquet")).to_pylist()
     rewards = {row["model"]: row for row in rows if row["figure"] == "mean_reward"}
     assert (rewards["policy"]["value"], rewards["policy"]["low"]) == (1.0, None)

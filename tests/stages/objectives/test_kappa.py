@@ -39,20 +39,13 @@ def test_calibration_meets_the_target_over_the_first_batches(two_batches):
 
 
 def test_a_resumed_run_goes_on_with_the_same_kappa():
-    def fresh():
-        return controller_of(target_ratio=0.1)
-
     batches = [(0.7, 3.0), (0.5, 4.0), (0.6, 1.0), *[(9.0, 9.0)] * 6]
-    whole = fresh()
-    for loss, bonus in batches:
+    whole, first, resumed = (controller_of(target_ratio=0.1) for _ in range(3))
+    for number, (loss, bonus) in enumerate(batches):
         whole.observe(abs_loss_sum=loss, abs_bonus_sum=bonus)
-    first = fresh()
-    for loss, bonus in batches[:2]:
-        first.observe(abs_loss_sum=loss, abs_bonus_sum=bonus)
-    resumed = fresh()
-    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for loss, bonus in batches[2:]:
-        resumed.observe(abs_loss_sum=loss, abs_bonus_sum=bonus)
+        if number == 2:
+            resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        (first if number < 2 else resumed).observe(abs_loss_sum=loss, abs_bonus_sum=bonus)
     assert resumed.kappa() == whole.kappa()
     assert resumed.state_dict() == whole.state_dict()
 

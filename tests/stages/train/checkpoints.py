@@ -5,34 +5,22 @@ from statistics import fmean
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from stages.tables.schemas import PAIRS, read_rows
 from tests.tiny_models import response_logprobs
 
 
-def weights_of(trained):
-    """Weights that a training wrote, by name."""
-    return load_file(trained.artifact.path / "checkpoint" / "model.safetensors")
-
-
-def assert_same_training(found, expected, tolerance=1e-4, *, curves=(), folders=("checkpoint",)):
+def assert_same_training(training, expected, tolerance=1e-4, *, curves=()):
     """Same curves, same names, and the same weights within float tolerance."""
-    assert found.losses == pytest.approx(expected.losses, rel=tolerance, abs=tolerance)
+    assert training.losses == pytest.approx(expected.losses, rel=tolerance, abs=tolerance)
     for name in curves:
-        curve = [record[name] for record in found.records]
+        curve = [record[name] for record in training.records]
         assert curve == pytest.approx([record[name] for record in expected.records], rel=1e-2), name
-    for folder in folders:
-        weights, others = (
-            load_file(training.artifact.path / folder / "model.safetensors")
-            for training in (found, expected)
-        )
-        assert weights.keys() == others.keys()
-        for name, weight in weights.items():
-            torch.testing.assert_close(
-                weight, others[name], rtol=tolerance, atol=tolerance, msg=name
-            )
+    weights, others = training.tensors, expected.tensors
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
 def first_logprob(checkpoint, pairs, token):

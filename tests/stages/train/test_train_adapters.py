@@ -29,7 +29,7 @@ def merged(tmp_path_factory, policy, pairs):
     """Two trainings with merged adapters, the second from the first."""
     store = tmp_path_factory.mktemp("merged")
     first = train(store, policy, [pairs], lora=LORA)
-    return first, train(store, first.artifact.path / "checkpoint", [pairs], lora=LORA)
+    return first, train(store, first.checkpoint, [pairs], lora=LORA)
 
 
 def reference_of(trained):
@@ -41,8 +41,8 @@ def reference_of(trained):
 
 def test_the_checkpoint_is_an_adapter_that_names_its_base(kept, merged, policy):
     assert kept.losses == merged[0].losses
-    checkpoint = kept.artifact.path / "checkpoint"
-    assert_same_logprobs(checkpoint, policy, merged[0].artifact.path / "checkpoint")
+    checkpoint = kept.checkpoint
+    assert_same_logprobs(checkpoint, policy, merged[0].checkpoint)
     assert json.loads((checkpoint / "base.json").read_text()) == {
         "digest": file_input(policy).digest
     }
@@ -58,14 +58,14 @@ def test_the_checkpoint_is_an_adapter_that_names_its_base(kept, merged, policy):
 def test_training_goes_on_with_the_same_policy(
     tmp_path, kept, merged, policy, pairs, processes, forked_workers
 ):
-    checkpoint = kept.artifact.path / "checkpoint"
+    checkpoint = kept.checkpoint
     sharded = {"processes": 2, "deepspeed": {"zero_stage": 3}} if processes == 2 else {}
     again = train(tmp_path / "store", policy, [pairs], adapter=checkpoint, **KEPT, **sharded)
     assert reference_of(again) == pytest.approx(reference_of(merged[1]), abs=1e-4)
     assert again.records[0]["chosen_logratio"] == pytest.approx(0.0, abs=1e-6)
     assert again.losses[0] == pytest.approx(merged[1].losses[0], abs=1e-4)
     assert again.losses[-1] < again.losses[0]
-    after = load_file(again.artifact.path / "checkpoint/adapter_model.safetensors")
+    after = load_file(again.checkpoint / "adapter_model.safetensors")
     before = load_file(checkpoint / "adapter_model.safetensors")
     assert after.keys() == before.keys()
     assert any(not torch.equal(after[name], before[name]) for name in after)
@@ -81,16 +81,16 @@ def test_training_goes_on_with_the_same_policy(
 )
 def test_an_adapter_of_other_settings_is_refused(tmp_path, kept, policy, pairs, lora, said):
     with pytest.raises(UserError, match=said):
-        train(tmp_path, policy, [pairs], adapter=kept.artifact.path / "checkpoint", lora=lora)
+        train(tmp_path, policy, [pairs], adapter=kept.checkpoint, lora=lora)
 
 
 def test_an_adapter_goes_over_no_other_base(tmp_path, kept, other, pairs):
     with pytest.raises(UserError, match="digest"):
-        train(tmp_path, other, [pairs], adapter=kept.artifact.path / "checkpoint", **KEPT)
+        train(tmp_path, other, [pairs], adapter=kept.checkpoint, **KEPT)
 
 
 def test_an_adapter_that_is_not_finite_is_refused(tmp_path, kept, policy, pairs):
-    damaged = shutil.copytree(kept.artifact.path / "checkpoint", tmp_path / "adapter")
+    damaged = shutil.copytree(kept.checkpoint, tmp_path / "adapter")
     weights = load_file(damaged / "adapter_model.safetensors")
     next(iter(weights.values())).fill_(float("nan"))
     save_file(weights, damaged / "adapter_model.safetensors")

@@ -91,7 +91,7 @@ def test_head_beside_a_tied_config_is_trained_and_saved(tmp_path, pairs, setting
     odd = make_head_beside_a_tied_config(tmp_path / "odd")
     training = train(tmp_path / "store", odd, [pairs], **settings)
     assert_same_training(training, plain)
-    config = json.loads((training.artifact.path / "checkpoint" / "config.json").read_text())
+    config = json.loads((training.checkpoint / "config.json").read_text())
     assert config["tie_word_embeddings"] is False
 
 
@@ -100,18 +100,12 @@ def test_zero_3_saves_adapters(tmp_path, pairs):
     # Wide enough for adapters in shards: DeepSpeed leaves weights of up to 100,000 numbers whole.
     policy = make_tiny_llama(tmp_path / "wide", intermediate_size=26_000, num_hidden_layers=1)
     settings = SETTINGS | {"processes": 2, "deepspeed": {"zero_stage": 3}, "epochs": 1}
+    lora = {"rank": 4, "alpha": 8.0}
     merged, adapter = (
-        train(
-            tmp_path / "store",
-            policy,
-            [pairs],
-            **settings,
-            lora={"rank": 4, "alpha": 8.0, "save": save},
-        ).artifact.path
-        / "checkpoint"
+        train(tmp_path / "store", policy, [pairs], lora=lora | {"save": save}, **settings)
         for save in ("merged", "adapter")
     )
-    assert_same_logprobs(adapter, policy, merged)
+    assert_same_logprobs(adapter.checkpoint, policy, merged.checkpoint)
 
 
 def test_several_processes_leave_a_vision_tower_as_it_is(tmp_path, pairs):

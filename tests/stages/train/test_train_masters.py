@@ -82,7 +82,7 @@ def expected(tmp_path_factory, starts, pairs):
     store = tmp_path_factory.mktemp("store")
     settings = ONE_STEP | {"precision": "float32"}
     return {
-        name: changes(train(store, start, [pairs], **settings).artifact.path / "checkpoint", start)
+        name: changes(train(store, start, [pairs], **settings).checkpoint, start)
         for name, start in starts.items()
     }
 
@@ -99,7 +99,7 @@ def test_a_step_is_saved_whole(tmp_path, starts, pairs, expected, layout, start)
     settings, processes = LAYOUTS[layout]
     options = ONE_STEP | settings
     training = train(tmp_path / "store", starts[start], [pairs], processes=processes, **options)
-    moved = changes(training.artifact.path / "checkpoint", starts[start])
+    moved = changes(training.checkpoint, starts[start])
     is_whole = (moved.abs() / RATE - 1).abs() < 0.05
     assert is_whole.double().mean() > 0.97
     cosine = torch.nn.functional.cosine_similarity(moved, expected[start], dim=0)
@@ -113,7 +113,7 @@ def test_deepspeed_clips_gradients_at_max_grad_norm(tmp_path, starts, pairs, lim
     options = ONE_STEP | step | {"max_grad_norm": limit} | zero(2)
     training = train(tmp_path / "store", starts["float32"], [pairs], **options)
     before = load_file(starts["float32"] / "model.safetensors")
-    after = load_file(training.artifact.path / "checkpoint" / "model.safetensors")
+    after = training.tensors
     moved = torch.cat([(after[name].double() - before[name]).flatten() for name in before])
     assert moved.norm().item() == pytest.approx(limit, rel=0.02)
 
@@ -121,14 +121,9 @@ def test_deepspeed_clips_gradients_at_max_grad_norm(tmp_path, starts, pairs, lim
 @pytest.mark.parametrize("settings", [{}, zero(2), zero(3)], ids=["off", "zero-2", "zero-3"])
 def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pairs, settings):
     start = starts["float32"]
+    options = ONE_STEP | {"learning_rate": 1e-3} | settings
     merged, alone = (
-        train(
-            tmp_path / "store",
-            start,
-            [pairs],
-            **ONE_STEP | {"lora": LORA | {"save": save}, "learning_rate": 1e-3} | settings,
-        ).artifact.path
-        / "checkpoint"
+        train(tmp_path / "store", start, [pairs], lora=LORA | {"save": save}, **options).checkpoint
         for save in ("merged", "adapter")
     )
     before, after = (load_file(folder / "model.safetensors") for folder in (start, merged))
@@ -150,7 +145,7 @@ def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pai
 def test_adapters_go_on_from_their_float32_weights(tmp_path, starts, pairs, settings):
     start = starts["float32"]
     options = ONE_STEP | {"lora": LORA | {"save": "adapter"}} | settings
-    first = train(tmp_path / "first", start, [pairs], **options).artifact.path / "checkpoint"
+    first = train(tmp_path / "first", start, [pairs], **options).checkpoint
     # Too small a step to be seen.
     options["learning_rate"] = 1e-12
     again = train(tmp_path / "again", start, [pairs], adapter=first, **options).artifact.path
@@ -167,19 +162,9 @@ def test_gradients_of_many_micro_batches_add_up_in_float32(tmp_path, starts, set
     """If epsilon is far above all gradients, a step is as long as their sum."""
     pairs = make_pairs(tmp_path / "pairs.parquet", 128)
     options = ONE_STEP | {"learning_rate": 1.0, "adam_epsilon": 1.0} | settings
-    one, many = (
-        changes(
-            train(
-                tmp_path / str(tokens),
-                starts["bfloat16"],
-                [pairs],
-                micro_batch_tokens=tokens,
-                **options,
-            ).artifact.path
-            / "checkpoint",
-            starts["bfloat16"],
-        )
-        for tokens in (10_000, 16)
-    )
+    start = starts["bfloat16"]
+    whole = train(tmp_path / "one", start, [pairs], micro_batch_tokens=10_000, **options)
+    parts = train(tmp_path / "many", start, [pairs], micro_batch_tokens=16, **options)
+    one, many = changes(whole.checkpoint, start), changes(parts.checkpoint, start)
     # Added up in bfloat16 they differ by a hundredth.
     assert (many - one).norm() < 0.005 * one.norm()

@@ -11,13 +11,13 @@ from stages.contract.errors import UserError
 from stages.modeling import save
 from stages.tables.schemas import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
-from tests.stages.train.checkpoints import assert_same_training, first_logprob, weights_of
+from tests.stages.train.checkpoints import assert_same_training, first_logprob
 from tests.stages.train.train_helpers import make_pairs, train, with_sampler
 from tests.tiny_models import make_tiny_llama, response_logprobs
 
 
 def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
-    checkpoint = trained.artifact.path / "checkpoint"
+    checkpoint = trained.checkpoint
     assert first_logprob(checkpoint, pairs, 7) > first_logprob(policy, pairs, 7) + 0.5
     assert first_logprob(checkpoint, pairs, 8) < first_logprob(policy, pairs, 8) - 0.5
     assert trained.summary["metrics"]["accuracy"] > 0.9
@@ -179,7 +179,7 @@ def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
 
 
 def test_the_checkpoint_is_an_ordinary_one(trained, policy):
-    checkpoint = trained.artifact.path / "checkpoint"
+    checkpoint = trained.checkpoint
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(policy).chat_template
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -187,14 +187,14 @@ def test_the_checkpoint_is_an_ordinary_one(trained, policy):
     assert model.config.dtype == torch.float32
     assert (checkpoint / "generation_config.json").exists()
     assert str(policy) not in (checkpoint / "config.json").read_text()
-    assert weights_of(trained).keys() == load_file(policy / "model.safetensors").keys()
+    assert trained.tensors.keys() == load_file(policy / "model.safetensors").keys()
 
 
 def test_tied_embeddings_stay_tied(tmp_path, pairs):
     tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
     training = train(tmp_path / "store", tied, [pairs])
-    assert weights_of(training).keys() == load_file(tied / "model.safetensors").keys()
-    checkpoint = training.artifact.path / "checkpoint"
+    assert training.tensors.keys() == load_file(tied / "model.safetensors").keys()
+    checkpoint = training.checkpoint
     assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
 
 
@@ -202,11 +202,11 @@ def test_weights_beyond_the_largest_file_are_saved_in_several(tmp_path, policy, 
     whole = train(tmp_path / "whole", policy, [pairs], epochs=1)
     monkeypatch.setattr(save, "MAX_SHARD_SIZE", "20KB")
     training = train(tmp_path / "store", policy, [pairs], epochs=1)
-    folder = training.artifact.path / "checkpoint"
+    folder = training.checkpoint
     shards = list(folder.glob("*.safetensors"))
     assert len(shards) > 1
     weights = {name: weight for shard in shards for name, weight in load_file(shard).items()}
-    expected = load_file(whole.artifact.path / "checkpoint" / "model.safetensors")
+    expected = whole.tensors
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
     AutoModelForCausalLM.from_pretrained(folder)

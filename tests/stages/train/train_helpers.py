@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from stages.contract.digests import digest_of, prompt_id
@@ -95,9 +96,18 @@ class Trained:
     events: list[dict[str, Any]]
 
     @property
+    def checkpoint(self):
+        return self.artifact.path / "checkpoint"
+
+    @property
+    def tensors(self):
+        """The weights, by name."""
+        return load_file(self.checkpoint / "model.safetensors")
+
+    @property
     def weights(self):
         """Digest of the weights' file: pytest takes long to compare bytes that differ."""
-        return digest_of(self.artifact.path / "checkpoint" / "model.safetensors")
+        return digest_of(self.checkpoint / "model.safetensors")
 
     @property
     def summary(self):
