@@ -17,9 +17,10 @@ from stages.contract.errors import DamagedArtifactError, DamagedRecordError, Use
 from stages.contract.records import read_record
 
 _LIST = "digests.json"
-# Files that are hashed at once; hashlib frees the interpreter meanwhile.
+# Files that are read or sent at once; hashlib frees the interpreter meanwhile.
 _THREADS = 8
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -52,13 +53,13 @@ def sha256_file(path: Path) -> str:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def in_threads(act: Callable[[Path], R], files: Collection[Path]) -> dict[Path, R]:
-    """Results by file, for several files of which some are read at once."""
+def in_threads(act: Callable[[T], R], items: Collection[T]) -> dict[T, R]:
+    """Results by item, for several items (files) of which some are worked on at once."""
     pool = ThreadPoolExecutor(_THREADS)
     try:
-        return dict(zip(files, pool.map(act, files), strict=True))
+        return dict(zip(items, pool.map(act, items), strict=True))
     finally:
-        # Where the stage is asked to stop meanwhile, it waits for no other file.
+        # After a failure, or when the stage is asked to stop, no other item begins.
         pool.shutdown(cancel_futures=True)
 
 

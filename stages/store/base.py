@@ -163,10 +163,10 @@ class Store:
         """
         if not (self.root / MARKER).exists():
             raise StoreError(f"the store at {self.root} is gone. Is the file system mounted?")
-        folder = self.artifact_path(stage, key)
-        if not folder.exists():
+        manifest = self.manifest(stage, key)
+        if manifest is None:
             return None
-        manifest = read_manifest(folder)
+        folder = self.artifact_path(stage, key)
         for name, record in manifest.files_at(path).items():
             check_file(folder / name, record, always_hash=False)
         return Artifact(folder, manifest)

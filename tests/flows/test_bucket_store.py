@@ -48,8 +48,12 @@ def test_a_run_goes_on_and_ends_on_other_hosts(finished, tmp_path, url, monkeypa
     use_host(monkeypatch, tmp_path / "host-a")
     with started("run", config) as process:
         wait_for_line(process, "iteration-1/train:", "steps")
-        # `walk` passes over folders that go while it looks.
-        while not any("geb_state.json" in files for *_, files in os.walk(tmp_path / "host-a")):
+        # `walk` passes over folders that go while it looks. A checkpoint that is being written has
+        # the file, too.
+        while not any(
+            "geb_state.json" in files and ".writing" not in folder
+            for folder, _, files in os.walk(tmp_path / "host-a")
+        ):
             assert process.poll() is None
         [stage] = stage_processes(process)
         stage.suspend()

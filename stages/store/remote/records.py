@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stages.contract.atomic import atomic_path
+from stages.contract.digests import in_threads
 from stages.contract.errors import ConflictError
 from stages.store.locks import exclusive_lock, try_lock
 from stages.store.remote.bucket import Bucket, Entry
-from stages.store.remote.transfer import in_parallel
 
 _SECOND = 10**9
 _RECORDS = ".json"
@@ -81,11 +81,11 @@ class Records:
 
     def _pull(self, folder: str, there: Entries) -> None:
         stale = [
-            (f"{folder}/{name}",)
+            f"{folder}/{name}"
             for name, entry in there.items()
             if name.endswith(_RECORDS) and not _is_copy(self._root / folder / name, entry)
         ]
-        in_parallel(self._fetch, stale)
+        in_threads(self._fetch, stale)
 
     def _fetch(self, name: str) -> None:
         entry = self._bucket.get(name)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.atomic import explain_disk_errors, write_atomically
-from stages.contract.digests import files_by_name
+from stages.contract.digests import files_by_name, in_threads
 from stages.contract.errors import (
     ConflictError,
     DamagedArtifactError,
@@ -43,7 +43,6 @@ from stages.store.remote.transfer import (
     RemoteWork,
     check_object,
     download_files,
-    in_parallel,
     upload_missing,
 )
 
@@ -182,8 +181,6 @@ class RemoteStore(Store):
         name = f"{_folder(manifest.stage, manifest.key)}/{MANIFEST}"
         with contextlib.suppress(ConflictError):
             self.bucket.put(name, manifest.model_dump_json(indent=2).encode(), absent=True)
-        if self.load(manifest.stage, manifest.key) is None:
-            raise StoreError(f"{self.location}/{name} has gone again; try again")
 
     def set_aside(self, stage: str, key: str) -> str:
         """See :class:`Store`; its local files are removed."""
@@ -225,17 +222,16 @@ class RemoteStore(Store):
     def write(self, path: Path, text: str) -> str:
         """See :class:`Store`."""
         self._records.write(path, text.encode())
-        return self._address(path)
+        return f"{self.location}/{self._name(path)}"
 
     def share(self, path: Path) -> str:
         """See :class:`Store`."""
         files = [path] if path.is_file() else files_by_name(path).values()
-        names = [(file, file.relative_to(self.root).as_posix()) for file in files]
-        in_parallel(self.bucket.upload, names)
-        return self._address(path)
+        in_threads(lambda file: self.bucket.upload(file, self._name(file)), files)
+        return f"{self.location}/{self._name(path)}"
 
-    def _address(self, path: Path) -> str:
-        return f"{self.location}/{path.relative_to(self.root).as_posix()}"
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
 
     def exclusive(self, folder: str) -> AbstractContextManager[None]:
         """See :class:`Store` and :meth:`Records.changed`."""

@@ -12,8 +12,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +20,12 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel, ConfigDict
 
 from stages.contract.atomic import atomic_path, fsync
-from stages.contract.digests import files_by_name, sha256_file
+from stages.contract.digests import files_by_name, in_threads, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
 from stages.store.base import MARKER
 from stages.store.remote.bucket import Bucket
 
-PARALLEL_TRANSFERS = 8
 _SNAPSHOT = "snapshot.json"
 
 
@@ -43,11 +41,11 @@ def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path]) -> se
         for name, path in files.items()
         if name not in there or there[name].size != path.stat().st_size
     ]
-    in_parallel(bucket.upload, missing)
+    in_threads(lambda pair: bucket.upload(*pair), missing)
     return set(there)
 
 
-def download_files(bucket: Bucket, files: Iterable[tuple[str, FileRecord, Path]]) -> None:
+def download_files(bucket: Bucket, files: Collection[tuple[str, FileRecord, Path]]) -> None:
     """Downloads objects that are not here; each file appears whole and verified, or not at all.
 
     ``files`` are objects, their records, and their places here.
@@ -56,19 +54,20 @@ def download_files(bucket: Bucket, files: Iterable[tuple[str, FileRecord, Path]]
         DamagedArtifactError: An object is missing, or differs from its record.
     """
 
-    def download(name: str, record: FileRecord, target: Path) -> None:
+    def download(file: tuple[str, FileRecord, Path]) -> None:
+        name, record, target = file
         if _is_here(target, record):
             return
         with atomic_path(target) as scratch:
-            with scratch.open("wb") as file:
-                check_object(bucket, name, record, file.write)
+            with scratch.open("wb") as content:
+                check_object(bucket, name, record, content.write)
             scratch.chmod(0o644)
             os.utime(scratch, ns=(record.mtime_ns, record.mtime_ns))
             # A file of the right size and time is not hashed again: its content must be on the
             # disk.
             fsync(scratch)
 
-    in_parallel(download, files)
+    in_threads(download, files)
 
 
 def check_object(
@@ -97,12 +96,13 @@ def check_object(
 
 def download_folder(bucket: Bucket, folder: str, target: Path) -> None:
     """Downloads all objects below a folder of the bucket; the caller checks them."""
+    sizes = {name: entry.size for name, entry in bucket.list(folder).items()}
 
-    def download(name: str, size: int) -> None:
+    def download(name: str) -> None:
         with atomic_path(target / name) as scratch, scratch.open("wb") as file:
-            file.writelines(bucket.stream(f"{folder}/{name}", size))
+            file.writelines(bucket.stream(f"{folder}/{name}", sizes[name]))
 
-    in_parallel(download, ((name, entry.size) for name, entry in bucket.list(folder).items()))
+    in_threads(download, sizes)
 
 
 @contextmanager
@@ -127,17 +127,6 @@ def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def in_parallel(act: Callable[..., object], calls: Iterable[tuple[object, ...]]) -> None:
-    """Makes all calls or raises the first failure; calls that have not begun by then are left."""
-    pool = ThreadPoolExecutor(PARALLEL_TRANSFERS)
-    try:
-        pending = [pool.submit(act, *arguments) for arguments in calls]
-        for future in as_completed(pending):
-            future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _is_here(path: Path, record: FileRecord) -> bool:

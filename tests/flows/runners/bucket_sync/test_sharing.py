@@ -63,7 +63,7 @@ def test_a_push_is_visible_only_when_whole_and_can_be_continued(near, far, s3, m
         upload(bucket, path, name)
         uploaded.append(name)
 
-    monkeypatch.setattr("stages.store.remote.transfer.PARALLEL_TRANSFERS", 1)
+    monkeypatch.setattr("stages.contract.digests._THREADS", 1)
     monkeypatch.setattr(type(reached.store.bucket), "upload", break_after_two)
     with pytest.raises(StoreError, match="cannot be reached"):
         reached.make()
