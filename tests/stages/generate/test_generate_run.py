@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MambaConf
 
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
-from stages.contract.events import Log
+from stages.contract.events import Log, Progress
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.context import ModelSource
@@ -44,6 +44,14 @@ def warned(events):
     return [
         event.message for event in events if isinstance(event, Log) and event.level == "warning"
     ]
+
+
+def test_progress_within_a_batch_is_reported(generate, monkeypatch):
+    monkeypatch.setattr("stages.contract.events.PROGRESS_INTERVAL_SECONDS", 0.0)
+    _, _, events = generate(TEXTS[:5])
+    noted = [event for event in events if isinstance(event, Progress) and event.note]
+    assert noted[0].note == "token 1 of 12 of 15 responses"
+    assert {(event.done, event.total, event.unit) for event in noted} == {(0, 15, "responses")}
 
 
 def test_rows_are_in_the_prompts_order_and_say_what_was_sampled(generate):
@@ -243,6 +251,8 @@ def test_arguments_reach_the_chat_template(generate, tmp_path):
     model = make_tiny_llama(tmp_path / "thinking", chat_template=template + "{% endif %}")
     rows, _, _ = generate(["red"], model=model, chat_template_args={"thinking": True})
     assert rows[0]["prompt_token_ids"] == [BOS_ID, SPECIAL.index("<system>")]
+    rows, _, _ = generate(["red"], chat_template_args={"add_generation_prompt": False})
+    assert rows == generate(["red"])[0]
     with pytest.raises(UserError, match="tokenize"):
         generate(["red"], chat_template_args={"tokenize": True})
 
@@ -277,8 +287,11 @@ def test_a_chat_template_is_refused(generate, tmp_path, template, message):
         generate(model=make_tiny_llama(tmp_path / "model", chat_template=template))
 
 
-def test_a_tokenizer_of_another_model_is_refused(generate, tmp_path):
+def test_a_missing_or_foreign_tokenizer_is_refused(generate, tmp_path):
     model = make_tiny_llama(tmp_path / "small", words=WORDS[:4])
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="no tokenizer"):
+        generate(model=model)
     make_tiny_tokenizer().save_pretrained(model)
     with pytest.raises(UserError, match="not in the policy's vocabulary of 11"):
         generate(["red", "cat dog"], model=model)

@@ -151,6 +151,19 @@ def test_the_gate_compares_with_the_alias_not_the_last_version(store, tmp_path):
     assert ModelRegistry(store).find("tiny@production").version == 5
 
 
+def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
+    trained, metrics = checkpoint_artifact(store, "one"), evaluated(tmp_path)
+    first = promote(store, trained, metrics)
+    before = ModelRegistry(store).alias("tiny", "production")
+    # The registry was written, the artifact was not published.
+    shutil.rmtree(first.path)
+    again = promote(store, trained, metrics)
+    registry = ModelRegistry(store)
+    assert registry.alias("tiny", "production") == before
+    assert [version.version for version in registry.versions("tiny")] == [1]
+    assert again.manifest.digest() == first.manifest.digest()
+
+
 @pytest.mark.parametrize("change", ["newer promotion", "rollback"])
 def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
     first = evaluated(tmp_path, "first.json", mean_reward=1.0)

@@ -66,7 +66,7 @@ class TestPython:
         last = [event for event in events if isinstance(event, Progress)][-1]
         assert (last.done, last.total) == (20, 20)
 
-    @pytest.mark.parametrize("value", ["math.nan", "-math.inf", "'good'", "[1.0]"])
+    @pytest.mark.parametrize("value", ["math.nan", "math.inf", "-math.inf", "'good'", "[1.0]"])
     def test_an_invalid_score_is_named_with_its_place(self, score, value):
         code = f"""
         import math

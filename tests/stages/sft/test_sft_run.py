@@ -132,6 +132,11 @@ def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer(sft, tmp_path):
     assert losses(artifact)[-1] < losses(artifact)[0]
 
 
+def test_a_checkpoint_without_a_chat_template_is_refused(sft, tmp_path):
+    with pytest.raises(UserError, match="no chat template"):
+        sft(policy=make_tiny_llama(tmp_path / "untemplated", chat_template=None))
+
+
 def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
     expected, _ = sft()
     conversations = tmp_path / "data.parquet"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
@@ -53,6 +54,13 @@ def test_pairs_beyond_the_context_are_refused(tmp_path, pairs):
     assert caught.value.remedy == "set train.max_length_tokens=8"
     remedied = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
     assert train(tmp_path / "store", short, [pairs], **remedied).summary["steps"] == 4
+
+
+def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
+    with pytest.raises(UserError, match="tokenizer"):
+        train(tmp_path / "store", bare, [pairs])
 
 
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):

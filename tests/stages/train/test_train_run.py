@@ -1,15 +1,19 @@
 """The train stage in one process: what it learns, writes and refuses."""
 
 import math
+import os
+import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.contract.errors import UserError
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Progress
 from stages.modeling import save
 from stages.tables.schemas import PAIRS, read_rows
+from stages.train import reference
 from stages.train.reference import REFERENCE_LOGPROBS
 from tests.stages.train.checkpoints import assert_same_training, first_logprob
 from tests.stages.train.train_helpers import make_pairs, train, with_sampler
@@ -70,6 +74,22 @@ def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, p
             logprobs = ours[f"{side}_logprobs"]
             assert logprobs == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)
     assert abs(training.records[0]["chosen_logratio"]) > 0.1
+
+
+def test_a_retry_computes_the_reference_s_missing_parts_alone(tmp_path, monkeypatch, policy, pairs):
+    monkeypatch.setattr(reference, "PART_PAIRS", 8)
+    monkeypatch.setattr("stages.contract.events.PROGRESS_INTERVAL_SECONDS", 0.0)
+    whole = train(tmp_path / "whole", policy, [pairs])
+
+    def stop(event):
+        if isinstance(event, Progress) and (event.unit, event.done) == ("parts", 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedError):
+        train(tmp_path / "store", policy, [pairs], on_event=stop)
+    resumed = train(tmp_path / "store", policy, [pairs])
+    assert {event["total"] for event in resumed.events if event.get("unit") == "parts"} == {2}
+    assert resumed.weights == whole.weights
 
 
 def test_a_sampler_with_the_policy_s_numbers_is_trusted(tmp_path, policy, pairs, trained):
