@@ -1,7 +1,7 @@
 """Checks of settings against each other, and of names, before anything is read or started."""
 
 import re
-from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
@@ -11,6 +11,16 @@ from stages.score.params import ScoreParams
 UNNAMED = "JUDGE"
 """Model in shipped configurations that a person has to choose."""
 
+# Settings of `execution` by the names of stages.
+_BY_STAGE = (
+    "interpreters",
+    "slurm.stages",
+    "kubernetes.stages",
+    "docker.images",
+    "docker.network",
+    "docker.environment",
+    "docker.secrets",
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # File systems take 255 bytes; a run's name ends where its configuration says.
 _LONGEST = 200
@@ -155,19 +165,8 @@ def _check_nodes(config: RunConfig) -> None:
 def _check_stage_names(config: RunConfig) -> None:
     """Refuses settings of `execution` for unknown stages."""
     stages = list(type(config.resources).model_fields)
-    execution = config.execution
-    docker = execution.docker
-    tables: dict[str, Mapping[str, object]] = {
-        "interpreters": execution.interpreters,
-        "slurm.stages": execution.slurm.stages,
-        "kubernetes.stages": execution.kubernetes.stages,
-        "docker.images": docker.images,
-        "docker.network": docker.network,
-        "docker.environment": docker.environment,
-        "docker.secrets": docker.secrets,
-    }
-    for name, table in tables.items():
-        unknown = table.keys() - set(stages)
+    for name in _BY_STAGE:
+        unknown = attrgetter(name)(config.execution).keys() - set(stages)
         if unknown:
             raise ValueError(
                 f"execution.{name} names no stage: {', '.join(sorted(unknown))}; stages are "

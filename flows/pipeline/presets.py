@@ -91,9 +91,6 @@ def _presets() -> dict[str, Path]:
     return presets
 
 
-_STAMP = "%Y%m%d-%H%M%S"
-
-
 def fresh_run(config: RunConfig, start: datetime.datetime) -> RunConfig:
     """The configuration of one run of a schedule.
 
@@ -101,7 +98,7 @@ def fresh_run(config: RunConfig, start: datetime.datetime) -> RunConfig:
     in the registry keeps its name, so that each run adds a version. A retry does not change
     ``start``, for which the run was scheduled.
     """
-    stamp = start.astimezone(datetime.UTC).strftime(_STAMP)
+    stamp = start.astimezone(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     changed = {
         # At most 100 characters.
         "name": f"{config.name[:84]}-{stamp}",
