@@ -7,8 +7,7 @@ again.
 
 import pytest
 
-from stages.contract.params import StageParams
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Input, make_request
+from stages.contract.request import ArtifactInput, FileInput, HubInput, make_request
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -24,7 +23,7 @@ HUB = HubInput(repo="owner/prompts", revision="0" * 40, repo_type="dataset")
 HUB_MODEL = HubInput(repo="owner/model", revision="0" * 40)
 
 
-def made(stage: str, path: str) -> ArtifactInput:
+def made(stage, path):
     return ArtifactInput(stage=stage, key="1" * 64, path=path, digest=f"{stage}/{path}")
 
 
@@ -34,7 +33,7 @@ SCORES = made("score", "scores.parquet")
 PAIRS = made("pair", "pairs.parquet")
 SCORED = {"responses": (RESPONSES, RESPONSES), "scores": (SCORES, SCORES)}
 
-GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
+GOLDEN = [
     (PrepareParams(), {"train": (FILE,)}, "e3485752add0ef72"),
     (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "8e6464aae7c3ef13"),
     (

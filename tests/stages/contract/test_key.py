@@ -2,9 +2,8 @@
 
 import importlib
 import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -24,7 +23,7 @@ from stages.prepare.params import PrepareParams
 from tests.stage_calls import stand_ins
 
 
-def all_params() -> list[type[StageParams]]:
+def all_params():
     """The parameters of every stage folder."""
     classes = []
     for path in sorted(Path(stages.__file__).parent.glob("*/params.py")):
@@ -58,12 +57,12 @@ STAGES = all_params()
 FILE = FileInput(location="/here/data.jsonl", digest="d1")
 
 
-def key(params: StageParams, *, seed: int = 0, inputs: Any = None, **more: Any) -> str:
+def key(params, *, seed=0, inputs=None, **more):
     given = stand_ins(params) if inputs is None else inputs
     return make_request(params, inputs=given, seed=seed, store="store", **more).key
 
 
-def another(annotation: Any, value: Any) -> Any:
+def another(annotation, value):
     """Another value of a field, of its type where a parameter's type decides what is read."""
     if typing.get_origin(annotation) is dict:
         return {another(typing.get_args(annotation)[0], None): 1}
@@ -71,7 +70,7 @@ def another(annotation: Any, value: Any) -> Any:
     return next((literal for literal in literals if literal != value), "another value")
 
 
-def variants(settings: Settings) -> Iterator[tuple[str, bool, Settings]]:
+def variants(settings):
     """(field, whether it affects the result, settings with that field changed)."""
     for name, field in type(settings).model_fields.items():
         extra = field.json_schema_extra
@@ -85,7 +84,7 @@ def variants(settings: Settings) -> Iterator[tuple[str, bool, Settings]]:
             yield f"{name}{inner}", affects and inner_affects, both
 
 
-def choices(params: StageParams) -> list[StageParams]:
+def choices(params):
     """The parameters, and where some choose what others are read, with each of their values."""
     if not params.unused_fields():
         return [params]
@@ -149,7 +148,7 @@ MODEL = HubInput(repo="org/model", revision="abc")
 TRAINED = ArtifactInput(stage="train", key="k1", path="checkpoint", digest="d")
 
 
-def changed(model: Any, **update: Any) -> dict[str, Any]:
+def changed(model, **update):
     return {"model": [model.model_copy(update=update)]}
 
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -27,7 +26,7 @@ with_lease.release()
 """
 
 
-def start_holder(path: Path) -> subprocess.Popen[str]:
+def start_holder(path):
     process = subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(path)],
         stdin=subprocess.PIPE,
@@ -40,7 +39,7 @@ def start_holder(path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return tmp_path / "leases" / "key"
 
 

@@ -1,17 +1,14 @@
 """All that takes room in a store's folder, and its removal."""
 
-from pathlib import Path
-
 import pytest
 
-from stages.store.base import Store
-from stages.store.local_usage import Held, HeldKind
+from stages.store.local_usage import Held
 from tests.stages.contract.writer_stage import compute
 
 KEY = "0123456789abcdef" * 4
 
 # Kind, stage, key, file that holds the room, place of the entry.
-LEFT: list[tuple[HeldKind, str, str, str, str]] = [
+LEFT = [
     ("work", "train", KEY, f"work/train/{KEY}/step-1/state", f"work/train/{KEY}"),
     (
         "scratch",
@@ -33,7 +30,7 @@ KEPT = (
 
 
 @pytest.fixture
-def store(store) -> Store:
+def store(store):
     for place in (*KEPT, *(file for _, _, _, file, _ in LEFT)):
         write(store.root / place)
     for name in (f"{KEY}.claim", KEY):
@@ -41,7 +38,7 @@ def store(store) -> Store:
     return store
 
 
-def write(path: Path) -> None:
+def write(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("seven b")
 

@@ -13,12 +13,12 @@ from stages.prepare.params import PrepareParams
 NAMES = ("checkpoint/config.json", "checkpoint/model.safetensors", "checkpoint2/x", "metrics.json")
 
 
-def record(name: str, *, telemetry: bool = False) -> FileRecord:
+def record(name, *, telemetry=False):
     return FileRecord(size=1, sha256=f"digest of {name}", mtime_ns=0, telemetry=telemetry)
 
 
 @pytest.fixture
-def manifest() -> Manifest:
+def manifest():
     files = {name: record(name) for name in NAMES}
     files["timings.json"] = record("timings.json", telemetry=True)
     # Only what the methods read; the rest is of no matter here.
@@ -45,7 +45,7 @@ def test_a_digest_is_of_one_file_of_a_folder_or_of_all_but_telemetry(manifest):
 
 
 @pytest.fixture
-def whole() -> Manifest:
+def whole():
     return Manifest(
         stage="pair",
         version="1",

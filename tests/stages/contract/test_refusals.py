@@ -43,23 +43,23 @@ def test_a_folder_without_a_store_is_refused(tmp_path):
         assert remedy in (caught.value.remedy or "")
 
 
-def fills_disk_with_bytes(ctx) -> None:
+def fills_disk_with_bytes(ctx):
     # The kernel's own "no space left", without filling a disk.
     (ctx.out / "big").symlink_to("/dev/full")
     (ctx.out / "big").write_bytes(bytes(100))
 
 
-def fills_disk_with_a_table(ctx) -> None:
+def fills_disk_with_a_table(ctx):
     (ctx.out / "big.parquet").symlink_to("/dev/full")
     write_table(ctx.out / "big.parquet", PROMPTS, [])
 
 
-def fills_disk_with_weights(ctx) -> None:
+def fills_disk_with_weights(ctx):
     # The message of safetensors, whose error is not an OSError.
     raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-def fills_disk_with_a_training_state(ctx) -> None:
+def fills_disk_with_a_training_state(ctx):
     (ctx.out / "state.pt").symlink_to("/dev/full")
     torch.save({"weight": torch.zeros(10_000)}, ctx.out / "state.pt")
 

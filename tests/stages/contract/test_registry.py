@@ -11,15 +11,15 @@ from tests.stage_calls import checkpoint_artifact
 
 
 @pytest.fixture
-def registry(store) -> ModelRegistry:
+def registry(store):
     return ModelRegistry(store)
 
 
-def checkpoint(name: str) -> ArtifactInput:
+def checkpoint(name):
     return ArtifactInput(stage="train", key=f"key-{name}", path="checkpoint", digest=f"d-{name}")
 
 
-def add(registry: ModelRegistry, *names: str, model: str = "tiny") -> list[int]:
+def add(registry, *names, model="tiny"):
     return [registry.register(model, checkpoint(name), metrics={}).version for name in names]
 
 
@@ -93,7 +93,7 @@ def test_mistakes_name_what_there_is(registry):
     assert len(registry.all_versions()) == 2
 
 
-def _register_many(root: str, worker: int, start: multiprocessing.Event) -> None:
+def _register_many(root, worker, start):
     registry = ModelRegistry(Store.open(root))
     start.wait()
     for number in range(15):

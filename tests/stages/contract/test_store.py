@@ -13,10 +13,10 @@ from tests.stage_calls import EventLog
 from tests.stages.contract.writer_stage import FILES, WriterParams, compute, request, write_files
 
 
-def counting() -> tuple[Stage, list[int]]:
-    calls: list[int] = []
+def counting():
+    calls = []
 
-    def run(ctx) -> None:
+    def run(ctx):
         calls.append(1)
         write_files(ctx)
 

@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 WORKS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(7)); signal.pause()"
 
 
-def supervised(sign: Path, seconds: float, program: str) -> subprocess.Popen[str]:
+def supervised(sign, seconds, program):
     """A program below a supervisor that never sees the end of its stdin."""
     return subprocess.Popen(
         [

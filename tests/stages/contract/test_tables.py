@@ -17,7 +17,7 @@ from stages.tables.schemas import (
 )
 
 
-def example(kind: pa.DataType, number: int) -> object:
+def example(kind, number):
     """A value of an Arrow type."""
     if pa.types.is_struct(kind):
         return {kind.field(i).name: example(kind.field(i).type, number) for i in range(len(kind))}
@@ -32,7 +32,7 @@ def example(kind: pa.DataType, number: int) -> object:
     return f"text {number} ü" if pa.types.is_string(kind) else number
 
 
-def rows_of(schema: pa.Schema, count: int) -> list[dict[str, object]]:
+def rows_of(schema, count):
     return [
         {
             column.name: None

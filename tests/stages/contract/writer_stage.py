@@ -5,9 +5,8 @@ from typing import ClassVar
 
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
-from stages.contract.request import Request, make_request
+from stages.contract.request import make_request
 from stages.harness.program import Stage, execute
-from stages.store.base import Artifact, Store
 
 
 class WriterParams(StageParams):
@@ -22,7 +21,7 @@ class WriterParams(StageParams):
 FILES = ("metrics.json", "rows.jsonl", "checkpoint/config.json", "checkpoint/model.safetensors")
 
 
-def write_files(ctx) -> None:
+def write_files(ctx):
     (ctx.out / "checkpoint").mkdir()
     for name in FILES:
         (ctx.out / name).write_text(f"{name}: {ctx.params.text}\n")
@@ -32,9 +31,9 @@ def write_files(ctx) -> None:
 WRITER = Stage(WriterParams, write_files)
 
 
-def request(store: Store, text: str = "content") -> Request:
+def request(store, text="content"):
     return make_request(WriterParams(text=text), inputs={}, seed=0, store=str(store.root))
 
 
-def compute(store: Store, stage: Stage = WRITER, text: str = "content", events=None) -> Artifact:
+def compute(store, stage=WRITER, text="content", events=None):
     return execute(stage, request(store, text), events or Emitter(io.StringIO()))

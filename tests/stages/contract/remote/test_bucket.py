@@ -19,7 +19,7 @@ from tests.object_storage import (
 
 
 @pytest.fixture(params=["url", "az_url"])
-def place(request) -> str:
+def place(request):
     """A prefix of each kind of storage that nothing is in."""
     return request.getfixturevalue(request.param)
 

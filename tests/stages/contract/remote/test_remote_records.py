@@ -14,7 +14,7 @@ from tests.flows.records import recorded
 from tests.object_storage import host, objects
 
 
-def checkpoint(name: str) -> ArtifactInput:
+def checkpoint(name):
     return ArtifactInput(stage="train", key=name, path="checkpoint", digest=name)
 
 
