@@ -107,3 +107,11 @@ def _calibrated():
 )
 def test_kappa_is_named_as_it_is_set(train, label):
     assert kappa_label(RunConfig.model_validate({"train": train}).train) == label
+
+
+def test_a_long_name_is_cut_and_stays_a_name_of_its_own():
+    config = configured("quickstart", {})
+    axes = {"inputs.policy": [f"owner/{'x' * 120}{end}" for end in "ab"]}
+    names = [cell.config.name for cell in cells("try", config, axes, [0])]
+    assert len(set(names)) == 2
+    assert max(map(len, names)) <= 100

@@ -335,3 +335,20 @@ def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path):
 
     names = ("flat.json", "tall.json", "one", "none.json", "empty")
     assert [counted(name) for name in names] == [70, 70, 140, None, None]
+
+
+def test_hours_of_gpus_are_in_the_sum(tmp_path):
+    costs = estimated(configured(tmp_path, "8B", "resources.train.gpus=8"))
+    assert "GPU-hours" in cost_line(costs)
+    [train] = [step for step in costs.steps if step.step == "iteration-1/train"]
+    assert train.work.memory == 16 * PARAMS["8B"] / 8
+
+
+def test_a_server_next_to_a_reward_model_leaves_the_time_open(tmp_path):
+    settings = (
+        "score.oracle=weighted",
+        "score.weighted={weights: {reward_model: 1, http: 1}}",
+        "score.http={url: 'http://host', identity: judge}",
+    )
+    score = cost(tmp_path, "8B", *settings, step="iteration-1/score/0")
+    assert score.seconds is None

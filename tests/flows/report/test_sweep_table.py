@@ -163,3 +163,17 @@ def test_a_row_has_student_s_interval_which_ends_where_shares_do():
     assert reward_test.low is not None and reward_test.low < -1.0
     assert rate_test.low == -1.0
     assert rate_test.p_value == reward_test.p_value
+
+
+def test_a_document_has_the_figures_of_combinations_and_runs():
+    document = swept(ONE, TWO).to_json()
+    first, second = document["over_seeds"]
+    assert first["method"] == "train.kappa=0.5"
+    assert (first["figure"], first["values"]) == ("mean_reward", ONE)
+    assert first["mean"]["value"] == pytest.approx(0.55)
+    assert first["mean"]["low"] == pytest.approx(0.4258, abs=1e-4)
+    assert second["mean"]["high"] == pytest.approx(0.9742, abs=1e-4)
+    rows = [run["held-out prompts"]["figures"] for run in document["figures"].values()]
+    assert [figures["mean_reward"]["value"] for figures in rows] == ONE + TWO
+    assert list(document["seeds"].values()) == [0, 1, 2] * 2
+    assert document["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"

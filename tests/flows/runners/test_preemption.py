@@ -91,6 +91,15 @@ def test_without_another_checkpoint_restarts_are_limited(config, monkeypatch):
     assert runner.attempts == len(saved), "a new checkpoint begins the count again"
 
 
+def test_the_pause_doubles_while_no_checkpoint_comes(config, monkeypatch):
+    monkeypatch.setattr(step_executor, "RETRY_SECONDS", 1.0)
+    executor = executor_with(config, Preempting(*["checkpoint-1"] * 3))
+    pauses = []
+    monkeypatch.setattr(executor._stopping, "wait", pauses.append)
+    executor.execute(STEP, {})
+    assert pauses == [1.0, 2.0, 4.0]
+
+
 def test_a_stopped_run_does_not_restart_a_preempted_step(config, monkeypatch):
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 3600.0)
     runner = Preempting("checkpoint-1")

@@ -143,3 +143,18 @@ def test_a_stopping_run_submits_no_waiting_job(request_, store, scheduler):
     with pytest.raises(StoppedError):
         stopping.run(request_, lambda event: None)
     assert scheduler.calls == []
+
+
+def test_each_reason_of_a_wait_is_shown_once(request_, impatient, monkeypatch):
+    Scheduler(monkeypatch, FULL, FULL, "Socket timed out", "")
+    heard = []
+
+    def hear(event):
+        heard.append(str(event))
+        interrupt_at_job(event)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner().run(request_, hear)
+    assert len(heard) == 3
+    assert "QOSMaxSubmitJobPerUserLimit" in heard[0]
+    assert "timed out" in heard[1]

@@ -14,6 +14,7 @@ from flows.pipeline.form import LONG_NAMES, RunForm
 from flows.pipeline.presets import configured, fresh_run, preset_names, store_of_overrides
 from flows.sweep import sweep
 from stages.contract.errors import UserError
+from stages.score.params import ORACLES
 from tests.flows.loop import ROOT
 
 FLOWS = (iterate, evaluate, sweep, paper)
@@ -139,3 +140,27 @@ def test_the_same_start_is_the_same_run_in_every_time_zone():
     config = RunConfig(name="nightly", model="shop")
     assert fresh_run(config, SATURDAY) == fresh_run(config, IN_TOKYO)
     assert fresh_run(config, SATURDAY).model == "shop"
+
+
+def test_the_longest_name_stays_a_name():
+    named = fresh_run(RunConfig(name="n" * 100), SATURDAY)
+    assert len(named.name) == 100
+    assert named.name.endswith("-20261121-020000")
+
+
+def test_an_oracle_is_a_choice():
+    config = form(iterate)["properties"]["config"]["properties"]
+    assert config["oracle"]["enum"] == list(ORACLES)
+
+
+def test_what_differs_between_runs_of_a_task_stands_first():
+    config = form(iterate)["properties"]["config"]["properties"]
+    shown = sorted(config, key=lambda name: config[name]["position"])
+    assert shown[:4] == ["name", "seed", "iterations", "kappa"]
+    assert shown[-1] == "settings"
+
+
+def test_settings_that_are_null_are_none():
+    assert configured("quickstart", {"settings": None}) == configured(
+        "quickstart", {"settings": []}
+    )

@@ -15,7 +15,8 @@ from flows.iterate import iterate, run_as_flow
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from flows.report.summary import summarise
-from tests.flows.loop import geb, write_config, write_program
+from stages.contract.errors import UserError
+from tests.flows.loop import ROOT, geb, write_config, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -53,3 +54,19 @@ def test_a_step_ends_well_while_a_table_s_source_is_set_aside(prefect_server, co
     refresh_global_settings_context()
     assert run_as_flow(resolve_run(load_config(copied)), Session()).summary.checkpoint
     assert len(calls) == 2, "after the only iteration, and at the end"
+
+
+def test_a_run_refused_before_its_record_offers_no_resume(prefect_server, tmp_path):
+    oracle = tmp_path / "broken.py"
+    oracle.write_text("def score(prompts, responses, references):\n    return []\n")
+    changes = ["name=refused", f"store={tmp_path / 'store'}", f"inputs.oracle_code={oracle}"]
+    config = load_config(ROOT / "configs/quickstart.yaml", changes)
+    refresh_global_settings_context()
+    with pytest.raises(UserError, match="returned 0 scores"):
+        run_as_flow(resolve_run(config), Session())
+    assert not (tmp_path / "store/runs/refused").exists()
+    with SyncPrefectClient(prefect_server) as client:
+        key = ArtifactFilterKey(any_=["refused-failure"])
+        [artifact] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
+    assert "returned 0 scores" in str(artifact.data)
+    assert "geb resume" not in str(artifact.data)
