@@ -21,6 +21,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import PACKAGES, Tracker
 from flows.report.summary import Summary
+from stages.contract.atomic import write_atomically
 from stages.contract.digests import sha256_of
 
 # Time for the trackers to take what is left when the run is over.
@@ -146,7 +147,10 @@ class _Thread(threading.Thread):
                 session.log(axis, points)
                 sent[place] = digest
                 state["session"] = session.id
-                self._record.write(file.name, json.dumps(state))
+                text = json.dumps(state)
+                # Here first: after an outage of the bucket the session still goes on.
+                write_atomically(file, text)
+                self._record.write(file.name, text)
         if session is not None:
             session.close(self.is_ok)
 

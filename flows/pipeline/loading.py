@@ -65,16 +65,26 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str
             raise UserError(
                 f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
             )
-        value = parse_yaml(text, f"the value of --set {_shown(name)}")
-        values = merged(values, _anchored(_nested(name, value)))
+        values = _replaced(values, name, parse_yaml(text, f"the value of --set {_shown(name)}"))
     return values
 
 
-def _nested(name: str, value: Any) -> Any:
-    """Sections in which a setting of a full name, ``train.kappa``, has a value."""
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return value
+def _replaced(values: Sections, name: str, value: Any) -> dict[str, Any]:
+    """Nested sections in which a setting of a full name, ``train.kappa``, has another value."""
+    names = name.split(".")
+    nested = value
+    for part in reversed(names):
+        nested = {part: nested}
+    return _laid_over(values, _anchored(nested), len(names))
+
+
+def _laid_over(values: Sections, nested: Sections, depth: int) -> dict[str, Any]:
+    """Sections with the one setting that ``nested`` has at a depth."""
+    [(name, value)] = nested.items()
+    section = values.get(name)
+    if depth > 1 and isinstance(section, dict):
+        value = _laid_over(section, value, depth - 1)
+    return {**values, name: value}
 
 
 def _anchored(values: dict[str, Any]) -> dict[str, Any]:
@@ -92,11 +102,11 @@ def load_overridden(path: Path, overrides: Sections, origin: str) -> RunConfig:
 
 
 def merged(values: Sections, others: Sections) -> dict[str, Any]:
-    """Nested sections with others laid over them; an empty section empties the one below it."""
+    """Nested sections with others laid over them."""
     result = dict(values)
     for name, other in others.items():
         value = result.get(name)
-        if other and isinstance(value, dict) and isinstance(other, dict):
+        if isinstance(value, dict) and isinstance(other, dict):
             other = merged(value, other)
         result[name] = other
     return result
@@ -112,7 +122,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> Ru
     """
     values = config.given_values()
     for name, value in fields.items():
-        values = merged(values, _anchored(_nested(name, value)))
+        values = _replaced(values, name, value)
     return check_config(values, origin)
 
 
@@ -122,6 +132,8 @@ def check_config(values: Sections, origin: str) -> RunConfig:
         config = RunConfig.model_validate(values)
         config._given = values
         check(config)
+        # pydantic does not look for infinite numbers in tables of any values.
+        json.dumps(values, allow_nan=False, default=str)
         problems = []
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.contract.errors import UserError
+
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
 
@@ -14,7 +16,7 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
     Hub ids, URLs and commands stay as they are. Values that are not text stay, too: validation
-    says what is wrong with them.
+    says what is wrong with them. UserError if a path names an unknown home folder.
     """
     for pattern, anchored in _ANCHORED.items():
         *sections, name = pattern.split(".")
@@ -38,8 +40,10 @@ def _path(location: Any, folder: Path) -> Any:
     """The path without ``..``; links stay, since an environment's interpreter is one."""
     if not isinstance(location, str) or not location.strip():
         return location
-    # `Path.expanduser` fails for an unknown user; a file of that name is reported as missing.
+    # `Path.expanduser` fails for an unknown user without the path.
     expanded = os.path.expanduser(location)  # noqa: PTH111
+    if expanded.startswith("~"):
+        raise UserError(f"{location}: no such home folder", "write the folder out")
     return os.path.normpath(folder.absolute() / expanded)
 
 

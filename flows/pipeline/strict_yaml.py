@@ -17,6 +17,8 @@ _MAX_CHARACTERS = 1_000_000
 _MAX_ALIASES = 20
 # The parser's time grows with the square of this nesting.
 _DEEP = re.compile(r"(?:\[[^\[\]]*){200}")
+# As JSON writes it, and not a text that spells these characters after a backslash.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class _Constructor(SafeConstructor):
@@ -56,7 +58,7 @@ def parse_yaml(text: str, origin: str) -> Any:
         if sum(isinstance(event, AliasEvent) for event in reader.parse(text)) > _MAX_ALIASES:
             raise ValueError(f"more than {_MAX_ALIASES} aliases")
         document = json.dumps(reader.load(text))
-        if r"\u0000" in document:
+        if _NUL.search(document):
             raise ValueError("a text has a NUL, which no file, program or server takes")
         return json.loads(document)
     except (YAMLError, ValueError, TypeError) as error:

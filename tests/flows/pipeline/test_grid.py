@@ -64,6 +64,21 @@ def test_a_cell_is_what_a_run_with_its_settings_is(axis, tmp_path, monkeypatch):
         assert cell.config.to_values() == run.to_values()
 
 
+def test_a_cell_s_mapping_replaces_the_configuration_s(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "inputs: {policy: owner/model}\n"
+        "score: {oracle: weighted, weighted: {weights: {python: 1}}, python: {function: rate}}\n"
+    )
+    axis = "score.weighted.weights={python: 2},{math_verify: 1}"
+    planned = cells("try", load_config(path), parse_axes([axis]), [0])
+    weights = [cell.config.score.weighted.weights for cell in planned]
+    assert weights == [{"python": 2}, {"math_verify": 1}]
+    assert [cell.config.score.python.function for cell in planned] == ["rate", "rate"]
+    alone = load_config(path, ["score.weighted.weights={math_verify: 1}"])
+    assert alone.score.weighted.weights == {"math_verify": 1}
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
 def test_a_name_outside_the_store_is_refused(name):
     with pytest.raises(UserError, match="cannot name a sweep"):

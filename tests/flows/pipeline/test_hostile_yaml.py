@@ -26,6 +26,9 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("x: &a [*a]\n", ["is not valid YAML"]),
         ("x: !!set {a, b}\n", ["is not valid YAML"]),
         (f"# {'x' * 1_000_000}\nseed: 1\n", ["more than 1000000"]),
+        ("generate: {chat_template_args: {x: .inf}}\n", ["Out of range float"]),
+        ("store: ~nouser/store\n", ["~nouser/store"]),
+        ("execution: {docker: {mounts: {~nouser/a: ro}}}\n", ["~nouser/a"]),
         ("extends: 5\n", ["extends names no files: 5"]),
         ("iterations: 1000000000\n", ["iterations", "1000"]),
         (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
@@ -84,5 +87,6 @@ def test_words_are_words_and_truth_values_take_them(tmp_path, word):
 
 
 def test_plain_values_are_read_as_yaml_1_2():
+    assert parse_yaml(r"'a\u0000'", "here") == r"a\u0000"
     values = [0.001, 10, 16, "1:30", "2026-11-26", "off"]
     assert parse_yaml("[1e-3, 010, 0x10, 1:30, 2026-11-26, off]", "here") == values

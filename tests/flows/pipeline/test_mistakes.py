@@ -81,7 +81,7 @@ SETTINGS = {
     },
     "suites={front: {evaluation: {num_samples: 4}}}": ["neither prompts nor score"],
     "suites={front: {prompts: /no.jsonl}}": ["no such file or folder: /no.jsonl"],
-    "inputs.policy=~nouser/model": ["no such file or folder: @/~nouser/model"],
+    "inputs.policy=~nouser/model": ["~nouser/model: no such home folder"],
     "inputs.prompts=[no.jsonl]": ["no such file or folder: @/no.jsonl"],
     "inputs.prompts=[@/empty.jsonl]": ["empty.jsonl", "has 0 distinct"],
     "inputs.prompts=[@/held-out.jsonl]": ["held-out.jsonl", "has 16 distinct"],
