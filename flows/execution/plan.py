@@ -13,7 +13,6 @@ from stages.contract.request import Request, key_fields
 from stages.store.base import Artifact
 from stages.store.opening import open_store
 
-_SHOWN_CHANGES = 3
 Action = Literal["reuse", "run"]
 
 
@@ -67,10 +66,7 @@ def _why_computed(record: RunRecord, step: Step, request: Request) -> str:
         return "not computed yet"
     if before.key != request.key:
         now = key_fields(step.params, step.seed, request.inputs)
-        changes = list(differences(before.key_fields, now))
-        left = len(changes) - _SHOWN_CHANGES
-        more = f" and {left} more" if left > 0 else ""
-        return f"changed: {'; '.join(changes[:_SHOWN_CHANGES])}{more}"
+        return f"changed: {'; '.join(differences(before.key_fields, now))}"
     if before.state == "failed":
         reason, *_ = before.message.splitlines() or ["no message"]
         return f"it failed: {reason}"

@@ -11,7 +11,7 @@ from flows.pipeline.step import Model, Output, Source, Step, of_suite, step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput, Input, key_fields
+from stages.contract.request import FileInput, key_fields
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,16 @@ def _identities(steps: Sequence[Step]) -> dict[str, str]:
     """A digest of source step by its name; steps with the same one have the same key."""
     identities: dict[str, str] = {}
 
-    def known(source: Source) -> Input:
-        if isinstance(source, Output):
-            return FileInput(location="", digest=f"{identities[source.step]}/{source.path}")
-        return source
-
     for step in steps:
-        inputs = {name: [*map(known, group)] for name, group in step.inputs.items()}
+        inputs = {
+            name: [
+                FileInput(location="", digest=f"{identities[source.step]}/{source.path}")
+                if isinstance(source, Output)
+                else source
+                for source in group
+            ]
+            for name, group in step.inputs.items()
+        }
         identities[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
     return identities
 

@@ -22,11 +22,12 @@ def cautions(run: ResolvedRun) -> Iterator[str]:
     prompts = math.floor(sizes.train_prompts(config, data) or 0)
     yield from _training(config, prompts * config.pair.pairs_per_prompt)
     test = sizes.rows_of(run.inputs["test_prompts"])
-    held_out = sizes.held_out_prompts(config, test)
-    has_number = test is not None or not config.inputs.test_prompts
+    where = "inputs" if config.inputs.test_prompts else "prepare"
+    held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
+    if test is not None:
+        held_out = test.number
     # None at all is an error of `prepare`.
-    if has_number and 0 < held_out < _FEW_PROMPTS:
-        where = "inputs" if config.inputs.test_prompts else "prepare"
+    if 0 < held_out < _FEW_PROMPTS:
         yield (
             f"{held_out:g} held-out prompts tell little: the win rate is known to "
             f"±{98 / math.sqrt(held_out):.0f} points. Raise {where}.test_prompts to {_FEW_PROMPTS} "

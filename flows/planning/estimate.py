@@ -110,10 +110,7 @@ class RunEstimate:
     @property
     def warnings(self) -> list[str]:
         """Warnings of the steps that the store lacks, each once."""
-        warnings: dict[str, None] = {}
-        for step in self.lacking:
-            warnings |= dict.fromkeys(step.warnings)
-        return list(warnings)
+        return list(dict.fromkeys(text for step in self.lacking for text in step.warnings))
 
 
 def estimate(
@@ -128,10 +125,9 @@ def estimate(
         steps: Its steps.
         planned: Its plan, which says what the store has.
     """
-    store = open_store(config.store)
     cached = {line.step for line in planned if line.action == "reuse"}
-    rates = measured_rates(store)
-    works = work_of_steps(config, store, steps)
+    rates = measured_rates(open_store(config.store))
+    works = work_of_steps(config, steps)
     estimates = []
     seconds = {}
     for step in steps:
@@ -170,7 +166,7 @@ def measured_rates(store: Store) -> Rates:
         # A damaged record or artifact is for other commands to report.
         with suppress(GebError):
             config = record.config()
-            works = work_of_steps(config, store, unread_steps(config))
+            works = work_of_steps(config, unread_steps(config))
             for step in record.steps():
                 work = works.get(step.step, StepWork())
                 if not work.operations or step.state not in ("done", "reused"):

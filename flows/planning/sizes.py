@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Source
 from stages.contract.data_files import count_rows, files_of_folder
-from stages.contract.errors import GebError, UserError
-from stages.contract.request import ArtifactInput, FileInput, Input
-from stages.store.base import Store
+from stages.contract.errors import UserError
+from stages.contract.request import FileInput, HubInput, Input
 
 _BYTES_PER_TOKEN = 4
-# The usual length of a prompt of UltraFeedback.
-_PROMPT_TOKENS = 256
+PROMPT_TOKENS = 256
+"""The usual length of a prompt of UltraFeedback."""
 _SHIPPED_CONFIGS = Path(__file__).parent / "models"
 _FIELDS = (
     "hidden_size",
@@ -54,27 +53,23 @@ def count_parameters(config: Any) -> int:
     return layers * (attention + 3 * hidden * wide) + tables * vocabulary * hidden
 
 
-def read_parameters(source: Input, store: Store) -> int:
+def read_parameters(source: Input) -> int:
     """Parameters of a model from outside the run; the local cache has configurations of the hub.
 
     Raises:
         UnknownSizeError: Its config.json is not here, or cannot be counted.
     """
     try:
-        return count_parameters(json.loads(_config_file(source, store).read_text()))
-    except (OSError, ValueError, GebError, UnknownSizeError) as error:
+        return count_parameters(json.loads(_config_file(source).read_text()))
+    except (OSError, ValueError, UnknownSizeError) as error:
         place = getattr(source, "location", None) or getattr(source, "repo", source)
         raise UnknownSizeError(f"the parameters of {place} cannot be counted: {error}") from error
 
 
-def _config_file(source: Input, store: Store) -> Path:
+def _config_file(source: Input) -> Path:
     if isinstance(source, FileInput):
         return Path(source.location) / "config.json"
-    if isinstance(source, ArtifactInput):
-        artifact = store.load(source.stage, source.key)
-        if artifact is None:
-            raise UnknownSizeError(f"the artifact {source.stage}/{source.key[:12]} is gone")
-        return artifact.file(source.path) / "config.json"
+    assert isinstance(source, HubInput)
     # The client takes a while to load.
     from huggingface_hub import try_to_load_from_cache
 
@@ -111,7 +106,7 @@ def rows_of(sources: Sequence[Source]) -> DataSize | None:
                 # The rows of a Parquet file are compressed.
                 is_text = file.suffix != ".parquet"
                 tokens += (
-                    file.stat().st_size / _BYTES_PER_TOKEN if is_text else rows * _PROMPT_TOKENS
+                    file.stat().st_size / _BYTES_PER_TOKEN if is_text else rows * PROMPT_TOKENS
                 )
         except (UserError, OSError):
             # `prepare` reports what is wrong with it.
@@ -127,15 +122,3 @@ def train_prompts(config: RunConfig, data: DataSize | None) -> float | None:
     held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
     here = max(data.number - held_out, 0) / config.iterations
     return min(here, part) if part else here
-
-
-def prompt_tokens(config: RunConfig, data: DataSize | None) -> float:
-    """Mean length of a prompt."""
-    longest = config.generate.max_length_tokens
-    mean = data.tokens if data else _PROMPT_TOKENS
-    return min(mean, longest) if longest else mean
-
-
-def held_out_prompts(config: RunConfig, data: DataSize | None) -> float:
-    """Held-out prompts: the rows of a file of tests, else as many as `prepare` holds out."""
-    return config.prepare.test_prompts if data is None else data.number

@@ -8,10 +8,9 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Output, Step
 from flows.planning.cost import DTYPE_BYTES, training_bytes
 from flows.planning.sizes import (
+    PROMPT_TOKENS,
     UnknownSizeError,
     count_parameters,
-    held_out_prompts,
-    prompt_tokens,
     read_parameters,
     rows_of,
     train_prompts,
@@ -21,7 +20,6 @@ from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.score.params import ORACLES, ScoreParams
 from stages.sft.params import SftParams
-from stages.store.base import Store
 from stages.train.params import TrainParams
 
 # Words of a vocabulary that a warm start from scratch makes.
@@ -55,9 +53,9 @@ class StepWork:
     unknown: str = ""
 
 
-def work_of_steps(config: RunConfig, store: Store, steps: Sequence[Step]) -> dict[str, StepWork]:
+def work_of_steps(config: RunConfig, steps: Sequence[Step]) -> dict[str, StepWork]:
     """Work of each step of a run."""
-    counter = _Counter(config, store, steps)
+    counter = _Counter(config, steps)
     works = {}
     for step in steps:
         try:
@@ -68,13 +66,13 @@ def work_of_steps(config: RunConfig, store: Store, steps: Sequence[Step]) -> dic
 
 
 class _Counter:
-    def __init__(self, config: RunConfig, store: Store, steps: Sequence[Step]) -> None:
+    def __init__(self, config: RunConfig, steps: Sequence[Step]) -> None:
         self._config = config
-        self._store = store
         self._steps = {step.name: step for step in steps}
         # A configuration on record may name no prompts.
         self._data = rows_of(self._steps["prepare"].inputs.get("train", ()))
-        self._prompt_tokens = prompt_tokens(config, self._data)
+        mean = self._data.tokens if self._data else PROMPT_TOKENS
+        self._prompt_tokens = min(mean, config.generate.max_length_tokens or mean)
 
     def work(self, step: Step) -> StepWork:
         """Work of a step; UnknownSizeError if its model or its rows cannot be counted."""
@@ -105,7 +103,7 @@ class _Counter:
                     section = getattr(params, ORACLES[params.needs["model"]].section)
                     [source] = step.inputs["model"]
                     assert not isinstance(source, Output)
-                    model = read_parameters(source, self._store)
+                    model = read_parameters(source)
                     tokens = self._tokens_read(step, "responses")
                     memory = model * DTYPE_BYTES[section.dtype]
                     return self._passed(model, section.dtype, tokens, memory)
@@ -140,7 +138,7 @@ class _Counter:
         for step in self._steps.values():
             sources = step.inputs.get("policy")
             if sources and not isinstance(sources[0], Output):
-                return read_parameters(sources[0], self._store)
+                return read_parameters(sources[0])
         architecture = self._config.sft.architecture.model_dump()
         return count_parameters(architecture | {"vocab_size": _NEW_VOCABULARY})
 
@@ -155,7 +153,7 @@ class _Counter:
         test = rows_of(inputs.get("test", ()))
         if test is None and ("test" in inputs or "train" not in inputs):
             raise UnknownSizeError(f"the prompts of {prepare} are not on this machine")
-        return held_out_prompts(self._config, test)
+        return test.number if test else self._config.prepare.test_prompts
 
     def _response_tokens(self, step: Step) -> float:
         """Tokens of the responses that a step samples, with the prompts'."""

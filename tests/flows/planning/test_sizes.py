@@ -53,14 +53,14 @@ LLAMA = {"model_type": "llama", **SMALL}
     ],
     ids=["missing", "family", "list", "text", "zero"],
 )
-def test_a_model_that_cannot_be_counted_is_named_by_its_file(store, tmp_path, config, said):
+def test_a_model_that_cannot_be_counted_is_named_by_its_file(tmp_path, config, said):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownSizeError) as refused:
-        read_parameters(FileInput(location=str(tmp_path), digest="0"), store)
+        read_parameters(FileInput(location=str(tmp_path), digest="0"))
     assert str(tmp_path) in str(refused.value)
     assert said in str(refused.value)
 
 
-def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(store):
+def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy():
     with pytest.raises(UnknownSizeError, match=r"hf download owner/nothing config\.json"):
-        read_parameters(HubInput(repo="owner/nothing", revision="0" * 40), store)
+        read_parameters(HubInput(repo="owner/nothing", revision="0" * 40))
