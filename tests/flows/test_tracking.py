@@ -19,7 +19,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.report.summary import Summary
 from flows.tracking import news_of, tracked
-from stages.contract.errors import UserError
+from stages.contract.errors import StoreError, UserError
 from stages.store.base import Store
 from tests.flows.loop import ROOT, write_config
 from tests.flows.report.evaluations import artifact_in, figure_row
@@ -202,6 +202,21 @@ def test_other_settings_begin_another_session(tmp_path, monkeypatch):
     both = {"report_to": ["tensorboard"], "project": "another"}
     attempt(tmp_path, "tensorboard", 2, train={"beta": 0.07}, tracking=both)
     assert Session.given == [None, "first", None, None]
+
+
+def test_an_outage_of_the_bucket_opens_no_second_session(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "_SESSIONS", {"tensorboard": Session})
+    monkeypatch.setattr(Session, "given", [])
+
+    def away(*_):
+        raise StoreError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunRecord, "write", away)
+        [warning] = attempt(tmp_path, "tensorboard", 1)
+    assert "away" in warning
+    attempt(tmp_path, "tensorboard", 2)
+    assert Session.given == [None, "first"]
 
 
 class Refusing:
