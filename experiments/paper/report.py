@@ -53,7 +53,7 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         "reported": [_record(run) for run in findings.reported],
     }
     page = write_file(folder / "report.md", text)
-    write_file(folder / "report.json", json_text(document))
+    store.write(folder / "report.json", json_text(document))
     store.share(folder)
     document["page"] = store.share(page)
     return document, text

@@ -114,7 +114,9 @@ def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> s
             is_resumable = name in needed and name not in present
             why = "" if is_resumable else "state of an attempt that no run will go on with"
         case "scratch":
-            why = "left by an attempt that was killed"
+            # It may have become an artifact since the store was listed.
+            is_artifact = held.place == f"artifacts/{held.stage}/{held.key}" and name in present
+            why = "" if is_artifact else "left by an attempt that was killed"
     return why if why and store.lease(*name).holder() is None else ""
 
 

@@ -47,7 +47,6 @@ def write_comparison(store: Store, comparison: Comparison, name: str) -> Compari
         tables=comparison.tables(),
         plots=[svg(figure) for figure in draw(comparison.rows()).values()],
     )
-    write_file(folder / "comparison.json", json_text(comparison.to_json()))
+    store.write(folder / "comparison.json", json_text(comparison.to_json()))
     path = write_file(folder / "comparison.html", page)
-    store.share(folder)
     return replace(comparison, name=name, page=store.share(path))

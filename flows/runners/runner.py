@@ -92,7 +92,7 @@ class Runner:
                 elif isinstance(store, RemoteStore):
                     self._attempt_in_bucket(store, request, on_event, lease.check)
                 else:
-                    self._attempt(request, on_event, lease.check)
+                    self._attempt(request, new_log(request), on_event, lease.check)
 
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
@@ -111,9 +111,10 @@ class Runner:
                 self._num_running -= 1
                 self._changed.notify_all()
 
-    def _attempt(self, request: Request, on_event: OnEvent, check_owner: CheckOwner) -> None:
-        """One attempt at a stage, whose store is a folder of this host."""
-        path = new_log(request)
+    def _attempt(
+        self, request: Request, path: Path, on_event: OnEvent, check_owner: CheckOwner
+    ) -> None:
+        """One attempt, with its log, at a stage whose store is a folder of this host."""
         with path.open("a", encoding="utf-8") as file:
             log = AttemptLog(path, file)
             sent = write_request(request, path)
@@ -166,12 +167,13 @@ class Runner:
         """One attempt at a stage, whose store is in a bucket."""
 
         def start(local: Request) -> None:
+            path = new_log(local)
             try:
-                self._attempt(local, on_event, check_owner)
+                self._attempt(local, path, on_event, check_owner)
             finally:
                 # An error of the upload must not hide the attempt's own; the log then stays here.
                 with contextlib.suppress(StoreError, OSError):
-                    store.share(store.local.log_path(local.stage, local.key))
+                    store.share(path)
 
         if self._execution.sees(store.root):
             seconds = self._execution.sync_seconds

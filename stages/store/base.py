@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import shutil
 import stat
 import time
@@ -275,12 +276,16 @@ class Store:
 
     def contents(self, folder: str) -> Iterator[tuple[str, int, float]]:
         """Yields name, bytes and time of the last write of everything below a folder."""
-        for path in (self.root / folder).rglob("*"):
-            # A file that is removed meanwhile does not count.
-            with contextlib.suppress(FileNotFoundError):
-                status = path.lstat()
-                size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-                yield path.relative_to(self.root).as_posix(), size, status.st_mtime
+        # What is removed meanwhile does not count. A stage's folder may be a link.
+        for stage in (self.root / folder).glob("*"):
+            paths = [stage]
+            for place, folders, files in os.walk(stage):
+                paths += [Path(place, name) for name in (*folders, *files)]
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                    yield path.relative_to(self.root).as_posix(), size, status.st_mtime
 
     def remove(self, gone: Held) -> None:
         """Deletes an entry of :meth:`held`; it disappears at once, or not at all."""
@@ -329,7 +334,9 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
 
 def _require_empty(root: Path) -> None:
     """Refuses to make a store where something else is."""
-    occupied = root.is_file() or any(MARKER not in path.name for path in root.glob("*"))
+    occupied = root.exists() and (
+        not root.is_dir() or any(MARKER not in path.name for path in root.iterdir())
+    )
     # Another process may have made the store meanwhile; it writes the marker first.
     if occupied and not (root / MARKER).exists():
         raise UserError(

@@ -187,6 +187,9 @@ class FileLease:
             holder = self._living_holder()
             if holder is None:
                 self._alive_lock = try_lock(self._alive_path)
+                if self._alive_lock is None:
+                    # Another process has it since the look.
+                    return self._read() or self._holder(pid=0)
                 try:
                     self._write()
                 except BaseException:

@@ -305,6 +305,12 @@ def _aws_settings() -> dict[str, Any]:
     Raises:
         ValueError: No credentials, in the environment, a profile, SSO or the machine's role.
     """
+    return _aws_settings_of(frozenset(os.environ.items()))
+
+
+@functools.lru_cache
+def _aws_settings_of(_: frozenset[tuple[str, str]]) -> dict[str, Any]:
+    """The settings in an environment, found once: a role's or SSO's credentials are requests."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
     from obstore.auth.boto3 import Boto3CredentialProvider

@@ -80,11 +80,16 @@ class Records:
             path.unlink(missing_ok=True)
 
     def _pull(self, folder: str, there: Entries) -> None:
-        stale = [
-            f"{folder}/{name}"
-            for name, entry in there.items()
-            if name.endswith(_RECORDS) and not _is_copy(self._root / folder / name, entry)
-        ]
+        stale = []
+        for name, entry in there.items():
+            path = self._root / folder / name
+            if not name.endswith(_RECORDS):
+                continue
+            if _is_copy(path, entry):
+                # The same content, written again, has another time.
+                _set_time(path, entry.modified, entry.etag)
+            else:
+                stale.append(f"{folder}/{name}")
         in_threads(self._fetch, stale)
 
     def _fetch(self, name: str) -> None:
@@ -106,8 +111,7 @@ class Records:
         """Makes a local record the copy of the object that has this ETag."""
         with atomic_path(path) as scratch:
             scratch.write_bytes(data)
-            stamp = int(modified or time.time()) * _SECOND + _number(etag)
-            os.utime(scratch, ns=(stamp, stamp))
+            _set_time(scratch, modified or time.time(), etag)
 
     def _changing(self, folder: str) -> Path:
         """File that is locked on this host while the records of a folder are changed."""
@@ -121,6 +125,11 @@ def _is_copy(path: Path, entry: Entry | None) -> bool:
     if entry is None or not path.exists():
         return False
     return path.stat().st_mtime_ns % _SECOND == _number(entry.etag)
+
+
+def _set_time(path: Path, modified: float, etag: str) -> None:
+    stamp = int(modified) * _SECOND + _number(etag)
+    os.utime(path, ns=(stamp, stamp))
 
 
 def _number(etag: str) -> int:

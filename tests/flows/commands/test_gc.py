@@ -6,11 +6,12 @@ from typing import ClassVar
 from typer.testing import CliRunner
 
 from flows.commands.cli import app
-from flows.commands.store import collect_garbage, remove_garbage
+from flows.commands.store import Garbage, collect_garbage, remove_garbage
 from flows.execution.run_record import RunRecord
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
 from stages.store.base import Store
+from stages.store.local_usage import Held
 from tests.flows.records import recorded
 from tests.stage_calls import call
 
@@ -46,6 +47,15 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store):
     assert [entry.held.key for entry in remove_garbage(store, garbage)] == [third.manifest.key]
     assert set(store.artifacts()) == {("note", one.manifest.key) for one in (first, second)}
     assert collect_garbage(store) == []
+
+
+def test_what_has_become_an_artifact_since_the_look_stays(store):
+    artifact = made(store, "one")
+    key = artifact.manifest.key
+    needs(store, artifact)
+    left = Held("scratch", "note", key, f"artifacts/note/{key}", 1)
+    assert remove_garbage(store, [Garbage(left, "left by an attempt")]) == []
+    assert set(store.artifacts()) == {("note", key)}
 
 
 def test_what_is_published_during_the_look_stays(store, monkeypatch):

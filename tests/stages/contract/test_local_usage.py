@@ -1,5 +1,7 @@
 """All that takes room in a store's folder, and its removal."""
 
+import shutil
+
 import pytest
 
 from stages.store.local_usage import Held
@@ -41,6 +43,17 @@ def store(store):
 def write(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("seven b")
+
+
+def test_a_folder_that_goes_during_the_look_does_not_end_it(store):
+    folders = {f"artifacts/train/.scratch-{KEY}-{end}" for end in ("01234567", "other")}
+    for folder in folders:
+        write(store.root / folder / "checkpoint/weights")
+    for name, _, _ in store.contents("artifacts"):
+        for folder in folders:
+            if name == f"{folder}/checkpoint":
+                # The one that the look has not come to.
+                shutil.rmtree(store.root / (folders - {folder}).pop(), ignore_errors=True)
 
 
 def test_each_thing_that_takes_room_is_listed_once(store):

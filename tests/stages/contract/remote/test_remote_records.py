@@ -1,5 +1,7 @@
 """Registry, run views and garbage collection of hosts that share a bucket."""
 
+import os
+
 import pytest
 
 from flows.commands.store import collect_garbage, remove_garbage
@@ -63,9 +65,16 @@ def test_a_record_is_fetched_once_and_not_by_its_writer(request, tmp_path, monke
         store.refresh("runs")
     assert fetched == ["runs/nightly/config.json"]
     assert (far.root / "runs/nightly/config.json").read_text() == "{}"
+    copy = far.root / "runs/nightly/config.json"
     near.write(near.root / "runs/nightly/config.json", "[]")
     far.refresh("runs")
-    assert (far.root / "runs/nightly/config.json").read_text() == "[]"
+    assert copy.read_text() == "[]"
+    time = copy.stat().st_mtime_ns
+    # The same content again, at a later time, is another start of the run.
+    os.utime(copy, ns=(time - 3600 * 10**9,) * 2)
+    far.refresh("runs")
+    assert copy.stat().st_mtime_ns == time
+    assert fetched == ["runs/nightly/config.json"] * 2
 
 
 def test_a_run_is_seen_on_every_host(here, there):
