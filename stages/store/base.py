@@ -276,7 +276,7 @@ class Store:
 
     def contents(self, folder: str) -> Iterator[tuple[str, int, float]]:
         """Yields name, bytes and time of the last write of everything below a folder."""
-        # What is removed meanwhile does not count. A stage's folder may be a link.
+        # Files removed meanwhile do not count. A stage's folder may be a link.
         for stage in (self.root / folder).glob("*"):
             paths = [stage]
             for place, folders, files in os.walk(stage):
