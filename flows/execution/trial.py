@@ -70,16 +70,20 @@ def _call(
     """
     program = ["stages.harness.user_code", *arguments]
     limit = ["--limit", str(_LIMIT_SECONDS)]
-    # Its supervisor ends it, and what it has started, when this process dies or hangs up.
-    trial = subprocess.Popen(
-        supervised(interpreter, _GRACE_SECONDS, *limit, program=program),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        env=stage_environment(in_bucket=in_bucket),
-    )
+    try:
+        # Its supervisor ends it, and what it has started, when this process dies or hangs up.
+        trial = subprocess.Popen(
+            supervised(interpreter, _GRACE_SECONDS, *limit, program=program),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=stage_environment(in_bucket=in_bucket),
+        )
+    except OSError:
+        # The prompts are longer than a command line may be: the stage itself tries the function.
+        return
     assert trial.stdout is not None
     with trial:
         event = parse_event(trial.stdout.read())

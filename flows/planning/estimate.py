@@ -169,15 +169,13 @@ def measured_rates(store: Store) -> Rates:
             works = work_of_steps(config, unread_steps(config))
             for step in record.steps():
                 work = works.get(step.step, StepWork())
-                if not work.operations or step.state not in ("done", "reused"):
+                # No record tells the devices that have computed an artifact found in the store.
+                if not work.operations or step.state != "done":
                     continue
                 resources: Resources = getattr(config.resources, step.stage)
                 manifest = store.manifest(step.stage, step.key)
-                # No record tells the devices that another run has computed an artifact with.
-                if manifest is None or manifest.run != name:
-                    continue
-                device = _device_of(manifest, resources)
-                if device and manifest.seconds:
+                device = manifest and _device_of(manifest, resources)
+                if device and manifest and manifest.seconds:
                     kind = StepKind(step.stage, work.params, work.engine, device)
                     cost = work.operations, manifest.seconds * _devices(resources)
                     largest[kind] = max(cost, largest.get(kind, cost))

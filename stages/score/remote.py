@@ -120,7 +120,8 @@ class Remote:
             try:
                 response, body = self._send(payload)
             except httpx.RequestError as error:
-                reason = f"{type(error).__name__}: {str(_cause_of(error)) or error}"
+                cause = _cause_of(error) if isinstance(error, httpx.ConnectError) else error
+                reason = f"{type(error).__name__}: {cause}"
             else:
                 passes = response.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not passes and not response.is_server_error:
@@ -184,7 +185,7 @@ class Remote:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """The first cause of an error: of a connection, the words of the system."""
+    """The first cause of an error of a connection, in the words of the system."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     if isinstance(error, BaseExceptionGroup):

@@ -8,7 +8,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stages.contract.atomic import atomic_path
@@ -85,11 +85,13 @@ class Records:
             path = self._root / folder / name
             if not name.endswith(_RECORDS):
                 continue
-            if _is_copy(path, entry):
-                # The same content, written again, has another time.
-                _set_time(path, entry.modified, entry.etag)
-            else:
+            if not _is_copy(path, entry):
                 stale.append(f"{folder}/{name}")
+            elif path.stat().st_mtime_ns // _SECOND < int(entry.modified):
+                # The same content was written again. The time only orders runs, and the file may be
+                # another user's.
+                with suppress(OSError):
+                    _set_time(path, entry.modified, entry.etag)
         in_threads(self._fetch, stale)
 
     def _fetch(self, name: str) -> None:

@@ -276,7 +276,7 @@ def _check_marker(bucket: Bucket, *, create: bool) -> None:
 def _local_folder(bucket: Bucket, home: Path) -> Path:
     """The local folder of a store in a bucket, made if there is none yet."""
     # The same bucket name at another endpoint is another bucket.
-    place = hashlib.sha256(f"{bucket.endpoint} {bucket.url}".encode()).hexdigest()[:12]
+    place = hashlib.sha256(f"{FORMAT} {bucket.endpoint} {bucket.url}".encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{bucket.name}-{bucket.prefix}").strip("-")
     root = home / f"{name}-{place}"
     marker = root / MARKER

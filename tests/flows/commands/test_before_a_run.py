@@ -48,6 +48,13 @@ def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):
     assert said_of(tmp_path, 1000, train=train) == []
 
 
+def test_a_prompt_longer_than_a_command_line_is_left_to_the_stage(tmp_path):
+    prompts = write_jsonl(tmp_path / "long.jsonl", [{"prompt": "long" * 100_000}])
+    code = f"{SCORE}    return [0.0] * len(prompts)\n"
+    config = load_config(with_oracle(tmp_path, code, inputs={"prompts": [str(prompts)]}))
+    try_own_code(config, {"score"})
+
+
 def test_plan_warns_beside_its_document(tmp_path):
     done = geb_ok("plan", write_config(tmp_path), "--json")
     assert "warning train takes 4 steps" in " ".join(done.stderr.split())

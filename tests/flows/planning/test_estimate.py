@@ -247,10 +247,7 @@ def test_a_rate_holds_for_its_engine_and_devices_only(copied, monkeypatch):
     record = RunRecord(store, "small")
     trained = record.step(TRAIN)
     record.save_step(trained.model_copy(update={"state": "reused"}))
-    assert is_measured(config), "a resumed run has computed it"
-    small = store.run_path("small")
-    small.rename(small.with_name("other"))
-    assert not is_measured(config), "another run may have computed it on other devices"
+    assert not is_measured(config), "an earlier attempt may have had other devices"
 
 
 @pytest.mark.parametrize(
