@@ -40,10 +40,10 @@ def _path(location: Any, folder: Path) -> Any:
     """The path without ``..``; links stay, since an environment's interpreter is one."""
     if not isinstance(location, str) or not location.strip():
         return location
-    # `Path.expanduser` fails for an unknown user without the path.
-    expanded = os.path.expanduser(location)  # noqa: PTH111
-    if expanded.startswith("~"):
-        raise UserError(f"{location}: no such home folder", "write the folder out")
+    try:
+        expanded = Path(location).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{location}: no such home folder", "write the folder out") from error
     return os.path.normpath(folder.absolute() / expanded)
 
 

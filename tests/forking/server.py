@@ -60,7 +60,7 @@ SETTINGS = {"flows": {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}}
 
 
 def main():
-    """Says that it is there, then forks for each request until stdin ends."""
+    """Prints a line once the server is ready, then forks for each request until stdin ends."""
     path = Path(sys.argv[1])
     settings = None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
