@@ -35,8 +35,6 @@ class ResponseLogps:
     """Booleans [B, T], true on response tokens; each response has one at least."""
     score: Tensor | None = None
     """The oracle's scores, [B]; None if they are not known."""
-    bonus_factor: Tensor | None = None
-    """Factors of the bonus, [B]; None where all are 1."""
 
     @cached_property
     def logp(self) -> Tensor:
@@ -69,15 +67,13 @@ class ResponseLogps:
     def bonus(self, params: ObjectiveParams) -> Bonus:
         """The exploratory bonus of each response."""
         per_token = params.probability == "token"
-        bonus = exploratory_bonus(
+        return exploratory_bonus(
             self.token_logp if per_token else self.logp,
             self.ref_token_logp if per_token else self.ref_logp,
             params,
             num_tokens=self.num_tokens,
             mask=self.mask,
         )
-        factor = self.bonus_factor
-        return bonus if factor is None else replace(bonus, value=bonus.value * factor)
 
 
 @dataclass(frozen=True)

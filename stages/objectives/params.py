@@ -66,9 +66,6 @@ class ObjectiveParams(Settings):
     """Probability that a preference label is wrong, for `sigmoid` and `ipo`."""
     bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
-    bonus_weight: Literal["none", "count"] = "none"
-    """`count` multiplies a response's bonus by its novelty among the pairs' responses, about
-    1/√(N + λ) for one seen N times; with `feb` under reverse KL that is COPO's bonus."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen response's negative log-likelihood per token."""
     length_normalised: bool = False

@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.errors import UserError
 from stages.tables.schemas import PAIRS, read_rows
-from stages.train.counts import novelty
 from stages.train.params import LengthParams, TrainParams
 from stages.training.batches import IntArray, Sample
 
@@ -41,8 +40,6 @@ class Response:
     logprobs: FloatArray
     """The sampler's log π of each token, [S]."""
     score: float
-    bonus_factor: float = 1.0
-    """Factor of its bonus."""
 
 
 @dataclass(frozen=True)
@@ -108,22 +105,7 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
     counts.used = len(pairs)
     counts.ties = sum(pair.tie for pair in pairs)
     _check_trainable(counts, params)
-    return _with_factors(pairs, params), counts
-
-
-def _with_factors(pairs: list[Pair], params: TrainParams) -> list[Pair]:
-    """The pairs, each response with the factor of its bonus."""
-    if params.bonus_weight == "none":
-        return pairs
-    factors = novelty([ids for pair in pairs for ids in pair.responses]).reshape(-1, 2).tolist()
-    return [
-        replace(
-            pair,
-            chosen=replace(pair.chosen, bonus_factor=chosen),
-            rejected=replace(pair.rejected, bonus_factor=rejected),
-        )
-        for pair, (chosen, rejected) in zip(pairs, factors, strict=True)
-    ]
+    return pairs, counts
 
 
 def truncate(pair: Pair, lengths: LengthParams) -> Pair:

@@ -96,7 +96,6 @@ class PairObjective(Objective[Pair]):
             on_device(padded_logprobs(pairs, self.ref_logprobs), device),
             rows.response_mask,
             on_device(torch.tensor([response.score for response in responses]), device),
-            on_device(torch.tensor([response.bonus_factor for response in responses]), device),
         )
         chosen, rejected = zip(*(column.chunk(2) for column in columns), strict=True)
         tie = on_device(torch.tensor([pair.tie for pair in pairs]), device)

@@ -58,9 +58,7 @@ def made_up(seed: int) -> ResponseLogps:
     token_logp, ref_token_logp = -3.0 * torch.rand(2, 4, 4, generator=generator)
     mask = torch.arange(4) <= torch.arange(4)[:, None]
     score = torch.rand(4, generator=generator)
-    return ResponseLogps(
-        token_logp.requires_grad_(), ref_token_logp, mask, score, bonus_factor=torch.ones(4)
-    )
+    return ResponseLogps(token_logp.requires_grad_(), ref_token_logp, mask, score)
 
 
 def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:

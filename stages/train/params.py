@@ -94,8 +94,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
             return self.python.function
         if self.design == "none":
             return _LOSS_NAMES[self.loss]
-        design = self.design if self.bonus_weight == "none" else f"{self.design} by counts"
-        return design if self.loss == "sigmoid" else f"{design} + {self.loss}"
+        return self.design if self.loss == "sigmoid" else f"{self.design} + {self.loss}"
 
     def unused_fields(self) -> frozenset[str]:
         """The section of a function that is not called."""
@@ -112,10 +111,5 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
                 f"target_ratio = {self.target_ratio} with design = {self.design!r}: its bonus is 0 "
                 "where the policy is the reference, and no κ gives a ratio to 0; set train.kappa "
                 "in place of train.target_ratio"
-            )
-        if self.bonus_weight != "none" and not self.has_bonus:
-            raise ValueError(
-                f"bonus_weight = {self.bonus_weight!r} with design = 'none' weighs nothing; "
-                "set design, which is 'feb' for COPO, or bonus_weight to 'none'"
             )
         return self

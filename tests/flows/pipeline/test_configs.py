@@ -32,7 +32,6 @@ def test_a_shipped_configuration_is_valid(path):
         ("rpo", ["design", "loss", "reward_scale"]),
         ("rebel", ["design", "loss"]),
         ("se-popo", ["design"]),
-        ("copo", ["bonus_weight", "design"]),
     ],
 )
 def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differing):

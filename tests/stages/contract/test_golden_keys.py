@@ -68,17 +68,17 @@ GOLDEN = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "c1ca2f21ebd8c9d0",
+        "07809e342a9c55a6",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "61417a69ab861b62",
+        "16b406244bbb61f2",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "72d21ea34a3b40de",
+        "70bfe683135a2624",
     ),
     (
         PreferencesParams(),

@@ -5,7 +5,6 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.tables.schemas import PAIRS, read_rows, write_table
-from stages.train.counts import features, novelty
 from stages.train.data import load_pairs
 from stages.train.params import TrainParams
 from stages.train.reference import difference_to_sampler
@@ -104,57 +103,3 @@ def test_the_difference_to_the_sampler_leaves_unknown_values_out(tmp_path):
     assert (gap["mean"], gap["max"]) == (pytest.approx(0.5), pytest.approx(0.5))
     unknown = {index: tuple(side * np.nan for side in sides) for index, sides in reference.items()}
     assert difference_to_sampler(pairs, unknown) == {"mean": None, "max": None}
-
-
-def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
-    # Tokens that share no feature: 3 times [7], 1 time [8, 9], 2 times [5], 2 times [6].
-    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4, logprob=-3.0), PAIRS))
-    sides = [([7], [8, 9]), ([7], [5]), ([7], [6]), ([5], [6])]
-    for row, responses in zip(rows, sides, strict=True):
-        for side, tokens in zip(("chosen", "rejected"), responses, strict=True):
-            row |= {f"{side}_token_ids": tokens, f"{side}_logprobs": [-1.0] * len(tokens)}
-    path = tmp_path / "pairs.parquet"
-    write_table(path, PAIRS, rows)
-    pairs, _ = load_pairs([path], params(design="feb", bonus_weight="count"))
-    factors = [(pair.chosen.bonus_factor, pair.rejected.bonus_factor) for pair in pairs]
-    often, twice, once = ((count + 0.01) ** -0.5 for count in (3, 2, 1))
-    assert factors == [
-        pytest.approx(pair)
-        for pair in [(often, once), (often, twice), (often, twice), (twice, twice)]
-    ]
-    plain, _ = load_pairs([path], params(design="feb"))
-    assert {pair.chosen.bonus_factor for pair in plain} == {1.0}
-
-
-def test_novelty_is_the_confidence_width_of_all_responses():
-    generator = np.random.default_rng(0)
-    responses = [
-        generator.integers(0, 60, size=generator.integers(0, 12)).astype(np.int32)
-        for _ in range(5000)
-    ]
-    # By the definition, over a dense inverse; in one chunk.
-    phi = features(responses)
-    inverse = np.linalg.inv(phi.T @ phi + 0.01 * np.eye(phi.shape[1]))
-    expected = np.sqrt(np.einsum("nd,de,ne->n", phi, inverse, phi))
-    np.testing.assert_allclose(novelty(responses), expected, rtol=1e-9, atol=1e-12)
-    assert np.linalg.norm(phi, axis=1) == pytest.approx([1.0 if len(r) else 0.0 for r in responses])
-
-
-def test_features_are_hashed_counts_of_ngrams():
-    """Written out token by token in Python's integers."""
-    tokens, modulus = [5, 70000, 5, 5, 70000], 2**64
-    row = np.zeros(512)
-    for length in (1, 2, 3):
-        for start in range(len(tokens) - length + 1):
-            value = 0
-            for token in tokens[start : start + length]:
-                value = (value + token + 1) * 0x9E3779B97F4A7C15 % modulus
-            value = (value ^ value >> 31) * 0xBF58476D1CE4E5B9 % modulus
-            row[(value >> 32) % 512] += 1 if value >> 63 else -1
-    [hashed] = features([np.array(tokens, np.int32)])
-    np.testing.assert_allclose(hashed, row / np.linalg.norm(row), rtol=1e-12)
-
-
-def test_a_weight_without_a_bonus_is_refused():
-    with pytest.raises(ValueError, match="weighs nothing"):
-        params(design="none", bonus_weight="count")

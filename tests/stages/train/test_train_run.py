@@ -189,15 +189,6 @@ def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
     assert any("cut to 8 tokens" in message for message in training.warnings)
 
 
-def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
-    copo = {"design": "feb", "divergence": "reverse_kl", "kappa": 5.0}
-    plain = train(tmp_path / "plain", policy, [pairs], **copo)
-    weighed = train(tmp_path / "weighed", policy, [pairs], **copo, bonus_weight="count")
-    assert plain.weights != weighed.weights
-    # A batch's bonuses are all zero at the start: only their slopes are weighed.
-    assert plain.records[0]["loss"] == pytest.approx(weighed.records[0]["loss"], rel=1e-6)
-
-
 def test_the_checkpoint_is_an_ordinary_one(trained, policy):
     checkpoint = trained.checkpoint
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
