@@ -127,7 +127,6 @@ def preference_loss(
     divergence: str | float,
     label_smoothing: float = 0.0,
     loss: str = "sigmoid",
-    gap: Tensor | None = None,
 ) -> Tensor:
     """Preference loss of each pair: by default f-DPO's −log σ(β (f′_chosen − f′_rejected)).
 
@@ -141,16 +140,15 @@ def preference_loss(
         divergence: a name in `DIVERGENCES` or α in [0, 1].
         label_smoothing: ε in [0, 0.5].
         loss: a name in `LOSSES`.
-        gap: η (r_w − r_l) of the oracle's scores, [B], for rpo and rebel.
     """
     chosen_reward = implicit_reward(chosen_logratio, divergence=divergence)
     rejected_reward = implicit_reward(rejected_logratio, divergence=divergence)
     margin = beta * (chosen_reward - rejected_reward)
     of_margin = LOSSES[loss]
     if label_smoothing == 0.0:
-        return of_margin(margin, beta, gap)
-    wrong = of_margin(-margin, beta, gap)
-    return (1.0 - label_smoothing) * of_margin(margin, beta, gap) + label_smoothing * wrong
+        return of_margin(margin, beta)
+    wrong = of_margin(-margin, beta)
+    return (1.0 - label_smoothing) * of_margin(margin, beta) + label_smoothing * wrong
 
 
 OwnTerms = Callable[[ResponseLogps, ResponseLogps], Mapping[str, Tensor]]
@@ -185,7 +183,6 @@ def geb_objective(
             divergence=params.divergence,
             label_smoothing=params.label_smoothing,
             loss=params.loss,
-            gap=_score_gap(chosen, rejected, params),
         )
     )
     if tie is not None:
@@ -211,12 +208,3 @@ def geb_objective(
         chosen_reward=rewards[0],
         rejected_reward=rewards[1],
     )
-
-
-def _score_gap(
-    chosen: ResponseLogps, rejected: ResponseLogps, params: ObjectiveParams
-) -> Tensor | None:
-    """η (r_w − r_l), [B]; None if the scores are not known."""
-    if chosen.score is None or rejected.score is None:
-        return None
-    return params.reward_scale * (chosen.score - rejected.score)

@@ -57,13 +57,10 @@ class ObjectiveParams(Settings):
     """`paper` uses the published code's ε forms."""
     beta: float = Field(0.1, gt=0)
     """β of the preference loss."""
-    loss: Literal["sigmoid", "ipo", "rpo", "rebel"] = "sigmoid"
-    """Preference loss of the margin: f-DPO's `sigmoid`, `ipo`, or one that compares it with the
-    margin of the oracle's scores: `rpo` by their probabilities, `rebel` by its square."""
-    reward_scale: float = Field(1.0, gt=0)
-    """η, by which `rpo` and `rebel` multiply the difference of the scores."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """Preference loss of the margin: f-DPO's `sigmoid`, or `ipo`."""
     label_smoothing: float = Field(0.0, ge=0, le=0.5)
-    """Probability that a preference label is wrong, for `sigmoid` and `ipo`."""
+    """Probability that a preference label is wrong."""
     bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
     nll_weight: float = Field(0.0, ge=0)
@@ -77,18 +74,6 @@ class ObjectiveParams(Settings):
         reason = undefined(self.design, self.divergence, self.numerics)
         if reason:
             raise ValueError(f"design {self.design!r} under {self.divergence!r}: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _scores_are_compared_or_labels(self) -> Self:
-        compares = self.loss in ("rpo", "rebel")
-        unread = "label_smoothing" if compares else "reward_scale"
-        if getattr(self, unread) != type(self).model_fields[unread].default:
-            raise ValueError(
-                f"{unread} = {getattr(self, unread)} with loss = {self.loss!r}, which does not "
-                f"read it: leave {unread} out, or set loss to "
-                + ("'sigmoid' or 'ipo'" if compares else "'rpo' or 'rebel'")
-            )
         return self
 
 

@@ -39,7 +39,7 @@ class OwnObjective(OwnFunction):
 # Designs of log π − log π_ref: their bonus is 0 at the first step, where the two are the same.
 _ZERO_AT_FIRST = ("feb", "selm", "vpo", "se_popo")
 # Names of losses without a bonus, as their papers have them.
-_LOSS_NAMES = {"sigmoid": "f-DPO", "ipo": "IPO", "rpo": "RPO", "rebel": "REBEL"}
+_LOSS_NAMES = {"sigmoid": "f-DPO", "ipo": "IPO"}
 
 
 class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):

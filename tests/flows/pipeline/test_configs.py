@@ -29,8 +29,6 @@ def test_a_shipped_configuration_is_valid(path):
     [
         ("fdpo", ["design"]),
         ("ipo", ["design", "loss"]),
-        ("rpo", ["design", "loss", "reward_scale"]),
-        ("rebel", ["design", "loss"]),
         ("se-popo", ["design"]),
     ],
 )

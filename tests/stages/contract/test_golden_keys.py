@@ -68,17 +68,17 @@ GOLDEN = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "07809e342a9c55a6",
+        "04c5341dd55eeed1",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "16b406244bbb61f2",
+        "e515535a5e028647",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "70bfe683135a2624",
+        "f5ce9c025138083b",
     ),
     (
         PreferencesParams(),
