@@ -20,7 +20,7 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.loading import merged, with_fields
-from flows.pipeline.presets import configured, laid_over
+from flows.pipeline.presets import configured
 from flows.report.status import DONE
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
@@ -214,8 +214,7 @@ def _runs(
     seeds: Sequence[int],
     overrides: Mapping[str, Any],
 ) -> list[StudyRun]:
-    sections = merged(row.sections, laid_over(overrides))
-    config = configured(row.configuration, sections)
+    config = configured(row.configuration, merged(row.sections, overrides))
     axes = {}
     for name, value in {**row.fields, **coefficient}.items():
         axes[name] = [value]

@@ -127,6 +127,9 @@ def _tell(error: BaseException) -> int:
             return _say(EXIT_USER, str(error), remedy)
         case GebError():
             return _say(EXIT_FAILED, str(error))
+        case RuntimeError() if "home directory" in str(error):
+            # The home folder of a user whom this machine does not know.
+            return _say(EXIT_USER, str(error), "write the path without ~")
         case BrokenPipeError():
             _drop_output()
             return EXIT_FAILED

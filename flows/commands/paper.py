@@ -20,7 +20,7 @@ from flows.commands.common import (
 )
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.external import HubUnreachableError
-from flows.pipeline.loading import with_overrides
+from flows.pipeline.form import SETTINGS
 from flows.pipeline.presets import store_of_overrides
 from flows.report.files import write_file
 from stages.contract.errors import UserError
@@ -49,7 +49,7 @@ def paper(
     from experiments.paper.tables import paper_rows
     from experiments.study import planned_runs, selected
 
-    config = with_overrides({}, overrides or ())
+    config = {SETTINGS: overrides or ()}
     rows = paper_rows(scale)
     planned = planned_runs(selected(rows, only or ()), config)
     if dry_run:

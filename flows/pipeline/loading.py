@@ -3,6 +3,7 @@
 import copy
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -75,16 +76,7 @@ def _replaced(values: Sections, name: str, value: Any) -> dict[str, Any]:
     nested = value
     for part in reversed(names):
         nested = {part: nested}
-    return _laid_over(values, _anchored(nested), len(names))
-
-
-def _laid_over(values: Sections, nested: Sections, depth: int) -> dict[str, Any]:
-    """Sections with the one setting that ``nested`` has at a depth."""
-    [(name, value)] = nested.items()
-    section = values.get(name)
-    if depth > 1 and isinstance(section, dict):
-        value = _laid_over(section, value, depth - 1)
-    return {**values, name: value}
+    return merged(values, _anchored(nested), len(names))
 
 
 def _anchored(values: dict[str, Any]) -> dict[str, Any]:
@@ -92,22 +84,26 @@ def _anchored(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def load_overridden(path: Path, overrides: Sections, origin: str) -> RunConfig:
-    """Reads the configuration of a run and lays nested ``overrides`` over it.
+def load_overridden(
+    path: Path | None, overrides: Sections, lines: Sequence[str], origin: str
+) -> RunConfig:
+    """Reads the configuration of a run, and lays sections and then ``NAME=VALUE`` lines over it.
 
-    Errors are as in :func:`load_config`, and name the overrides' ``origin``.
+    Without a ``path``, fields that are not given have their defaults. Errors are as in
+    :func:`load_config`, and name the overrides' ``origin``.
     """
-    current = _anchored(copy.deepcopy(dict(overrides)))
-    return check_config(merged(read_sections(path), current), origin)
+    given = _anchored(copy.deepcopy(dict(overrides)))
+    values = merged(read_sections(path), given) if path else given
+    return check_config(with_overrides(values, lines), origin)
 
 
-def merged(values: Sections, others: Sections) -> dict[str, Any]:
-    """Nested sections with others laid over them."""
+def merged(values: Sections, others: Sections, depth: float = math.inf) -> dict[str, Any]:
+    """Nested sections with others laid over them; below a depth others replace them."""
     result = dict(values)
     for name, other in others.items():
         value = result.get(name)
-        if isinstance(value, dict) and isinstance(other, dict):
-            other = merged(value, other)
+        if depth > 1 and isinstance(value, dict) and isinstance(other, dict):
+            other = merged(value, other, depth - 1)
         result[name] = other
     return result
 

@@ -2,12 +2,13 @@
 
 import datetime
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import LONG_NAMES, SETTINGS
-from flows.pipeline.loading import Sections, check_config, load_overridden, merged, with_overrides
+from flows.pipeline.loading import Sections, load_overridden, merged, with_overrides
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -39,22 +40,19 @@ def configured(preset: str, overrides: Sections) -> RunConfig:
     Raises:
         UserError: The preset is unknown, or a value is wrong; the message names all of them.
     """
+    sections, lines = _fields_and_lines(overrides)
     store = os.environ.get(STORE_VARIABLE)
-    given = ({"store": store} if store else {}) | laid_over(overrides)
+    given = ({"store": store} if store else {}) | sections
     if preset == NO_PRESET:
-        return check_config(given, "the configuration")
+        return load_overridden(None, given, lines, "the configuration")
     presets = _presets()
     if preset not in presets:
         raise UserError(f"no preset is named {preset!r}", f"one of: {', '.join(preset_names())}")
-    return load_overridden(presets[preset], given, f"preset {preset} with the fields given")
+    return load_overridden(presets[preset], given, lines, f"preset {preset} with the fields given")
 
 
-def laid_over(overrides: Sections) -> dict[str, Any]:
-    """Overrides of a form as sections of a configuration, its lines laid over its fields.
-
-    Raises:
-        UserError: A line is not NAME=VALUE.
-    """
+def _fields_and_lines(overrides: Sections) -> tuple[dict[str, Any], Sequence[str]]:
+    """Overrides of a form as sections of a configuration, and its lines, which come after them."""
     sections = dict(overrides)
     lines = sections.pop(SETTINGS, None) or ()
     if isinstance(lines, str):
@@ -63,13 +61,13 @@ def laid_over(overrides: Sections) -> dict[str, Any]:
         section, _, field = LONG_NAMES[name].partition(".")
         value = sections.pop(name)
         sections = merged(sections, {section: {field: value}})
-    return merged(sections, with_overrides({}, lines))
+    return sections, lines
 
 
 def store_of_overrides(overrides: Sections) -> str:
     """The store that ``overrides`` name, else ``GEB_STORE``'s, else ``store`` here."""
-    named = laid_over(overrides).get("store") or os.environ.get(STORE_VARIABLE)
-    return location_of(named or DEFAULT_STORE)
+    named = with_overrides(*_fields_and_lines(overrides)).get("store")
+    return location_of(named or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE)
 
 
 def configs_folder() -> Path:

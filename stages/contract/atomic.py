@@ -22,7 +22,7 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
         UserError: The disk is full, or the folder cannot be written.
     """
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with explain_disk_errors(path):
+    with explain_disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield scratch
@@ -69,7 +69,8 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
             raise UserError(f"no space left on the device that holds {folder}", remedy) from error
         if number in (errno.EROFS, errno.EACCES, errno.EPERM):
             named = getattr(error, "filename", None)
-            if named and not Path(named).is_relative_to(folder):
+            # The folder itself may be still to make, below one that takes nothing.
+            if named and not (Path(named) in folder.parents or Path(named).is_relative_to(folder)):
                 raise UserError(
                     f"{named} cannot be opened: {os.strerror(number)}",
                     "let the user that the stage runs as open it",

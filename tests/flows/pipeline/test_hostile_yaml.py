@@ -58,7 +58,7 @@ def test_it_is_refused_by_name(tmp_path, text, parts):
 def test_what_a_form_sends_is_held_to_the_same():
     path = Path(__file__).parents[3] / "configs/quickstart.yaml"
     with pytest.raises(UserError, match=r"train\.nll_weight: .*finite"):
-        load_overridden(path, {"train": {"nll_weight": float("inf")}}, "the form")
+        load_overridden(path, {"train": {"nll_weight": float("inf")}}, (), "the form")
 
 
 def test_set_on_an_anchor_leaves_its_alias_as_it_was(tmp_path):

@@ -86,7 +86,7 @@ def test_suite_with_another_oracle_takes_no_threshold_of_the_run():
         "evaluation": {"correct_from": 1.0, "pass_at_k": [1]},
         "suites": {"math": {"score": {"oracle": "math_verify"}}, "own": {"prompts": "x.jsonl"}},
     }
-    config = load_overridden(ROOT / "configs/quickstart.yaml", changes, "test")
+    config = load_overridden(ROOT / "configs/quickstart.yaml", changes, (), "test")
     assert config.for_suite("own").evaluation.correct_from == 1.0
     assert config.for_suite("math").evaluation.correct_from is None
     assert config.for_suite("math").evaluation.pass_at_k == ()

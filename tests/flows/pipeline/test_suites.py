@@ -30,7 +30,7 @@ LAST = {"prompts": PROMPTS, "score": {"oracle": "math_verify"}}
 
 
 def steps_of(**changes):
-    config = load_overridden(QUICKSTART, {"iterations": 2, **changes}, "test")
+    config = load_overridden(QUICKSTART, {"iterations": 2, **changes}, (), "test")
     return {step.name: step for step in resolve_run(config).steps}
 
 
@@ -89,7 +89,7 @@ def test_a_suite_is_stored_whole_with_paths_from_its_file(tmp_path):
 
 
 def test_a_suite_s_table_has_the_base_and_its_iterations(tmp_path):
-    config = load_overridden(QUICKSTART, {"suites": {"front": EACH}}, "test")
+    config = load_overridden(QUICKSTART, {"suites": {"front": EACH}}, (), "test")
     policy, base = {"a": [1.0, 1.0], "b": [1.0, 0.0]}, {"a": [0.0, 1.0], "b": [0.0, 0.0]}
     metrics = {"mean_reward": 0.75, "base_mean_reward": 0.25, "win_rate": 1.0, "tied_prompts": 0}
     metrics |= {"mean_log_pi": -3.0, "mean_log_pi_ref": -4.5, "base_mean_log_pi": -2.0}

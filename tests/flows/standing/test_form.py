@@ -107,6 +107,11 @@ def test_wrong_values_are_refused_by_the_run_or_by_the_form(wrong):
         configured("quickstart", wrong)
 
 
+def test_a_line_replaces_a_preset_s_mapping_that_a_field_extends():
+    assert configured("hard-sums", {"suites": {}}).suites
+    assert not configured("hard-sums", {"settings": ["suites={}"]}).suites
+
+
 def test_the_store_is_the_environment_s_or_the_form_s(monkeypatch):
     monkeypatch.setenv("GEB_STORE", "/srv/store")
     assert configured("quickstart", {}).store == "/srv/store"

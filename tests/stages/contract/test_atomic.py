@@ -44,6 +44,17 @@ def test_a_disk_that_takes_nothing_is_named(tmp_path, monkeypatch, number, said)
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(UserError, match=said) as caught:
         write_atomically(path, "new", durable=True)
-    assert str(path) in caught.value.message and caught.value.remedy
+    assert str(tmp_path) in caught.value.message and caught.value.remedy
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("denied", ["", "new", "new/.file.json.1a2b3c4d"])
+def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path, monkeypatch, denied):
+    def refuse(*_, **__):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / denied))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(UserError, match=f"^{tmp_path / 'new'} cannot be written") as caught:
+        write_atomically(tmp_path / "new/file.json", "text")
+    assert "store" in caught.value.remedy
