@@ -161,7 +161,7 @@ def run_stage(
         options: As of this program.
         resources: Those of the stage; one engine if unset.
     """
-    store = Store.open(str(folder / f"store-{name}"), create=True)
+    store = Store.in_folder(str(folder / f"store-{name}"), create=True)
     model = options.model or folder / "model"
     prompts = folder / "prompts.parquet"
     params = GenerateParams.model_validate(

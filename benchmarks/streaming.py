@@ -83,7 +83,7 @@ def main() -> None:
 
 def measure(folder: Path, rows: int) -> list[Measurement]:
     """Runs prepare on ``rows`` prompts and pair on twice as many responses to them."""
-    store = Store.open(str(folder / "store"), create=True)
+    store = Store.in_folder(str(folder / "store"), create=True)
     source = folder / "prompts.jsonl"
     _write_prompts(source, rows)
     params = PrepareParams(iterations=1, test_prompts=1)

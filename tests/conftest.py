@@ -84,7 +84,7 @@ def finished(prefect_server, tmp_path_factory):
 @pytest.fixture
 def store(tmp_path):
     """An empty store."""
-    return Store.open(str(tmp_path / "store"), create=True)
+    return Store.in_folder(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture

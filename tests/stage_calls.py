@@ -55,7 +55,7 @@ def write_prompts(path, prompts):
 
 def request_for(params, inputs, store, *, seed=0, resources=None):
     """A request whose inputs are files, folders or references to artifacts."""
-    Store.open(str(store), create=True)
+    Store.in_folder(str(store), create=True)
     return make_request(
         params,
         inputs={

@@ -76,7 +76,7 @@ def training(inputs, store, *, epochs=32, **resources):
 def train(request, runner, on_event):
     """Trains to the end."""
     runner.run(request, on_event)
-    artifact = Store.open(request.store).load(request.stage, request.key)
+    artifact = Store.in_folder(request.store).load(request.stage, request.key)
     assert artifact is not None
     return artifact
 
@@ -124,7 +124,7 @@ def _is_under_way(event):
 
 def processes_of_second_node(request):
     """All of a training's processes on its second node."""
-    work = str(Store.open(request.store).work_path(request.stage, request.key))
+    work = str(Store.in_folder(request.store).work_path(request.stage, request.key))
     starters = [
         process
         for process in psutil.process_iter(["cmdline", "name"])

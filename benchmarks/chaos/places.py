@@ -109,7 +109,7 @@ class FolderPlace(Place):
 
     def open(self) -> Store:
         """See :class:`Place`."""
-        return Store.open(self.location)
+        return Store.in_folder(self.location)
 
     def forget(self, keys: Iterable[tuple[str, str]]) -> None:
         """See :class:`Place`."""
@@ -168,9 +168,9 @@ class BucketPlace(Place):
         """See :class:`Place`."""
         store = self.open()
         gone = set(keys)
-        for held in list(store.held()):
-            if (held.stage, held.key) in gone:
-                store.remove(held)
+        for entry in list(store.entries()):
+            if (entry.stage, entry.key) in gone:
+                store.remove(entry)
 
     def files(self) -> list[str]:
         """See :class:`Place`."""

@@ -104,7 +104,7 @@ def _meta_policy(job: TrainingJob) -> Any:
 def train_ours(job: TrainingJob, **changes: Any) -> Training:
     """The train stage, plain DPO, one epoch."""
     store = Path(job.folder) / "store"
-    Store.open(str(store), create=True)
+    Store.in_folder(str(store), create=True)
     settings: dict[str, Any] = {
         "design": "none",
         "kappa": 0.0,

@@ -12,9 +12,9 @@ from flows.execution.run_record import RunRecord, recorded
 from stages.contract.errors import EXIT_FAILED, DamagedArtifactError
 from stages.contract.manifest import Manifest
 from stages.store.base import Store
-from stages.store.local_usage import Held
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
+from stages.store.usage import StoreEntry
 
 _Name = tuple[str, str]
 """Stage and key of an artifact."""
@@ -55,9 +55,9 @@ def gc(
     garbage = collect_garbage(opened)
     if delete:
         garbage = remove_garbage(opened, garbage)
-    total = sum(item.held.bytes for item in garbage)
-    document = [{"path": held.place, "why": why, "bytes": held.bytes} for held, why in garbage]
-    shown = [f"{_mib(held.bytes):>10}  {held.place}  {why}" for held, why in garbage]
+    total = sum(item.entry.bytes for item in garbage)
+    document = [{"path": entry.place, "why": why, "bytes": entry.bytes} for entry, why in garbage]
+    shown = [f"{_mib(entry.bytes):>10}  {entry.place}  {why}" for entry, why in garbage]
     done = "deleted" if delete else "can go; --delete removes them"
     answer(as_json, document, *shown, f"{len(garbage)} things, {_mib(total)}, {done}")
 
@@ -69,7 +69,7 @@ def _mib(size: int) -> str:
 class Garbage(NamedTuple):
     """An artifact or a leftover that can be removed, and why."""
 
-    held: Held
+    entry: StoreEntry
     why: str
 
 
@@ -79,12 +79,15 @@ def collect_garbage(store: Store) -> list[Garbage]:
     The inputs of a needed artifact are needed too. A key that is being computed is left alone.
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
-    listed = list(store.held())
-    present = {(held.stage, held.key) for held in listed if held.kind == "artifact"}
+    listed = list(store.entries())
+    present = {(entry.stage, entry.key) for entry in listed if entry.kind == "artifact"}
     store.refresh("models")
     needed = _needed(store, store.manifest)
-    garbage = [Garbage(held, why) for held in listed if (why := _why(store, held, needed, present))]
-    return sorted(garbage, key=lambda item: item.held.bytes, reverse=True)
+    garbage = []
+    for entry in listed:
+        if why := _why(store, entry, needed, present):
+            garbage.append(Garbage(entry, why))
+    return sorted(garbage, key=lambda item: item.entry.bytes, reverse=True)
 
 
 def remove_garbage(store: Store, garbage: list[Garbage]) -> list[Garbage]:
@@ -96,16 +99,16 @@ def remove_garbage(store: Store, garbage: list[Garbage]) -> list[Garbage]:
         # Runs record the keys that they want before they compute or read them.
         store.refresh("runs")
         store.refresh("models")
-        if _why(store, item.held, _needed(store, manifest), set(store.artifacts())):
-            store.remove(item.held)
+        if _why(store, item.entry, _needed(store, manifest), set(store.artifacts())):
+            store.remove(item.entry)
             removed.append(item)
     return removed
 
 
-def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> str:
+def _why(store: Store, entry: StoreEntry, needed: set[_Name], present: set[_Name]) -> str:
     """Reason why an entry can be removed; empty if it cannot."""
-    name = held.stage, held.key
-    match held.kind:
+    name = entry.stage, entry.key
+    match entry.kind:
         case "aside":
             return "set aside"
         case "artifact":
@@ -115,7 +118,7 @@ def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> s
             why = "" if is_resumable else "state of an attempt that no run will go on with"
         case "scratch":
             # It may have become an artifact since the store was listed.
-            is_artifact = held.place == f"artifacts/{held.stage}/{held.key}" and name in present
+            is_artifact = entry.place == f"artifacts/{entry.stage}/{entry.key}" and name in present
             why = "" if is_artifact else "left by an attempt that was killed"
     return why if why and store.lease(*name).holder() is None else ""
 

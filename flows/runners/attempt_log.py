@@ -27,7 +27,7 @@ _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 def new_log(request: Request) -> Path:
     """Path for the log of a new attempt at a request, named by its start; its folder is made."""
     stamp = time.strftime(_STARTED, time.gmtime())
-    folder = Store.open(request.store).log_path(request.stage, request.key)
+    folder = Store.in_folder(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
 

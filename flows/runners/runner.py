@@ -129,7 +129,7 @@ class Runner:
         # The stage could not remove its work folder, a mount. One that is not empty is a failed
         # attempt's.
         with contextlib.suppress(OSError):
-            Store.open(request.store).work_path(request.stage, request.key).rmdir()
+            Store.in_folder(request.store).work_path(request.stage, request.key).rmdir()
         raise_for(ending, log, request, stopped=self._stopping.is_set())
 
     def _follow(self, job: StageJob) -> Ending:

@@ -68,7 +68,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
         StoppedError: SIGTERM came.
     """
     params = checked_params(stage.params, request)
-    store = Store.open(request.store)
+    store = Store.in_folder(request.store)
     lease = store.lease(request.stage, request.key)
     with explain_disk_errors(store.root):
         lease.acquire(

@@ -41,8 +41,8 @@ from stages.contract.errors import (
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
-from stages.store.local_usage import LEVELS, SCRATCH, Held, held_by
 from stages.store.locks import FileLease
+from stages.store.usage import LEVELS, SCRATCH, StoreEntry, entries_of
 
 MARKER = "store.json"
 FORMAT = 2
@@ -114,7 +114,7 @@ class Store:
         return f"{self.root}#{marker.get('id', '')}"
 
     @classmethod
-    def open(cls, location: str, *, create: bool = False) -> Store:
+    def in_folder(cls, location: str, *, create: bool = False) -> Store:
         """Opens the store in a folder; with ``create`` makes an empty one if there is nothing yet.
 
         See :func:`stages.store.opening.open_store` for errors.
@@ -268,11 +268,11 @@ class Store:
             if not folder.name.startswith(SCRATCH):
                 yield folder.parent.name, folder.name
 
-    def held(self) -> Iterator[Held]:
+    def entries(self) -> Iterator[StoreEntry]:
         """Yields everything that takes room, for garbage collection."""
         contents = [entry for folder in LEVELS for entry in self.contents(folder)]
         # Listed last: what is published meanwhile is an artifact, not what an attempt left.
-        return held_by(contents, set(self.artifacts()), self.left_seconds)
+        return entries_of(contents, set(self.artifacts()), self.left_seconds)
 
     def contents(self, folder: str) -> Iterator[tuple[str, int, float]]:
         """Yields name, bytes and time of the last write of everything below a folder."""
@@ -287,8 +287,8 @@ class Store:
                     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
                     yield path.relative_to(self.root).as_posix(), size, status.st_mtime
 
-    def remove(self, gone: Held) -> None:
-        """Deletes an entry of :meth:`held`; it disappears at once, or not at all."""
+    def remove(self, gone: StoreEntry) -> None:
+        """Deletes an entry of :meth:`entries`; it disappears at once, or not at all."""
         path = self.root / gone.place
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
@@ -307,7 +307,7 @@ def quarantine_place(stage: str, key: str) -> str:
 
 
 def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
-    """Content of the marker of the store in a folder; with ``create`` see :meth:`Store.open`.
+    """Content of the marker of the store in a folder; with ``create`` see :meth:`Store.in_folder`.
 
     Raises:
         UserError: The folder holds another thing, or a store of another format.

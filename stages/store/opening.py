@@ -50,7 +50,7 @@ def open_store(location: str, *, create: bool = False) -> Store:
         from stages.store.remote.store import RemoteStore
 
         return RemoteStore.connect(location, cache_home(), create=create)
-    store = Store.open(location, create=create)
+    store = Store.in_folder(location, create=create)
     if store.mirror_of is not None:
         raise UserError(
             f"{store.root} is the local folder of the store {store.mirror_of}",

@@ -73,7 +73,7 @@ def load_call(text: bytes, events: Emitter) -> StageContext[Any]:
         call.request,
         params=stage.params.model_validate(call.request.params),
         out=call.out,
-        store=Store.open(call.request.store),
+        store=Store.in_folder(call.request.store),
         events=events,
         inputs=call.inputs,
     )

@@ -43,7 +43,9 @@ class Docker(Launcher):
         container.kill()
 
     def await_end(self, request, pids):
-        for container in self.containers(f"{STORE_LABEL}={Store.open(request.store).identity}"):
+        for container in self.containers(
+            f"{STORE_LABEL}={Store.in_folder(request.store).identity}"
+        ):
             container.wait()
 
     def left(self, store):

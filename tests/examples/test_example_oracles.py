@@ -60,7 +60,7 @@ def score(folder, oracle, rows, **environment):
     request = request_for(score_params("python"), inputs, folder / "store")
     code, message = run_there(request, folder, environment)
     assert code == EXIT_OK, message
-    artifact = Store.open(str(folder / "store")).load("score", request.key)
+    artifact = Store.in_folder(str(folder / "store")).load("score", request.key)
     return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
 

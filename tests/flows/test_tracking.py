@@ -65,7 +65,7 @@ def attempt(folder, tracker, done, *, fails=False, **changes):
     """One attempt at a run of two iterations with one tracker; returns the warnings."""
     settings = {"name": "tracked", "iterations": 2, "tracking": {"report_to": [tracker]}} | changes
     config = RunConfig.model_validate(settings)
-    record = RunRecord(Store.open(str(folder / "store"), create=True), "tracked")
+    record = RunRecord(Store.in_folder(str(folder / "store"), create=True), "tracked")
     record.path.mkdir(parents=True, exist_ok=True)
     summary = summary_of(config, folder / "artifacts", done)
     warnings = []

@@ -31,5 +31,5 @@ def run_stage(request, path, *, vllm=False):
             check=False,
         )
     assert done.returncode == 0, log.read_text()[-8000:]
-    artifact = Store.open(request.store).load(request.stage, request.key)
+    artifact = Store.in_folder(request.store).load(request.stage, request.key)
     return artifact.path

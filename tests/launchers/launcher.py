@@ -106,7 +106,7 @@ def shared_folder(folders):
 
 def logs_of(request):
     """The logs of all attempts at a request."""
-    folder = Store.open(request.store).log_path(request.stage, request.key)
+    folder = Store.in_folder(request.store).log_path(request.stage, request.key)
     return "".join(log.read_text() for log in sorted(folder.glob("*.log")))
 
 

@@ -44,7 +44,7 @@ class Slurm(Launcher):
         take_all_nodes()
 
     def await_end(self, request, pids):
-        store = Store.open(request.store)
+        store = Store.in_folder(request.store)
         wait_until(lambda: not jobs_of(store))
         assert all(gone(pid) for pid in pids)
 

@@ -27,7 +27,7 @@ GPUS_LABEL = "geb.gpus"
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
     """Mounts of a stage: files and folders of the host, at the path that they have there."""
-    root = str(Store.open(request.store).root)
+    root = str(Store.in_folder(request.store).root)
     modes = {root: "ro"}
     for folder in writable_folders(request):
         modes[str(folder)] = "rw"
@@ -91,7 +91,7 @@ def container_options(
         "labels": {
             STAGE_LABEL: request.stage,
             KEY_LABEL: request.key,
-            STORE_LABEL: Store.open(request.store).identity,
+            STORE_LABEL: Store.in_folder(request.store).identity,
             GPUS_LABEL: ",".join(devices),
         },
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends

@@ -47,7 +47,7 @@ class DockerPlace:
     def find(self, job: StageJob) -> None:
         """See :class:`flows.runners.place.Place`: none goes on without its orchestrator."""
         request = job.request
-        store = Store.open(request.store).identity
+        store = Store.in_folder(request.store).identity
         labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={store}"]
         with contextlib.closing(connect()) as client:
             left = client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)

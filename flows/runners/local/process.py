@@ -120,7 +120,7 @@ class ProcessPlace:
 
 
 def _environment(request: Request, gpus: Iterable[str]) -> dict[str, str]:
-    store = Store.open(request.store)
+    store = Store.in_folder(request.store)
     in_bucket = store.mirror_of is not None
     variables = stage_environment(in_bucket=in_bucket)
     # A stage that holds no GPU must not see the GPUs of other stages.

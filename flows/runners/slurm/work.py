@@ -179,7 +179,7 @@ class SlurmJob:
         if self._job.stopping.is_set():
             return Ending("exited", code)
         # A job whose node died may have the exit code 0.
-        if code == EXIT_OK and Store.open(request.store).load(request.stage, request.key):
+        if code == EXIT_OK and Store.in_folder(request.store).load(request.stage, request.key):
             return Ending("exited", code)
         # A job with a silent node is COMPLETING until Slurm gives the node up.
         final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
@@ -270,7 +270,7 @@ def status_of(folder: Path) -> Status | None:
 
 def jobs_folder(request: Request) -> Path:
     """Folder of the folders of all jobs of a store."""
-    return Store.open(request.store).root / "slurm" / "jobs"
+    return Store.in_folder(request.store).root / "slurm" / "jobs"
 
 
 def folders_for(request: Request) -> list[Path]:

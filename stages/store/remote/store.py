@@ -35,7 +35,6 @@ from stages.contract.errors import (
 )
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
 from stages.store.base import FORMAT, MARKER, Artifact, Store, quarantine_place
-from stages.store.local_usage import Held
 from stages.store.locks import FileLease, exclusive_lock
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.records import Records
@@ -45,6 +44,7 @@ from stages.store.remote.transfer import (
     download_files,
     upload_missing,
 )
+from stages.store.usage import StoreEntry
 
 _MARKER_DATA = b'{"format": 3}'
 
@@ -207,7 +207,7 @@ class RemoteStore(Store):
         for name, entry in self.bucket.list(folder).items():
             yield f"{folder}/{name}", entry.size, entry.modified
 
-    def remove(self, gone: Held) -> None:
+    def remove(self, gone: StoreEntry) -> None:
         """See :class:`Store`; what is here of it goes as well."""
         # First the manifest, which makes the others count.
         self.bucket.delete([f"{gone.place}/{MANIFEST}"])

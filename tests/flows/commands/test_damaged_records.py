@@ -34,7 +34,7 @@ DAMAGES = {
 def healthy(tmp_path_factory):
     """A store with a run, a step and a model with an alias; and the model's key."""
     root = tmp_path_factory.mktemp("healthy") / "store"
-    store = Store.open(str(root), create=True)
+    store = Store.in_folder(str(root), create=True)
     artifact = checkpoint_artifact(store, "one")
     record = RunRecord(store, "nightly")
     quickstart = ROOT / "configs/quickstart.yaml"

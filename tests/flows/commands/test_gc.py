@@ -11,7 +11,7 @@ from flows.execution.run_record import RunRecord
 from stages.contract.params import StageParams
 from stages.harness.program import Stage
 from stages.store.base import Store
-from stages.store.local_usage import Held
+from stages.store.usage import StoreEntry
 from tests.flows.records import recorded
 from tests.stage_calls import call
 
@@ -53,7 +53,7 @@ def test_what_has_become_an_artifact_since_the_look_stays(store):
     artifact = made(store, "one")
     key = artifact.manifest.key
     needs(store, artifact)
-    left = Held("scratch", "note", key, f"artifacts/note/{key}", 1)
+    left = StoreEntry("scratch", "note", key, f"artifacts/note/{key}", 1)
     assert remove_garbage(store, [Garbage(left, "left by an attempt")]) == []
     assert set(store.artifacts()) == {("note", key)}
 
@@ -110,7 +110,7 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(store, tmp_path
 
 
 def test_names_in_brackets_are_shown_as_they_are(tmp_path):
-    store = Store.open(str(tmp_path / "[/old]" / "store"), create=True)
+    store = Store.in_folder(str(tmp_path / "[/old]" / "store"), create=True)
     artifact = made(store, "content")
     artifact.file("note.txt").chmod(0o644)
     artifact.file("note.txt").write_text("changed")

@@ -34,7 +34,7 @@ OLD = time.time() - 3600
 @pytest.fixture
 def record(tmp_path):
     """A run that has a configuration and nothing else."""
-    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
+    record = RunRecord(Store.in_folder(str(tmp_path / "store"), create=True), "small")
     record.save_config(load_config(write_config(tmp_path)))
     return record
 

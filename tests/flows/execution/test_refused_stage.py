@@ -48,6 +48,6 @@ def test_a_stage_that_its_place_refuses_ends_the_run_at_once(prefect_server, tmp
     done = run_program(sys.executable, "-c", code, write_probes(tmp_path, config))
     assert done.stderr.endswith("refused: probe/1: the quota does not allow the pod\n")
     states = {
-        step.step: step.state for step in RunRecord(Store.open(config.store), "probes").steps()
+        step.step: step.state for step in RunRecord(Store.in_folder(config.store), "probes").steps()
     }
     assert states == {"probe/0": "stopped", "probe/1": "failed"}

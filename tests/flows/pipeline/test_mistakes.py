@@ -195,7 +195,7 @@ def place(tmp_path_factory):
     """A configuration, a store with one run, damaged checkpoints and prompts, other files."""
     folder = tmp_path_factory.mktemp("place")
     write_config(folder)
-    run = Store.open(str(folder / "store"), create=True).run_path("mine")
+    run = Store.in_folder(str(folder / "store"), create=True).run_path("mine")
     for path, text in {
         run / "config.json": "{}",
         folder / "store/elsewhere/config.json": "{}",

@@ -205,7 +205,7 @@ def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time():
 
 def test_rates_of_the_last_runs_replace_the_formula(copied):
     """The next iteration of a run is as fast, token by token, as the one before."""
-    store = Store.open(str(copied.parent / "store"))
+    store = Store.in_folder(str(copied.parent / "store"))
     longer = load_config(copied, ["iterations=2"])
     steps = {step.step: step for step in estimated(longer).steps}
     record = RunRecord(store, "small").step(TRAIN)
@@ -240,7 +240,7 @@ def test_a_rate_holds_for_its_engine_and_devices_only(copied, monkeypatch):
     assert not is_measured(load_config(copied, ["train.precision=bfloat16"]))
     assert not is_measured(load_config(copied, ["train.deepspeed.zero_stage=1"]))
     assert not is_measured(load_config(copied, ["resources.train.gpus=1"]))
-    store = Store.open(str(copied.parent / "store"))
+    store = Store.in_folder(str(copied.parent / "store"))
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
         assert measured_rates(store) == {}
@@ -267,7 +267,7 @@ def test_a_rate_of_gpus_is_the_accelerator_s(copied, monkeypatch, accelerator, n
         return read(store, stage, key).model_copy(update={"accelerator": accelerator})
 
     monkeypatch.setattr(Store, "manifest", manifest)
-    store = Store.open(str(copied.parent / "store"))
+    store = Store.in_folder(str(copied.parent / "store"))
     on_gpus = load_config(copied, ["resources.train.gpus=2"])
     RunRecord(store, "small").save_config(on_gpus)
     devices = [kind.device.name for kind in measured_rates(store) if kind.stage == "train"]
@@ -275,7 +275,7 @@ def test_a_rate_of_gpus_is_the_accelerator_s(copied, monkeypatch, accelerator, n
 
 
 def test_a_run_on_record_without_prompts_has_no_rates(copied):
-    store = Store.open(str(copied.parent / "store"))
+    store = Store.in_folder(str(copied.parent / "store"))
     rates = measured_rates(store)
     RunRecord(store, "empty").save_config(load_config(copied, ["name=empty", "inputs.prompts=[]"]))
     assert measured_rates(store) == rates

@@ -193,7 +193,7 @@ def test_a_comparison_begins_with_its_verdict(two, tmp_path):
 
 
 def test_a_comparison_is_a_page_and_a_document(two, tmp_path):
-    store = Store.open(str(tmp_path / "store"), create=True)
+    store = Store.in_folder(str(tmp_path / "store"), create=True)
     written = write_comparison(store, compare_summaries(two), "compared")
     folder = store.run_path("compared")
     assert written.page == str(folder / "comparison.html")

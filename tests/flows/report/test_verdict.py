@@ -178,7 +178,7 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(record, geb_here)
 
 def test_the_page_lists_the_settings_and_needs_no_network(tmp_path):
     run = summary(tmp_path, promoted=None)
-    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
+    record = RunRecord(Store.in_folder(str(tmp_path / "store"), create=True), "small")
     record.save_config(run.config)
     page = Path(write(record, run)).read_text()
     assert "beta: 0.5" in page.split("Every setting")[1]

@@ -37,7 +37,7 @@ class Preempting(Runner):
     def run(self, request, on_event):
         self.attempts += 1
         if self.attempts <= len(self._saved):
-            work = Store.open(request.store).work_path(request.stage, request.key)
+            work = Store.in_folder(request.store).work_path(request.stage, request.key)
             work.mkdir(parents=True, exist_ok=True)
             (work / self._saved[self.attempts - 1]).touch()
             raise PreemptedError(f"{request.step}: job {self.attempts} was preempted")

@@ -37,7 +37,7 @@ from tests.programs import run_program
 
 
 def request_for(store, **resources):
-    return probe_request(Store.open(str(store), create=True), Resources(**resources))
+    return probe_request(Store.in_folder(str(store), create=True), Resources(**resources))
 
 
 def test_settings_of_a_stage_override_the_general_ones():

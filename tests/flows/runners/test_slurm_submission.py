@@ -111,7 +111,7 @@ def test_an_artifact_of_another_orchestrator_is_not_made_again(request_, probe_s
         lease.acquire()
 
         def heard(event):
-            if Store.open(request_.store).load(request_.stage, request_.key) is None:
+            if Store.in_folder(request_.store).load(request_.stage, request_.key) is None:
                 other.close()
                 make_runner(Execution()).run(request_, lambda _: None)
 

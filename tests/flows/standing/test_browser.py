@@ -69,7 +69,7 @@ def test_a_run_goes_from_the_form_over_a_retry_to_the_report(standing, tmp_path)
 
 
 def test_samples_are_put_in_order_filtered_and_printed(tmp_path):
-    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "read")
+    record = RunRecord(Store.in_folder(str(tmp_path / "store"), create=True), "read")
     suites = {"extra": {"prompts": "extra.jsonl"}}
     config = RunConfig(name="read", iterations=1, suites=suites)
     record.save_config(config)

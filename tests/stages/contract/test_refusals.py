@@ -26,7 +26,7 @@ from tests.stages.contract.writer_stage import WRITER, WriterParams, compute, re
 def test_a_folder_without_a_store_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("dear")
-    newer = Store.open(str(tmp_path / "newer"), create=True)
+    newer = Store.in_folder(str(tmp_path / "newer"), create=True)
     (newer.root / "store.json").write_text(json.dumps({"format": 99}))
     cases = [
         (str(tmp_path / "full"), "is not a store", "set `store` to"),
@@ -39,7 +39,7 @@ def test_a_folder_without_a_store_is_refused(tmp_path):
     ]
     for location, message, remedy in cases:
         with pytest.raises(UserError, match=message) as caught:
-            Store.open(location, create=True)
+            Store.in_folder(location, create=True)
         assert remedy in (caught.value.remedy or "")
 
 

@@ -94,7 +94,7 @@ def test_mistakes_name_what_there_is(registry):
 
 
 def _register_many(root, worker, start):
-    registry = ModelRegistry(Store.open(root))
+    registry = ModelRegistry(Store.in_folder(root))
     start.wait()
     for number in range(15):
         name = f"{worker}-{number}" if number % 3 else f"shared-{number}"

@@ -163,14 +163,14 @@ def test_a_store_that_is_gone_is_a_failure_and_no_miss(store, tmp_path):
     with pytest.raises(StoreError, match="is gone"):
         store.load("writer", artifact.manifest.key)
     with pytest.raises(StoreError, match="file system mounted"):
-        Store.open(str(store.root))
+        Store.in_folder(str(store.root))
     with pytest.raises(StoreError):
         compute(store)
     assert not store.root.exists()
 
 
 def test_a_store_made_anew_at_the_same_path_is_another_one(tmp_path):
-    first = Store.open(str(tmp_path / "store"), create=True).identity
+    first = Store.in_folder(str(tmp_path / "store"), create=True).identity
     shutil.rmtree(tmp_path / "store")
-    assert Store.open(str(tmp_path / "store"), create=True).identity != first
-    assert Store.open(str(tmp_path / "store")).identity == Store(tmp_path / "store").identity
+    assert Store.in_folder(str(tmp_path / "store"), create=True).identity != first
+    assert Store.in_folder(str(tmp_path / "store")).identity == Store(tmp_path / "store").identity

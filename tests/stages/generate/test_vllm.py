@@ -75,7 +75,7 @@ def sample(request, path):
     """Runs the stage, which must succeed, and returns its rows."""
     code, events = execute(request, path)
     assert code == 0, f"{events}\n{path.with_suffix('.log').read_text()[-4000:]}"
-    artifact = Store.open(request.store).load(request.stage, request.key)
+    artifact = Store.in_folder(request.store).load(request.stage, request.key)
     assert artifact is not None
     return rows_of(artifact)
 

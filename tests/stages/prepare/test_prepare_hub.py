@@ -30,7 +30,7 @@ def hub():
 
 def prepare(tmp_path, endpoint, repo, given="train", **params):
     """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
-    store = Store.open(str(tmp_path / "store"), create=True)
+    store = Store.in_folder(str(tmp_path / "store"), create=True)
     source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")
     settings = {"messages_column": "context_messages", "test_prompts": 3} | params
     request = make_request(

@@ -37,7 +37,7 @@ def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, policy, pairs
     request = request_for(tmp_path / "two", policy, [pairs], processes=2, nodes=2, **SETTINGS)
     path = tmp_path / "request.json"
     request.write(path)
-    store = Store.open(request.store)
+    store = Store.in_folder(request.store)
     work = store.work_path(request.stage, request.key)
     with start("stages.train", path) as first, start("stages.training.node", work) as second:
         output, _ = first.communicate()

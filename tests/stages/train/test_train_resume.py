@@ -25,7 +25,7 @@ def end_when(request, folder, number, due):
 
 
 def work_of(request):
-    return Store.open(request.store).work_path(request.stage, request.key)
+    return Store.in_folder(request.store).work_path(request.stage, request.key)
 
 
 @pytest.mark.parametrize("step", [1, 23])
@@ -34,7 +34,7 @@ def test_after_sigkill_a_retry_ends_with_the_same_bytes(
 ):
     request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     assert end_when(request, tmp_path, signal.SIGKILL, at_step(step)) == -signal.SIGKILL
-    assert Store.open(request.store).load(request.stage, request.key) is None
+    assert Store.in_folder(request.store).load(request.stage, request.key) is None
 
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
 

@@ -155,7 +155,7 @@ def request_for(
     if gpus == 0:
         # `auto` would follow the machine's processor, and tolerances are of float32.
         changes.setdefault("precision", "float32")
-    Store.open(str(store), create=True)
+    Store.in_folder(str(store), create=True)
     return make_request(
         TrainParams.model_validate(PARAMS | changes),
         inputs={

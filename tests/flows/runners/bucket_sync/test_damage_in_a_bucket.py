@@ -37,7 +37,7 @@ def test_damage_in_the_bucket_is_set_aside_and_computed_again(near, far, damage,
     assert "Set aside in s3://" in far.said()
     assert len(far.requests) == 1
     assert again.file("checkpoint/weights").read_text() == "made weights"
-    assert [held.kind for held in far.store.held()].count("aside") == 1
+    assert [entry.kind for entry in far.store.entries()].count("aside") == 1
     assert near.store.load("make", artifact.manifest.key).manifest == again.manifest
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-HeldKind = Literal["artifact", "work", "scratch", "aside"]
+EntryKind = Literal["artifact", "work", "scratch", "aside"]
 SCRATCH = ".scratch-"
 """Start of the name of a folder in which an artifact is written, before its key."""
 # Levels down to the entries of each folder.
@@ -13,7 +13,7 @@ LEVELS = {"artifacts": 3, "work": 3, "quarantine": 2}
 
 
 @dataclass(frozen=True)
-class Held:
+class StoreEntry:
     """A file or folder in the store, with its size.
 
     Attributes:
@@ -22,18 +22,18 @@ class Held:
         place: Where it is, below the store's root.
     """
 
-    kind: HeldKind
+    kind: EntryKind
     stage: str
     key: str
     place: str
     bytes: int
 
 
-def held_by(
+def entries_of(
     contents: Iterable[tuple[str, int, float]],
     artifacts: Collection[tuple[str, str]],
     left_seconds: float,
-) -> Iterator[Held]:
+) -> Iterator[StoreEntry]:
     """Yields the entries that contents of a store belong to.
 
     Args:
@@ -53,11 +53,11 @@ def held_by(
     for place, size in sizes.items():
         root, stage, *keys = place.split("/")
         if not keys:
-            yield Held("aside", "", "", place, size)
+            yield StoreEntry("aside", "", "", place, size)
         elif root == "artifacts" and (stage, keys[0]) in artifacts:
-            yield Held("artifact", stage, keys[0], place, size)
+            yield StoreEntry("artifact", stage, keys[0], place, size)
         # The clock of a file server may be ahead.
         elif not left_seconds or time.time() - written[place] >= left_seconds:
-            kind: HeldKind = "work" if root == "work" else "scratch"
+            kind: EntryKind = "work" if root == "work" else "scratch"
             key = keys[0].removeprefix(SCRATCH).partition("-")[0]
-            yield Held(kind, stage, key, place, size)
+            yield StoreEntry(kind, stage, key, place, size)

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from stages.store.local_usage import Held
+from stages.store.usage import StoreEntry
 from tests.stages.contract.writer_stage import compute
 
 KEY = "0123456789abcdef" * 4
@@ -58,10 +58,10 @@ def test_a_folder_that_goes_during_the_look_does_not_end_it(store):
 
 def test_each_thing_that_takes_room_is_listed_once(store):
     artifact = compute(store).manifest
-    entries = list(store.held())
+    entries = list(store.entries())
     for kind, stage, key, _, place in LEFT:
         assert [held for held in entries if held.place == place] == [
-            Held(kind, stage, key, place, 7)
+            StoreEntry(kind, stage, key, place, 7)
         ]
     [entry] = [held for held in entries if held.kind == "artifact"]
     folder = f"artifacts/writer/{artifact.key}"
@@ -73,10 +73,10 @@ def test_each_thing_that_takes_room_is_listed_once(store):
 
 def test_what_is_removed_is_gone_and_all_else_stays(store):
     artifact = compute(store)
-    for gone in list(store.held()):
-        before = {held.place for held in store.held()}
+    for gone in list(store.entries()):
+        before = {entry.place for entry in store.entries()}
         store.remove(gone)
-        assert {held.place for held in store.held()} == before - {gone.place}
+        assert {entry.place for entry in store.entries()} == before - {gone.place}
         # Another collection may have been faster.
         store.remove(gone)
     assert not artifact.path.exists()
