@@ -42,9 +42,9 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store):
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
     garbage = collect_garbage(store)
-    assert {entry.held.key for entry in garbage} == {second.manifest.key, third.manifest.key}
+    assert {item.entry.key for item in garbage} == {second.manifest.key, third.manifest.key}
     needs(store, second)
-    assert [entry.held.key for entry in remove_garbage(store, garbage)] == [third.manifest.key]
+    assert [item.entry.key for item in remove_garbage(store, garbage)] == [third.manifest.key]
     assert set(store.artifacts()) == {("note", one.manifest.key) for one in (first, second)}
     assert collect_garbage(store) == []
 
@@ -101,7 +101,7 @@ def test_plain_files_and_links_among_the_artifacts_do_not_end_it(store, tmp_path
     (folder / "file").write_text("12345")
     (folder / "link").symlink_to(precious)
     (folder / "loop").symlink_to(folder / "loop")
-    sizes = {garbage.held.key: garbage.held.bytes for garbage in collect_garbage(store)}
+    sizes = {garbage.entry.key: garbage.entry.bytes for garbage in collect_garbage(store)}
     assert sizes == {"file": 5, "link": 0, "loop": 0}
     remove_garbage(store, collect_garbage(store))
     assert sorted(path.name for path in folder.iterdir()) == [artifact.manifest.key]

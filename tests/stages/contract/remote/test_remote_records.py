@@ -114,10 +114,10 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here, monkeypatch):
     with here.lease("make", "busy") as lease:
         lease.acquire()
         # Another host may be at work on what is young.
-        assert [entry.held.kind for entry in collect_garbage(here)] == ["aside"]
+        assert [item.entry.kind for item in collect_garbage(here)] == ["aside"]
         monkeypatch.setattr(RemoteStore, "left_seconds", -60.0)
         garbage = collect_garbage(here)
-        assert {entry.held.place: entry.held.bytes for entry in garbage} == {
+        assert {item.entry.place: item.entry.bytes for item in garbage} == {
             "artifacts/make/abandoned": 5,
             "work/make/forgotten": 2,
             "quarantine/make-old": 10,
