@@ -49,14 +49,19 @@ _AWAY = (ApiException, ValueError, *UNREACHABLE)
 _NO_ANSWER = "its node does not answer"
 
 
-class _Node:
-    """One pod, as far as it was seen and read."""
+class _SeenPod:
+    """One pod, as far as it was seen and read.
+
+    ``is_cause``: its end may explain the ends of others. That of a pod that we asked to end does
+    so only if its node was lost.
+    """
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
         self.pod: Pod | None = None
-        self.is_ended_by_us = False
+        self.asked_by_us = False
+        self.is_cause = True
         self.failure: Failure | None = None
         self.read_at = -_ALL_SECONDS
         self.last_stamp = ""
@@ -73,9 +78,9 @@ class PodAttempt:
         self._job = job
         self._pending_seconds = execution.kubernetes.pending_seconds
         numbers = range(job.request.resources.nodes)
-        self._nodes = [_Node(f"{name}-{number}", number) for number in numbers]
-        self._endings: dict[_Node, Ending] = {}
-        self.title = f"pods {', '.join(node.name for node in self._nodes)}"
+        self._pods = [_SeenPod(f"{name}-{number}", number) for number in numbers]
+        self._endings: dict[_SeenPod, Ending] = {}
+        self.title = f"pods {', '.join(seen.name for seen in self._pods)}"
         # A node may be slow to say that a pod has ended, or never do so.
         self._seconds_to_end = execution.grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
         self._answered_at = time.monotonic()
@@ -87,7 +92,7 @@ class PodAttempt:
         Raises:
             UserError: A pod did not start in time.
         """
-        while len(self._endings) < len(self._nodes):
+        while len(self._endings) < len(self._pods):
             time.sleep(_TICK_SECONDS)
             self._job.check_owner()
             self._look()
@@ -96,55 +101,55 @@ class PodAttempt:
 
     def remove(self) -> None:
         """Removes the pods, running or not; the next attempt finds the rest."""
-        for node in self._nodes:
-            grace = 0 if node.pod is not None and is_lost(node.pod) else None
+        for seen in self._pods:
+            grace = 0 if seen.pod is not None and is_lost(seen.pod) else None
             with contextlib.suppress(*_AWAY):
-                self._cluster.delete_pod(node.name, grace_seconds=grace)
+                self._cluster.delete_pod(seen.name, grace_seconds=grace)
 
-    def _read_rest(self, node: _Node) -> None:
+    def _read_rest(self, seen: _SeenPod) -> None:
         """Reads the end of a log, which says why a stage failed, from a busy server or node too."""
         deadline = time.monotonic() + _REST_SECONDS
-        while not self._read(node) and time.monotonic() < deadline:
+        while not self._read(seen) and time.monotonic() < deadline:
             time.sleep(_TICK_SECONDS)
 
-    def _read(self, node: _Node) -> bool:
+    def _read(self, seen: _SeenPod) -> bool:
         """Passes on what is new in a pod's log; False if the cluster did not answer."""
         began = time.monotonic()
-        since = math.ceil(began - node.read_at) + _OVERLAP_SECONDS
+        since = math.ceil(began - seen.read_at) + _OVERLAP_SECONDS
         try:
-            lines = self._cluster.log(node.name, since)
+            lines = self._cluster.log(seen.name, since)
         except ApiException as error:
             if error.status == FORBIDDEN:
-                self._job.notice(f"the log of pod {node.name} cannot be read: {error.reason}")
+                self._job.notice(f"the log of pod {seen.name} cannot be read: {error.reason}")
             return error.status in (BAD_REQUEST, FORBIDDEN, NOT_FOUND)
         except UNREACHABLE:
             return False
-        node.read_at = began
+        seen.read_at = began
         # Several lines may have one time, or stand out of order.
-        last_read = node.last_stamp
+        last_read = seen.last_stamp
         for stamped in lines:
             stamp, _, line = stamped.partition(" ")
             seconds, _, fraction = stamp.rstrip("Z").partition(".")
             # Times compare as texts once their fractions are equally long.
             when = f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}"
             if when > last_read:
-                node.last_stamp = max(node.last_stamp, when)
-                self._handle_line(node, line)
+                seen.last_stamp = max(seen.last_stamp, when)
+                self._handle_line(seen, line)
         return True
 
-    def _handle_line(self, node: _Node, line: str) -> None:
+    def _handle_line(self, seen: _SeenPod, line: str) -> None:
         """Handles a line of a pod.
 
         The first pod prints the stage's events. Lines of the others go to the log alone, each with
         the number of its node; why one refuses its request is kept.
         """
-        if node.number == 0:
+        if seen.number == 0:
             self._job.handle_line(line)
         else:
             event = parse_event(line)
             if isinstance(event, Failure):
-                node.failure = event
-            self._job.log.write(f"[node {node.number + 1}] {line}")
+                seen.failure = event
+            self._job.log.write(f"[node {seen.number + 1}] {line}")
 
     def _look(self) -> None:
         """Looks at the pods that have not ended.
@@ -163,40 +168,41 @@ class PodAttempt:
                 f"answered for {silent:.0f} s; the next attempt takes over what still runs"
             ) from error
         self._answered_at = time.monotonic()
-        for node in self._nodes:
-            if node not in self._endings:
-                self._see(node, pods.get(node.name))
+        for seen in self._pods:
+            if seen not in self._endings:
+                self._see(seen, pods.get(seen.name))
 
-    def _see(self, node: _Node, pod: Pod | None) -> None:
+    def _see(self, seen: _SeenPod, pod: Pod | None) -> None:
         """Notes how a pod is, and passes on what it has printed since the last look.
 
         The log of a pod that has ended is read to its end, for the failure's last lines.
         """
         if pod is None:
-            self._endings[node] = self._deleted(node)
+            self._endings[seen] = self._taken_ending(seen)
             return
-        node.pod = pod
+        seen.pod = pod
         ending = ending_of(pod)
-        if is_asked_to_end(pod) and not node.is_ended_by_us and _is_taken(pod, ending):
-            ending = self._deleted(node)
+        if is_asked_to_end(pod) and not seen.asked_by_us and _is_taken(pod, ending):
+            ending = self._taken_ending(seen)
         if has_started(pod):
             where = pod["spec"].get("nodeName", "a node")
-            self._job.notice(f"pod {node.name} runs on {where}")
+            self._job.notice(f"pod {seen.name} runs on {where}")
             if ending is not None:
-                self._read_rest(node)
+                self._read_rest(seen)
             elif not is_lost(pod):
-                self._read(node)
+                self._read(seen)
         if ending is not None:
-            self._endings[node] = ending
+            self._endings[seen] = ending
         elif not has_started(pod):
-            self._check_start(node, pod)
+            self._check_start(seen, pod)
 
-    def _deleted(self, node: _Node) -> Ending:
-        """The ending of a pod that somebody else has deleted."""
-        if node.pod is not None and is_lost(node.pod):
+    def _taken_ending(self, seen: _SeenPod) -> Ending:
+        """The ending of a pod whose node does not answer, or that somebody else has deleted."""
+        if seen.pod is not None and is_lost(seen.pod):
+            seen.is_cause = True
             return Ending("taken", None, _NO_ANSWER)
-        reason = node.pod and disruption_of(node.pod)
-        return Ending("taken", None, reason or f"its pod was deleted: {self._events_of(node)}")
+        reason = seen.pod and disruption_of(seen.pod)
+        return Ending("taken", None, reason or f"its pod was deleted: {self._events_of(seen)}")
 
     def _end_all(self) -> None:
         """Ends all pods once the first has ended, one has failed, or the run stops.
@@ -208,28 +214,29 @@ class PodAttempt:
             self._end_at = min(self._end_at, now)
         # The first pod still saves what others have helped to train.
         failures = [ending for ending in self._endings.values() if ending.code != EXIT_OK]
-        if failures or self._nodes[0] in self._endings:
+        if failures or self._pods[0] in self._endings:
             self._end_at = min(self._end_at, now + _CAUSE_SECONDS)
         if now < self._end_at:
             return
-        for node in self._nodes:
-            if node in self._endings:
+        for seen in self._pods:
+            if seen in self._endings:
                 continue
             if now > self._end_at + self._seconds_to_end:
-                self._endings[node] = Ending("taken", None, _NO_ANSWER)
-                node.is_ended_by_us = False
-            elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
+                self._endings[seen] = Ending("taken", None, _NO_ANSWER)
+                seen.is_cause = True
+            elif not (seen.asked_by_us or (seen.pod and is_asked_to_end(seen.pod))):
                 with contextlib.suppress(*_AWAY):
                     # The others that have ended keep their logs.
-                    self._cluster.delete_pod(node.name)
-                    node.is_ended_by_us = True
+                    self._cluster.delete_pod(seen.name)
+                    seen.asked_by_us = True
+                    seen.is_cause = False
 
     def _ending(self) -> Ending:
         """The ending of the pod whose failure explains the other failures."""
-        first = self._endings[self._nodes[0]]
+        first = self._endings[self._pods[0]]
         # Those that were asked to end explain nothing.
-        causes = [node for node in self._nodes if not node.is_ended_by_us] or self._nodes
-        cause = min(causes, key=lambda node: _rank(self._endings[node]))
+        causes = [seen for seen in self._pods if seen.is_cause] or self._pods
+        cause = min(causes, key=lambda seen: _rank(self._endings[seen]))
         ending = self._endings[cause]
         if ending is first or first.code in _LAST_WORDS:
             return first
@@ -240,24 +247,24 @@ class PodAttempt:
             return ending
         words = ending.message or f"ended by {describe_exit(ending.code)}"
         kind: EndingKind = "failed" if ending.kind == "exited" else ending.kind
-        message = f"node {cause.number + 1} of {len(self._nodes)}: {words}"
+        message = f"node {cause.number + 1} of {len(self._pods)}: {words}"
         return Ending(kind, None, message, ending.remedy)
 
-    def _check_start(self, node: _Node, pod: Pod) -> None:
+    def _check_start(self, seen: _SeenPod, pod: Pod) -> None:
         """Shows every few seconds why a pod does not start.
 
         Raises:
             UserError: It has waited for longer than ``pending_seconds``, outside a queue.
         """
         now = time.monotonic()
-        if now < node.look_at or self._end_at < math.inf:
+        if now < seen.look_at or self._end_at < math.inf:
             return
-        node.look_at = now + _EVENTS_SECONDS
-        events = self._events_of(node)
+        seen.look_at = now + _EVENTS_SECONDS
+        events = self._events_of(seen)
         self._job.waits(f"waiting: {events}")
         if is_gated(pod):
-            node.waits_since = now
-        if now - node.waits_since > self._pending_seconds:
+            seen.waits_since = now
+        if now - seen.waits_since > self._pending_seconds:
             request = self._job.request
             raise UserError(
                 f"{request.title}: the pod has not started for {self._pending_seconds:g} s "
@@ -266,9 +273,9 @@ class PodAttempt:
                 "pending_seconds where the cluster is only busy; `kubectl describe pod` shows more",
             )
 
-    def _events_of(self, node: _Node) -> str:
+    def _events_of(self, seen: _SeenPod) -> str:
         with contextlib.suppress(*_AWAY):
-            return self._cluster.last_events(node.name)
+            return self._cluster.last_events(seen.name)
         return "its events cannot be read"
 
 

@@ -42,17 +42,17 @@ def work_label(store: str, key: str) -> str:
     return sha256_of([store, key])[:40]
 
 
-def _mounts_for(attempt: PodGroup) -> list[dict[str, Any]]:
+def _mounts_for(group: PodGroup) -> list[dict[str, Any]]:
     """Mounts of a stage: claims are read-only, except writable ones and its own store folders."""
-    settings = attempt.execution.kubernetes
+    settings = group.execution.kubernetes
     mounts = {
         path: _mount(volume.claim, path, volume.sub_path, read_only=not volume.writable)
         for path, volume in settings.volumes.items()
     }
-    if attempt.fetches:
+    if group.fetches:
         mounts[_CACHE] = {"name": "cache", "mountPath": _CACHE}
     else:
-        mounts |= _shared_mounts(attempt.request, settings)
+        mounts |= _shared_mounts(group.request, settings)
     # A runtime mounts in this order: what is inside another mount comes after it.
     return [mounts[path] for path in sorted(mounts)]
 
@@ -95,17 +95,17 @@ def _volume_name(claim: str) -> str:
     return "claim-" + claim.replace(".", "-")
 
 
-def _volumes_for(attempt: PodGroup) -> list[dict[str, Any]]:
+def _volumes_for(group: PodGroup) -> list[dict[str, Any]]:
     """Volumes of a pod: its claims, and room that ends with it."""
-    settings = attempt.execution.kubernetes
-    chosen = attempt.settings
+    settings = group.execution.kubernetes
+    chosen = group.settings
     tmp = {"sizeLimit": _mib(chosen.tmp_gib)}
     shm = {"sizeLimit": _mib(chosen.shm_gib), "medium": "Memory"}
     volumes: list[dict[str, Any]] = [
         {"name": "tmp", "emptyDir": tmp},
         {"name": "shm", "emptyDir": shm},
     ]
-    if attempt.fetches:
+    if group.fetches:
         volumes.append({"name": "cache", "emptyDir": {}})
     claims = {volume.claim for volume in settings.volumes.values()}
     for claim in sorted(claims):
@@ -156,70 +156,70 @@ class PodGroup:
         return f"{registry}/{tag}" if registry else tag
 
 
-def pods_for(attempt: PodGroup) -> list[dict[str, Any]]:
+def pods_for(group: PodGroup) -> list[dict[str, Any]]:
     """Manifests of an attempt's pods: the stage's program in the first, its peers in the others.
 
     Raises:
         UserError: The store or an input lies in no claim.
     """
-    mounts = _mounts_for(attempt)
-    path = attempt.request_path
-    execution = attempt.execution
-    commands = node_commands("python", attempt.request, execution, path, _CACHE)
-    return [_pod(attempt, node, command, mounts) for node, command in enumerate(commands)]
+    mounts = _mounts_for(group)
+    path = group.request_path
+    execution = group.execution
+    commands = node_commands("python", group.request, execution, path, _CACHE)
+    return [_pod(group, node, command, mounts) for node, command in enumerate(commands)]
 
 
 def _pod(
-    attempt: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]
+    group: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     pod: dict[str, Any] = yaml.safe_load(_TEMPLATE)
     spec = pod["spec"]
-    execution = attempt.execution
-    chosen = attempt.settings
+    execution = group.execution
+    chosen = group.settings
     pod["metadata"] = {
-        "name": f"{attempt.name}-{node}",
+        "name": f"{group.name}-{node}",
         # The runner's own labels come last, so that no setting changes them.
         "labels": chosen.labels
         | {
             "app.kubernetes.io/managed-by": "geb",
-            STAGE: attempt.request.stage,
-            ATTEMPT: attempt.name,
-            WORK: work_label(attempt.store, attempt.request.key),
+            STAGE: group.request.stage,
+            ATTEMPT: group.name,
+            WORK: work_label(group.store, group.request.key),
         },
     }
     # The same as limits and requests: memory that is not there cannot be taken from a stage.
-    limits = _limits(attempt)
+    limits = _limits(group)
     [container] = spec["containers"]
-    container["image"] = attempt.image
+    container["image"] = group.image
     container["command"] = command
-    container["env"] = _environment(attempt)
+    container["env"] = _environment(group)
     container["resources"] = {"limits": limits, "requests": limits}
     container["volumeMounts"] = [*mounts, *container["volumeMounts"]]
-    spec["volumes"] = _volumes_for(attempt)
+    spec["volumes"] = _volumes_for(group)
     spec["terminationGracePeriodSeconds"] = math.ceil(execution.grace_seconds) + SUPERVISOR_SECONDS
     security = spec["securityContext"]
-    security["runAsUser"] = attempt.user[0]
-    security["runAsGroup"] = attempt.user[1]
+    security["runAsUser"] = group.user[0]
+    security["runAsGroup"] = group.user[1]
     if execution.kubernetes.fs_group is not None:
         security["fsGroup"] = execution.kubernetes.fs_group
     [others] = spec["affinity"]["podAntiAffinity"][_APART]
-    others["labelSelector"]["matchLabels"] = {ATTEMPT: attempt.name}
+    others["labelSelector"]["matchLabels"] = {ATTEMPT: group.name}
     spec["tolerations"] = [*chosen.spec.get("tolerations", ()), *spec["tolerations"]]
     pod["spec"] = chosen.spec | spec
     return pod
 
 
-def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
+def _environment(group: PodGroup) -> list[dict[str, Any]]:
     """Environment variables of a pod: plain ones, and references to secrets."""
-    chosen = attempt.settings
+    chosen = group.settings
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
-    plain |= thread_variables(attempt.request.resources) | chosen.environment
-    plain[IMAGE_VARIABLE] = attempt.image
-    if attempt.fetches:
+    plain |= thread_variables(group.request.resources) | chosen.environment
+    plain[IMAGE_VARIABLE] = group.image
+    if group.fetches:
         plain[CACHE_VARIABLE] = _CACHE
-        plain[OWNER_VARIABLE] = owner_of(attempt.store)
-        plain[SYNC_SECONDS_VARIABLE] = str(attempt.execution.sync_seconds)
+        plain[OWNER_VARIABLE] = owner_of(group.store)
+        plain[SYNC_SECONDS_VARIABLE] = str(group.execution.sync_seconds)
     # A pod's name leads nowhere on other nodes.
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     variables: list[dict[str, Any]] = [{"name": "GEB_NODE_ADDRESS", "valueFrom": address}]
@@ -232,10 +232,10 @@ def _environment(attempt: PodGroup) -> list[dict[str, Any]]:
     return variables
 
 
-def _limits(attempt: PodGroup) -> dict[str, str]:
+def _limits(group: PodGroup) -> dict[str, str]:
     """Resources of a pod, which are its limits and its requests."""
-    resources = attempt.request.resources
-    chosen = attempt.settings
+    resources = group.request.resources
+    chosen = group.settings
     limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}
     if resources.cpus is not None:
         limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"

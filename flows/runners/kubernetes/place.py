@@ -75,7 +75,7 @@ class KubernetesPlace:
             path = open_store(store.mirror_of).share(Path(path))
         else:
             chown_outputs(request, *self._user)
-        attempt = PodGroup(
+        group = PodGroup(
             request,
             self._execution,
             name=name,
@@ -83,7 +83,7 @@ class KubernetesPlace:
             request_path=path,
             store=store.identity,
         )
-        return pods_for(attempt)
+        return pods_for(group)
 
 
 def _is_whole(pods: list[Pod], num_nodes: int) -> bool:
@@ -126,7 +126,7 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     with explain_api_errors(cluster):
         for stage in type(resources).model_fields:
             request = preflight_request(stage, getattr(resources, stage), folder)
-            attempt = PodGroup(request, execution, "geb-preflight", user, path, folder)
+            group = PodGroup(request, execution, "geb-preflight", user, path, folder)
             # A quota, and an API server that is busy, may let it pass later.
             with contextlib.suppress(NoRoomError, StageFailedError):
-                cluster.create(pods_for(attempt)[0], request.resources.nodes, dry_run=True)
+                cluster.create(pods_for(group)[0], request.resources.nodes, dry_run=True)

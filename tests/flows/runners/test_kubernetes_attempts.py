@@ -180,6 +180,23 @@ def test_a_pod_that_somebody_else_deleted_was_taken(request_, second, message):
     assert message in ending.message
 
 
+class Spot(Views):
+    """Two pods; the second one's node is lost, and goes with its pod once we ask that to end."""
+
+    def __init__(self):
+        lost = deleted("geb-x-1", None, ready="False")
+        del lost["metadata"]["deletionTimestamp"]
+        super().__init__([pod("geb-x-0", 1), lost])
+
+    def delete_pod(self, name):
+        self._views = [[pod("geb-x-0", 1)]]
+
+
+def test_a_lost_node_is_the_cause_although_its_pod_was_asked_to_end(request_):
+    ending = work_of(request_, Spot()).follow()
+    assert ending == Ending("taken", None, "node 2 of 2: its node does not answer")
+
+
 LINES = ["2026-01-01T00:00:00Z one\n", "2026-01-01T00:00:00.2Z two\n"]
 SAME_TIME = [
     f"2026-01-01T00:00:0{at} {line}\n"
