@@ -17,7 +17,7 @@ from stages.contract.errors import (
     PreemptedError,
     StoppedError,
 )
-from stages.contract.events import Log, OnEvent
+from stages.contract.events import Log, OnEvent, warning_to
 from stages.contract.request import Input, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -162,11 +162,7 @@ class StepExecutor:
         return artifact
 
     def _find(self, request: Request, on_event: OnEvent) -> Artifact | None:
-        return self.store.find(
-            request.stage,
-            request.key,
-            warn=lambda message: on_event(Log(level="warning", message=message)),
-        )
+        return self.store.find(request.stage, request.key, warn=warning_to(on_event))
 
     def _set_aside_if_forced(self, step: Step, request: Request, on_event: OnEvent) -> None:
         if step.name not in self._forced:

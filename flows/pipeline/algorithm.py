@@ -63,7 +63,7 @@ def _all_of(name: str, steps: Sequence[Step]) -> set[str]:
 
 
 def _identities(steps: Sequence[Step]) -> dict[str, str]:
-    """A digest of source step by its name; steps with the same one have the same key."""
+    """A digest of each step's sources, by its name; steps with the same one have the same key."""
     identities: dict[str, str] = {}
 
     for step in steps:

@@ -37,11 +37,11 @@ def resolve(location: str, repo_type: RepoType) -> Input:
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     with _LOCK:
-        return resolved(location, repo_type, state_of(Path(location).expanduser()))
+        return _resolved(location, repo_type, state_of(Path(location).expanduser()))
 
 
 @cache
-def resolved(location: str, repo_type: RepoType, state: str) -> Input:
+def _resolved(location: str, repo_type: RepoType, state: str) -> Input:
     """The input at a location, in a state that is older than the digest: later changes show."""
     path = Path(location).expanduser()
     if path.exists():

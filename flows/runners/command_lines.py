@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator
 
 from stages.contract.request import Request, Resources
 
@@ -41,28 +38,6 @@ _BUCKET = (
     "GOOGLE_BEARER_TOKEN",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 )
-# Between two looks at the wish to stop.
-_LOOK_SECONDS = 0.2
-
-
-@contextlib.contextmanager
-def ends_when(stopping: threading.Event, end: Callable[[], None]) -> Iterator[None]:
-    """Calls ``end`` in a thread once ``stopping`` is set, unless the block has ended."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            if stopping.is_set():
-                end()
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
 
 
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,10 +23,12 @@ from stages.contract.errors import GebError, PreemptedError
 from stages.contract.events import Log, OnEvent
 from stages.contract.request import Request
 from stages.store.base import Store
-from stages.store.locks import EXPIRY_SECONDS, FileLease
+from stages.store.locks import EXPIRY_SECONDS
 
 KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
+# Between two looks at the wish to stop.
+_LOOK_SECONDS = 0.2
 
 
 class PlaceAwayError(PreemptedError):
@@ -65,14 +67,10 @@ class StageJob:
     _noticed: set[str] = field(default_factory=set)
 
     def notice(self, message: str, *, waits: bool = False) -> None:
-        """Shows a line on the stage's place, once."""
+        """Shows a line on the stage's place, or on what it waits for, once."""
         if message not in self._noticed:
             self._noticed.add(message)
             self.on_event(PlaceNotice(message=message, waits=waits))
-
-    def waits(self, message: str) -> None:
-        """Shows what the stage waits for, once."""
-        self.notice(message, waits=True)
 
     def handle_line(self, line: str) -> None:
         """Handles a line of the stage's output, an event or a line for the log."""
@@ -119,6 +117,26 @@ class Place(Protocol):
         """
 
 
+@contextlib.contextmanager
+def ends_when(stopping: threading.Event, end: Callable[[], None]) -> Iterator[None]:
+    """Calls ``end`` in a thread once ``stopping`` is set, unless the block has ended."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            if stopping.is_set():
+                end()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def work_name(request: Request) -> str:
     """Name of new work for a request, for people and for who looks for it by its key.
 
@@ -130,11 +148,6 @@ def work_name(request: Request) -> str:
     return f"geb-{title}-{request.key[:KEY_CHARACTERS]}-{uuid.uuid4().hex[:6]}"
 
 
-def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
-    """The right to look after the work at a key: a file that its holder renews while it lives."""
-    return FileLease(Path(store) / "orchestrators" / stage / key)
-
-
 def node_commands(
     python: str, request: Request, execution: Execution, address: str, cache: str = ""
 ) -> list[list[str]]:
@@ -144,10 +157,10 @@ def node_commands(
     """
     options: list[str] = []
     if execution.on_orchestrator_death == "stop":
-        store = cache if "://" in address else request.store
-        sign = Path(store) / "orchestrators" / request.stage / request.key
+        store = Store(Path(cache if "://" in address else request.store))
+        sign = store.orchestrator_path(request.stage, request.key)
         options = ["--sign", str(sign), "--sign-seconds", str(EXPIRY_SECONDS)]
-    work = str(Path(request.store) / "work" / request.stage / request.key)
+    work = str(Store(Path(request.store)).work_path(request.stage, request.key))
     grace_seconds = execution.grace_seconds
     first = stage_command(request, address, python, grace_seconds, *options)
     # The others end with the first one.

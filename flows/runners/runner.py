@@ -19,7 +19,6 @@ from flows.runners.place import (
     PlaceNotice,
     StageJob,
     Work,
-    orchestrator_lease,
 )
 from stages.contract.errors import (
     LeaseLostError,
@@ -28,9 +27,10 @@ from stages.contract.errors import (
     StoreError,
     UserError,
 )
-from stages.contract.events import Log, OnEvent
+from stages.contract.events import Log, OnEvent, warning_to
 from stages.contract.request import FileInput, Input, Request
 from stages.store.base import Store
+from stages.store.locks import FileLease
 from stages.store.opening import open_store
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import compute, sent_input, signs_of_life, with_inputs
@@ -72,7 +72,7 @@ class Runner:
         """
         with self._counted():
             store = open_store(request.store)
-            lease = orchestrator_lease(str(store.root), request.stage, request.key)
+            lease = FileLease(store.orchestrator_path(request.stage, request.key))
             lease.acquire(
                 waiting=lambda holder: on_event(
                     PlaceNotice(
@@ -83,10 +83,7 @@ class Runner:
                 stopping=self._stopping,
             )
             with lease:
-
-                def warn(message: str) -> None:
-                    on_event(Log(level="warning", message=message))
-
+                warn = warning_to(on_event)
                 if store.find(request.stage, request.key, warn=warn) is not None:
                     on_event(Log(message="another run has computed it"))
                 elif isinstance(store, RemoteStore):
@@ -157,7 +154,7 @@ class Runner:
             try:
                 return self._place.start(job)
             except NoRoomError as error:
-                job.waits(f"waiting: {error}")
+                job.notice(f"waiting: {error}", waits=True)
                 self._stopping.wait(ROOM_SECONDS)
         raise StoppedError(f"{job.request.title}: stopped while waiting for its place")
 

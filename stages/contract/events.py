@@ -88,6 +88,11 @@ OnEvent = Callable[[Event], None]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
+def warning_to(on_event: OnEvent) -> Callable[[str], None]:
+    """A function that passes a text on as a warning."""
+    return lambda message: on_event(Log(level="warning", message=message))
+
+
 def parse_event(line: str) -> Event | None:
     """Reads one line of a stage's stdout; None if it is not an event."""
     try:

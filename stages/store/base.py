@@ -108,10 +108,14 @@ class Store:
         """URL of the store in a bucket whose local folder this is, if it is one."""
 
     @property
+    def folder_id(self) -> str:
+        """Id of this folder, which one at the same path of another host does not have."""
+        return str(read_marker(self.root, create=False).get("id", ""))
+
+    @property
     def identity(self) -> str:
-        """Identity of this folder among others, also one at the same path of another host."""
-        marker = read_marker(self.root, create=False)
-        return f"{self.root}#{marker.get('id', '')}"
+        """Path and id of this folder."""
+        return f"{self.root}#{self.folder_id}"
 
     @classmethod
     def in_folder(cls, location: str, *, create: bool = False) -> Store:
@@ -147,6 +151,10 @@ class Store:
     def log_path(self, stage: str, key: str) -> Path:
         """Folder of the logs of a key's attempts."""
         return self.root / "logs" / stage / key
+
+    def orchestrator_path(self, stage: str, key: str) -> Path:
+        """File that the orchestrator that looks after the work at a key renews while it lives."""
+        return self.root / "orchestrators" / stage / key
 
     def lease(self, stage: str, key: str) -> FileLease:
         """The lease on computing a key."""

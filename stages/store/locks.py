@@ -52,22 +52,17 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Holds the lock on a file within the block, which may remove the file; waits for it."""
-    descriptor = _locked(path)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _locked(path: Path) -> int:
-    """Descriptor of a file that this process has locked."""
     while True:
         descriptor = _open(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
+                break
         # The last holder has removed the file, and another file may have its name now.
+        os.close(descriptor)
+    try:
+        yield
+    finally:
         os.close(descriptor)
 
 

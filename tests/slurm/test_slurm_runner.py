@@ -3,7 +3,6 @@
 import pytest
 
 from flows.runners.slurm import client
-from flows.runners.slurm.job import submit_options
 from flows.runners.slurm.submission import check_job
 from stages.contract.errors import PreemptedError, StoppedError, UserError
 from stages.contract.events import Log
@@ -40,9 +39,8 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_option(
 ):
     request = launcher.request(store, resources)
     chosen = launcher.execution(request, **changes)
-    options = submit_options(request, chosen.slurm, chosen.grace_seconds)
     with pytest.raises(UserError, match=message) as caught:
-        check_job(request, chosen, options)
+        check_job(request, chosen)
     assert "sinfo" in caught.value.remedy
 
 

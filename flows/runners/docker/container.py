@@ -14,9 +14,9 @@ from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
 from flows.runners.attempt_log import whole_lines
-from flows.runners.command_lines import SUPERVISOR_SECONDS, ends_when
+from flows.runners.command_lines import SUPERVISOR_SECONDS
 from flows.runners.ending import Ending
-from flows.runners.place import PlaceAwayError, StageJob
+from flows.runners.place import PlaceAwayError, StageJob, ends_when
 from stages.contract.errors import PreemptedError
 
 

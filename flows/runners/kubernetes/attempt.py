@@ -261,7 +261,7 @@ class PodAttempt:
             return
         seen.look_at = now + _EVENTS_SECONDS
         events = self._events_of(seen)
-        self._job.waits(f"waiting: {events}")
+        self._job.notice(f"waiting: {events}", waits=True)
         if is_gated(pod):
             seen.waits_since = now
         if now - seen.waits_since > self._pending_seconds:

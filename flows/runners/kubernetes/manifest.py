@@ -25,7 +25,6 @@ from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
 from stages.harness.from_bucket import OWNER_VARIABLE, SYNC_SECONDS_VARIABLE
 from stages.store.opening import CACHE_VARIABLE
-from stages.store.remote.sync import owner_of
 
 ATTEMPT = "geb/attempt"
 """Label with the name of an attempt, which its pods share."""
@@ -127,6 +126,7 @@ class PodGroup:
         request_path: Request in the store: a file, or an object of a bucket for pods that fetch and
             send by themselves.
         store: Identity of the store.
+        owner: Id of the orchestrator's local folder, to whose signs of life such pods listen.
     """
 
     request: Request
@@ -135,6 +135,7 @@ class PodGroup:
     user: tuple[int, int]
     request_path: str
     store: str
+    owner: str
 
     @property
     def fetches(self) -> bool:
@@ -218,7 +219,7 @@ def _environment(group: PodGroup) -> list[dict[str, Any]]:
     plain[IMAGE_VARIABLE] = group.image
     if group.fetches:
         plain[CACHE_VARIABLE] = _CACHE
-        plain[OWNER_VARIABLE] = owner_of(group.store)
+        plain[OWNER_VARIABLE] = group.owner
         plain[SYNC_SECONDS_VARIABLE] = str(group.execution.sync_seconds)
     # A pod's name leads nowhere on other nodes.
     address = {"fieldRef": {"fieldPath": "status.podIP"}}

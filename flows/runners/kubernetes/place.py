@@ -82,6 +82,7 @@ class KubernetesPlace:
             user=self._user,
             request_path=path,
             store=store.identity,
+            owner=store.folder_id,
         )
         return pods_for(group)
 
@@ -126,7 +127,7 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     with explain_api_errors(cluster):
         for stage in type(resources).model_fields:
             request = preflight_request(stage, getattr(resources, stage), folder)
-            group = PodGroup(request, execution, "geb-preflight", user, path, folder)
+            group = PodGroup(request, execution, "geb-preflight", user, path, folder, owner="")
             # A quota, and an API server that is busy, may let it pass later.
             with contextlib.suppress(NoRoomError, StageFailedError):
                 cluster.create(pods_for(group)[0], request.resources.nodes, dry_run=True)

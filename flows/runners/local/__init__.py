@@ -1,1 +1,1 @@
-"""Stages on this host: processes, logs, GPUs, and stores in a bucket."""
+"""Stages on this host: processes, the fork server, and GPUs."""

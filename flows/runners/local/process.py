@@ -11,7 +11,6 @@ from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.command_lines import (
     SUPERVISOR_SECONDS,
-    ends_when,
     stage_command,
     stage_environment,
     thread_variables,
@@ -19,7 +18,7 @@ from flows.runners.command_lines import (
 from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpus import device_variables, hold_gpus
-from flows.runners.place import StageJob, Work
+from flows.runners.place import StageJob, Work, ends_when
 from stages.contract.request import Request
 from stages.store.base import Store
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from flows.pipeline.placement import Execution, SlurmSettings
+from flows.pipeline.placement import Execution
 from flows.runners.command_lines import thread_variables
 from flows.runners.place import node_commands
 from stages.contract.request import Request
@@ -16,12 +16,12 @@ from stages.contract.request import Request
 _SIGNAL_EARLY_SECONDS = 60
 
 
-def submit_options(request: Request, settings: SlurmSettings, grace_seconds: float) -> list[str]:
+def submit_options(request: Request, execution: Execution) -> list[str]:
     """Options of sbatch that say what the job may use; name, folder and output are not among them.
 
-    ``grace_seconds`` and half a minute before its time limit Slurm sends the stage SIGTERM.
+    Slurm sends the stage SIGTERM its grace period and half a minute before the time limit.
     """
-    job = settings.job(request.stage)
+    job = execution.slurm.job(request.stage)
     resources = request.resources
     memory = None if resources.memory_gib is None else f"{math.ceil(resources.memory_gib * 1024)}M"
     limits = {
@@ -38,7 +38,7 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
         f"--nodes={resources.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={math.ceil(resources.cpus or resources.processes)}",
-        f"--signal=TERM@{math.ceil(grace_seconds) + _SIGNAL_EARLY_SECONDS // 2}",
+        f"--signal=TERM@{math.ceil(execution.grace_seconds) + _SIGNAL_EARLY_SECONDS // 2}",
         *(f"--{name}={value}" for name, value in limits.items() if value is not None),
         *job.sbatch_options,
     ]

@@ -1,7 +1,6 @@
 """Submission of jobs, checked before a run."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
@@ -62,8 +61,9 @@ def is_hopeless(reason: str) -> bool:
     return any(words in reason for words in _HOPELESS)
 
 
-def mistake(complaint: str, request: Request, options: Sequence[str]) -> UserError:
+def mistake(complaint: str, request: Request, execution: Execution) -> UserError:
     """The error for a job that Slurm does not take, in Slurm's words."""
+    options = submit_options(request, execution)
     return UserError(
         f"{request.title}: Slurm refuses the job: {complaint.strip()} (sbatch {' '.join(options)})",
         f"correct execution.slurm or resources.{request.stage}; `sinfo -o '%P %l %D %c %m %G'` "
@@ -78,15 +78,14 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
         UserError: Slurm would never run the job of a stage, or its commands are not here.
     """
     for stage in type(resources).model_fields:
-        request = preflight_request(stage, getattr(resources, stage))
-        options = submit_options(request, execution.slurm, execution.grace_seconds)
-        check_job(request, execution, options)
+        check_job(preflight_request(stage, getattr(resources, stage)), execution)
 
 
-def check_job(request: Request, execution: Execution, options: Sequence[str]) -> None:
+def check_job(request: Request, execution: Execution) -> None:
     """Refuses one job that Slurm would never run."""
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
+        options = submit_options(request, execution)
         done = client.submit(["--test-only", *options], "#!/bin/bash\n")
         if done.returncode == 0 or may_pass(done.stderr):
             return
@@ -94,7 +93,7 @@ def check_job(request: Request, execution: Execution, options: Sequence[str]) ->
         waits_for_nodes = "ode configuration" in done.stderr or "ode count" in done.stderr
         # The job waits for a node that died.
         if not (waits_for_nodes and client.nodes_away(partition)):
-            raise mistake(done.stderr, request, options)
+            raise mistake(done.stderr, request, execution)
 
 
 def submit_job(request: Request, execution: Execution, name: str, program: str) -> str:
@@ -104,7 +103,7 @@ def submit_job(request: Request, execution: Execution, name: str, program: str) 
         UserError: Slurm will never take it.
         NoRoomError: It takes none now.
     """
-    limits = submit_options(request, execution.slurm, execution.grace_seconds)
+    limits = submit_options(request, execution)
     # The program itself writes into the job's folder.
     place = ["--output=/dev/null", f"--chdir={Path.cwd()}"]
     try:
@@ -115,4 +114,4 @@ def submit_job(request: Request, execution: Execution, name: str, program: str) 
         return done.stdout.strip().split(";")[0]
     if may_pass(done.stderr):
         raise NoRoomError(f"Slurm takes no job now: {done.stderr.strip()}")
-    raise mistake(done.stderr, request, limits)
+    raise mistake(done.stderr, request, execution)

@@ -27,7 +27,6 @@ from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.place import KEY_CHARACTERS, StageJob
 from flows.runners.slurm import client, submission
 from flows.runners.slurm.client import SlurmUnavailableError
-from flows.runners.slurm.job import submit_options
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -190,7 +189,7 @@ class SlurmJob:
             while fields.get("JobState", "") not in _FINAL and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 fields = client.details(self._number)
-        except client.SlurmUnavailableError:
+        except SlurmUnavailableError:
             # The stage's own status tells enough.
             if status is None:
                 raise
@@ -234,13 +233,10 @@ class SlurmJob:
             self._job.notice(f"job {self._number} runs on {fields['NodeList']}")
         reason = fields.get("Reason", "")
         if state == "PENDING" and reason not in _UNSET:
-            self._job.waits(f"job {self._number} is pending: {reason}")
+            self._job.notice(f"job {self._number} is pending: {reason}", waits=True)
             if submission.is_hopeless(reason):
-                request = self._job.request
-                grace_seconds = self._execution.grace_seconds
-                options = submit_options(request, self._execution.slurm, grace_seconds)
                 complaint = f"it would be pending for ever, reason {reason}"
-                raise submission.mistake(complaint, request, options)
+                raise submission.mistake(complaint, self._job.request, self._execution)
 
     def _is_silent(self) -> bool:
         """True if a job that is over will not tell its status either."""

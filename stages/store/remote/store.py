@@ -122,11 +122,11 @@ class RemoteStore(Store):
 
         Another host that computes the key at the same time makes the same artifact.
         """
-        return FileLease(self.root / "orchestrators" / stage / key)
+        return FileLease(self.orchestrator_path(stage, key))
 
     def work(self, stage: str, key: str) -> RemoteWork:
         """Resumable state of attempts at a key, here and in the bucket."""
-        return RemoteWork(self.bucket, self.root, f"work/{stage}/{key}")
+        return RemoteWork(self.bucket, self.root, f"work/{stage}/{key}", self.folder_id)
 
     def work_files(self, stage: str, key: str) -> frozenset[str]:
         """See :class:`Store`: names in the snapshot."""

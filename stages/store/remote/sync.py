@@ -14,13 +14,13 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 from stages.contract.digests import files_of
 from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedError, StoreError
-from stages.contract.events import Log, OnEvent
+from stages.contract.events import Log, OnEvent, warning_to
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
+from stages.store.base import Store
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.transfer import download_folder, repeated, upload_missing
 
@@ -61,7 +61,7 @@ def compute(
             if work.pull():
                 on_event(Log(message="goes on from where an attempt on another host ended"))
         except DamagedArtifactError as error:
-            _warn(on_event, f"{error}; this attempt begins from the start")
+            warning_to(on_event)(f"{error}; this attempt begins from the start")
         # The artifact may do without a snapshot that fails.
         with repeated(sync_seconds, work.push):
             if request.writes_registry:
@@ -98,7 +98,7 @@ def _fetched(store: RemoteStore, source: Input, on_event: OnEvent) -> Input:
         return source.model_copy(update={"location": str(place)})
     if not isinstance(source, ArtifactInput):
         return source
-    artifact = store.find(source.stage, source.key, warn=partial(_warn, on_event))
+    artifact = store.find(source.stage, source.key, warn=warning_to(on_event))
     if artifact is None or artifact.manifest.digest(source.path) != source.digest:
         raise DamagedArtifactError(
             f"{store.location} has no artifact {source.stage}/{source.key[:12]} with digest "
@@ -106,10 +106,6 @@ def _fetched(store: RemoteStore, source: Input, on_event: OnEvent) -> Input:
         )
     artifact.file(source.path)
     return source
-
-
-def _warn(on_event: OnEvent, message: str) -> None:
-    on_event(Log(level="warning", message=message))
 
 
 def with_inputs(request: Request, change: Callable[[Input], Input]) -> Request:
@@ -135,7 +131,7 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
 @contextlib.contextmanager
 def signs_of_life(store: RemoteStore, request: Request) -> Iterator[None]:
     """Within the block the bucket shows that this orchestrator lives."""
-    name = f"{_sign_name(request)}/{owner_of(store.identity)}"
+    name = f"{_sign_name(request)}/{store.folder_id}"
 
     def show() -> None:
         store.bucket.put(name, uuid.uuid4().hex.encode())
@@ -156,7 +152,7 @@ def signs_passed_on(store: RemoteStore, request: Request, owner: str, home: Path
     A bucket that does not answer says nothing about the orchestrator, which counts as alive.
     """
     seen = ""
-    sign = home / _sign_name(request)
+    sign = Store(home).orchestrator_path(request.stage, request.key)
     sign.parent.mkdir(parents=True, exist_ok=True)
 
     def look() -> None:
@@ -176,8 +172,3 @@ def signs_passed_on(store: RemoteStore, request: Request, owner: str, home: Path
 
 def _sign_name(request: Request) -> str:
     return f"orchestrators/{request.stage}/{request.key}"
-
-
-def owner_of(identity: str) -> str:
-    """The owner that a store's identity names."""
-    return identity.rpartition("#")[2]

@@ -8,7 +8,6 @@ Layout of a snapshot, below ``work/<stage>/<key>/`` of the store::
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -23,7 +22,6 @@ from stages.contract.atomic import atomic_path, fsync
 from stages.contract.digests import files_by_name, in_threads, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
-from stages.store.base import MARKER
 from stages.store.remote.bucket import Bucket
 
 _SNAPSHOT = "snapshot.json"
@@ -148,14 +146,17 @@ class _Snapshot(BaseModel):
 
 
 class RemoteWork:
-    """The work folder of one key, ``name``: below a store's local ``root``, and in its bucket."""
+    """The work folder of one key, ``name``: below a store's local ``root``, and in its bucket.
 
-    def __init__(self, bucket: Bucket, root: Path, name: str) -> None:
+    ``writer`` is the id of the store's local folder.
+    """
+
+    def __init__(self, bucket: Bucket, root: Path, name: str, writer: str) -> None:
         self._bucket = bucket
         self._name = name
         self._local = root / name
         self._scratch = root / ".parts"
-        self._writer: str = json.loads((root / MARKER).read_text())["id"]
+        self._writer = writer
         self._digests: dict[tuple[int, int, int], str] = {}
 
     def pull(self) -> bool:

@@ -10,9 +10,9 @@ from flows.execution.observer import Observer
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.step import Step
-from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StoreError, UserError
 from stages.contract.events import Log
+from stages.store.locks import FileLease
 from tests.flows.probe_flow import ProbeConfig
 from tests.probe_stage import ProbeParams
 
@@ -74,7 +74,8 @@ def test_a_step_waits_while_another_run_looks_after_its_key(config):
     step = Step("probe", ProbeParams(behaviour="tell_place"), {})
     request = build_request(config, executor.store, step, {})
     with contextlib.ExitStack() as other:
-        other.enter_context(orchestrator_lease(config.store, step.stage, request.key)).acquire()
+        path = executor.store.orchestrator_path(step.stage, request.key)
+        other.enter_context(FileLease(path)).acquire()
 
         class States(Observer):
             heard: ClassVar = []

@@ -34,7 +34,7 @@ def attempt_at(request, death="stop", **settings):
         kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
     )
     path = f"{request.store}/request.json"
-    return PodGroup(request, execution, work_name(request), (1000, 1000), path, request.store)
+    return PodGroup(request, execution, work_name(request), (1000, 1000), path, request.store, "")
 
 
 def pod(request, **settings):
@@ -213,7 +213,7 @@ def test_a_fetching_pod_has_room_and_no_folder_of_the_store(store):
     execution = Execution(kubernetes=KubernetesSettings(image="geb-core:1"), sync_seconds=7)
     url = "s3://bucket/prefix/logs/pair/key/request-1.json"
     [manifest] = pods_for(
-        PodGroup(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here")
+        PodGroup(request, execution, "geb-x", (1000, 1000), url, store.identity, "here")
     )
     assert is_restricted(manifest["spec"])
     assert {volume["name"] for volume in manifest["spec"]["volumes"]} == {"cache", "tmp", "shm"}

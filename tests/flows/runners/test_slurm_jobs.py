@@ -58,11 +58,11 @@ def test_settings_of_a_stage_override_the_general_ones():
 def test_a_job_asks_for_what_resources_and_settings_say(tmp_path):
     request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
     settings = SlurmSettings(partition="gpu", time_limit="4:00:00", sbatch_options=("--exclusive",))
-    options = submit_options(request, settings, grace_seconds=30)
+    options = submit_options(request, Execution(slurm=settings))
     expected = {"--nodes=2", "--gres=gpu:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
     assert expected | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
     assert {"--export=NONE", "--no-requeue"} <= set(options)
-    plain = submit_options(request_for(tmp_path / "store"), SlurmSettings(), grace_seconds=30)
+    plain = submit_options(request_for(tmp_path / "store"), Execution())
     assert not [
         option for option in plain if option.split("=")[0] in ("--gres", "--mem", "--partition")
     ]
@@ -278,8 +278,10 @@ def test_a_controller_that_is_away_has_not_forgotten_a_job(
 
 
 def test_a_refusal_has_slurm_s_words_and_the_options(request_):
-    error = mistake("allocation failure: Invalid account\n", request_, ["--account=lab"])
-    assert "allocation failure: Invalid account (sbatch --account=lab)" in error.message
+    execution = Execution(slurm=SlurmSettings(sbatch_options=("--account=lab",)))
+    error = mistake("allocation failure: Invalid account\n", request_, execution)
+    assert "allocation failure: Invalid account (sbatch" in error.message
+    assert "--account=lab" in error.message
     assert "execution.slurm or resources.probe" in error.remedy
 
 
@@ -288,7 +290,7 @@ def test_nodes_that_are_down_are_waited_for(request_, monkeypatch):
     refused = subprocess.CompletedProcess([], 1, "", refusal)
     monkeypatch.setattr(client, "submit", lambda options, script: refused)
     monkeypatch.setattr(client, "nodes_away", lambda partition: "node2")
-    check_job(request_, Execution(), [])
+    check_job(request_, Execution())
     monkeypatch.setattr(client, "nodes_away", lambda partition: "")
     with pytest.raises(UserError, match="node configuration is not available"):
-        check_job(request_, Execution(), [])
+        check_job(request_, Execution())

@@ -12,7 +12,7 @@ import pytest
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.choose import make_runner
-from flows.runners.place import StageJob, orchestrator_lease, work_name
+from flows.runners.place import StageJob, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program
@@ -21,6 +21,7 @@ from flows.runners.slurm.work import jobs_folder
 from stages.contract.errors import StoppedError
 from stages.contract.events import Log
 from stages.store.base import Store
+from stages.store.locks import FileLease
 from tests.programs import run_program
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
@@ -93,9 +94,13 @@ def interrupt(event):
     raise KeyboardInterrupt(event.message)
 
 
+def orchestrator_lease(request):
+    return FileLease(Store.open(request.store).orchestrator_path(request.stage, request.key))
+
+
 def test_a_key_that_another_orchestrator_looks_after_is_waited_for(request_, scheduler):
     chosen = runner()
-    with orchestrator_lease(request_.store, request_.stage, request_.key) as lease:
+    with orchestrator_lease(request_) as lease:
         lease.acquire()
         with pytest.raises(KeyboardInterrupt, match=r"another run on .* looks after it"):
             chosen.run(request_, interrupt)
@@ -105,9 +110,7 @@ def test_a_key_that_another_orchestrator_looks_after_is_waited_for(request_, sch
 def test_an_artifact_of_another_orchestrator_is_not_made_again(request_, probe_stage, monkeypatch):
     Scheduler(monkeypatch, AssertionError("it is made again"))
     with contextlib.ExitStack() as other:
-        lease = other.enter_context(
-            orchestrator_lease(request_.store, request_.stage, request_.key)
-        )
+        lease = other.enter_context(orchestrator_lease(request_))
         lease.acquire()
 
         def heard(event):

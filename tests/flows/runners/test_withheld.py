@@ -36,7 +36,7 @@ def test_no_pod_has_it(request_):
     settings = KubernetesSettings.model_validate({"volumes": {request_.store: {"claim": "store"}}})
     path = str(store / "request.json")
     execution = Execution(kubernetes=settings)
-    pods = pods_for(PodGroup(request_, execution, "geb-x", (1000, 1000), path, request_.store))
+    pods = pods_for(PodGroup(request_, execution, "geb-x", (1000, 1000), path, request_.store, ""))
     assert len(pods) == 2
     assert is_clean(json.dumps(pods))
 
@@ -54,9 +54,9 @@ def test_no_container_has_it(request_):
 
 def test_no_job_has_it(request_, tmp_path, monkeypatch):
     """Nor has sbatch, which `sbatch_options: [--export=ALL]` lets hand on its own environment."""
-    settings = SlurmSettings(sbatch_options=("--export=ALL",))
-    options = submit_options(request_, settings, grace_seconds=30)
-    program = batch_program(request_, Execution(slurm=settings), "request.json", tmp_path, "python")
+    execution = Execution(slurm=SlurmSettings(sbatch_options=("--export=ALL",)))
+    options = submit_options(request_, execution)
+    program = batch_program(request_, execution, "request.json", tmp_path, "python")
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
     write_program(sbatch, 'env\necho "$@"\ncat')

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from stages.store.registry import ModelRegistry
-from stages.store.remote.sync import owner_of, signs_of_life, signs_passed_on
+from stages.store.remote.sync import signs_of_life, signs_passed_on
 from tests.flows.runners.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
 
@@ -32,9 +32,9 @@ def test_two_hosts_at_one_key_share_the_first_artifact(near, far):
 def test_only_signs_of_its_own_orchestrator_keep_a_stage_alive(near, far, tmp_path):
     near.make()
     [request] = near.requests
-    owners = {name: owner_of(host.store.identity) for name, host in (("near", near), ("far", far))}
     with signs_of_life(near.store, request):
-        for name, owner in owners.items():
+        for name, host in (("near", near), ("far", far)):
+            owner = host.store.folder_id
             # What passes signs on looks once more at the end of its block.
             with signs_passed_on(far.store, request, owner, tmp_path / name):
                 pass
