@@ -95,7 +95,7 @@ def interrupt(event):
 
 
 def orchestrator_lease(request):
-    return FileLease(Store.open(request.store).orchestrator_path(request.stage, request.key))
+    return FileLease(Store.in_folder(request.store).orchestrator_path(request.stage, request.key))
 
 
 def test_a_key_that_another_orchestrator_looks_after_is_waited_for(request_, scheduler):
