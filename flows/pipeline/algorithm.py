@@ -128,12 +128,8 @@ def iterative_geb(steps: Steps, start: Source) -> None:
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = steps.train(iteration, policy, reference, pairs)
         policy = steps.trained(policy, trained)
-        # "initial" stays what it is.
-        match config.train.reference:
-            case "previous":
-                reference = policy
-            case int(period) if iteration % period == 0:
-                reference = policy
+        if config.train.reference == "previous":
+            reference = policy
         evaluate = step_name(iteration, "evaluate")
         policy_samples = sample_and_score(
             steps, evaluate, evaluation, policy, test_prompts, base_samples

@@ -1,6 +1,6 @@
 """Parameters of the train stage. Defaults are from the paper's published code."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -78,9 +78,8 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """Settings of the objective `python`."""
     global_batch_pairs: int = Field(256, ge=1)
     """Pairs per optimizer step, over all processes. An epoch's last batch may be smaller."""
-    reference: Literal["previous", "initial"] | Annotated[int, Field(ge=2)] = "previous"
-    """Model of the `reference` input: the previous iteration's, the initial one, or for a number N
-    one that is renewed every N iterations (TR-DPO's hard update, arXiv 2404.09656)."""
+    reference: Literal["previous", "initial"] = "previous"
+    """Model of the `reference` input: the previous iteration's, or the initial one."""
 
     @property
     def has_bonus(self) -> bool:

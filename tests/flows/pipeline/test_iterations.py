@@ -13,7 +13,6 @@ PAIRS = [f"iteration-{iteration}/pair:pairs.parquet" for iteration in (1, 2, 3)]
 REFERENCES = {
     "previous": [BASE, TRAINED[0], TRAINED[1]],
     "initial": [BASE, BASE, BASE],
-    "2": [BASE, BASE, TRAINED[1]],
 }
 """Reference of training in each iteration, by ``train.reference``."""
 
