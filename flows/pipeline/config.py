@@ -36,7 +36,7 @@ SET_BY_THE_RUN = {
     "score": ("allow_control_tokens",),
     "preferences": ("prompt_system", *ChatSettings.model_fields),
     "evaluate": ("correct_from", "pass_at_k"),
-    "promote": ("model_name", "measured_by"),
+    "promote": ("model_name", "measured_by", "iteration"),
 }
 
 InputPlace = Annotated[str, StringConstraints(pattern=r"\S")]

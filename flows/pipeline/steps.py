@@ -240,6 +240,7 @@ class Steps:
             update={
                 "model_name": self.config.model or self.config.name,
                 "measured_by": self._measure(),
+                "iteration": iteration,
             }
         )
         inputs: Sources = {

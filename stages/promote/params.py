@@ -34,6 +34,9 @@ class PromoteParams(StageParams):
     """Digest of the oracle, the sampling and the source of the prompts of ``metrics``; only figures
     with the same one are compared. A run fills it in."""
 
+    iteration: int = 0
+    """Iteration of the checkpoint in its run; 0 outside of iterations. A run fills it in."""
+
     aliases: tuple[AliasName, ...] = ("production",)
     """Aliases that move to the checkpoint when it passes all gates."""
 

@@ -5,7 +5,6 @@ Run again, the stage finds its version registered; it decides as before and move
 meant this version already. So neither a newer promotion nor one by hand is undone.
 """
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ def run(ctx: StageContext[PromoteParams]) -> None:
             measured_by=ctx.params.measured_by,
             run=request.run,
             step=request.step,
+            iteration=ctx.params.iteration,
         )
         present = registry.aliases(name)
         before = {}
@@ -109,7 +109,7 @@ def _move_alias(
         was_promoted = version.version in [move.version for move in alias]
         if was_promoted:
             obstacle = f"version {version.version} was promoted before"
-        elif holder.run == request.run and _iteration(holder.step) > _iteration(request.step):
+        elif holder.run == request.run and holder.iteration > ctx.params.iteration:
             obstacle = f"{holder.step} of the same run is newer than {request.step}"
         if obstacle:
             ctx.events.info(f"{title} stays version {holder.version}: {obstacle}")
@@ -118,12 +118,6 @@ def _move_alias(
     registry.set_alias(version.name, name, version.version, reason=reason)
     ctx.events.info(f"{title} is version {version.version} now")
     return True
-
-
-def _iteration(step: str) -> int:
-    """Iteration t that a step's name begins with; 0 outside of iterations."""
-    iteration = re.match(r"iteration-(\d+)/", step)
-    return int(iteration[1]) if iteration else 0
 
 
 STAGE = Stage(PromoteParams, run)

@@ -49,6 +49,8 @@ class ModelVersion(_Record):
     """Its evaluations by the digest of oracle, sampling and prompts, the newest last."""
     run: str
     step: str
+    iteration: int = 0
+    """Iteration in that run; 0 outside of iterations."""
     created: str
     """UTC, ISO 8601."""
 
@@ -95,6 +97,7 @@ class ModelRegistry:
         measured_by: str = "",
         run: str = "",
         step: str = "",
+        iteration: int = 0,
     ) -> ModelVersion:
         """Adds a checkpoint as the next version of ``name``.
 
@@ -119,6 +122,7 @@ class ModelRegistry:
                     figures={},
                     run=run,
                     step=step,
+                    iteration=iteration,
                     created=_now(),
                 )
                 model.versions.append(version)

@@ -43,6 +43,7 @@ def test_each_iteration_starts_from_the_one_before_it(reference, pair_data):
             "reference": [REFERENCES[reference][index]],
             "pairs": PAIR_DATA[pair_data][index],
         }
+        assert steps[f"{place}/promote"].params.iteration == index + 1
 
 
 def test_more_iterations_ask_the_first_ones_for_the_same():

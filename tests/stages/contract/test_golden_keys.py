@@ -102,7 +102,7 @@ GOLDEN = [
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "247c7af24f53e951",
+        "409a559d06c900d6",
     ),
 ]
 

@@ -20,19 +20,16 @@ def evaluated(tmp_path, name="metrics.json", **changes):
     return path
 
 
-def promote(
-    store, trained, metrics, *, events=None, run="nightly", step="iteration-1/promote", **params
-):
+def promote(store, trained, metrics, *, events=None, run="nightly", iteration=1, **params):
+    settings = {"model_name": "tiny", "better_than_base_confidence": None, "iteration": iteration}
     return call(
         STAGE,
-        PromoteParams.model_validate(
-            {"model_name": "tiny", "better_than_base_confidence": None} | params
-        ),
+        PromoteParams.model_validate(settings | params),
         {"checkpoint": [trained.ref("checkpoint")], "metrics": [metrics]},
         store,
         events=events,
         run=run,
-        step=step,
+        step=f"iteration-{iteration}/promote",
     )
 
 
@@ -84,13 +81,13 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
 
 def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_path):
     metrics = evaluated(tmp_path)
-    promote(store, checkpoint_artifact(store, "two"), metrics, step="iteration-2/promote")
+    promote(store, checkpoint_artifact(store, "two"), metrics, iteration=10)
     events = EventLog()
     older = checkpoint_artifact(store, "one")
-    stayed = promote(store, older, metrics, events=events)
+    stayed = promote(store, older, metrics, events=events, iteration=9)
     assert ModelRegistry(store).find("tiny@production").version == 1
     assert decision(stayed)["aliases"] == []
-    assert "tiny@production stays version 1: iteration-2/promote of the same run" in "".join(
+    assert "tiny@production stays version 1: iteration-10/promote of the same run" in "".join(
         event.message for event in events.events if event.type == "log"
     )
     other_run = checkpoint_artifact(store, "three")
