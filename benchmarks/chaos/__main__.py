@@ -71,7 +71,9 @@ def main() -> int:
                 # Ctrl-C and SIGTERM let the runs at work end: what they mounted and started goes.
                 pool.shutdown(cancel_futures=True)
     bad = sorted(outcome.run for outcome in outcomes if not outcome.is_good)
-    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} runs ended as the calm one")
+    skipped = sum(bool(outcome.skipped) for outcome in outcomes)
+    ran = len(outcomes) - skipped
+    print(f"{ran - len(bad)} of {ran} runs ended as the calm one; {skipped} were skipped")
     for number in bad:
         print(
             f"not so seed {options.seed} run {number}; again: python -m benchmarks.chaos "

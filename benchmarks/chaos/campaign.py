@@ -18,10 +18,12 @@ from typing import Any
 import yaml
 
 from benchmarks.chaos.faults import FAULTS, mount
+from benchmarks.chaos.launchers import Launcher, MissingError
 from benchmarks.chaos.outcome import TOO_LATE, Outcome
 from benchmarks.chaos.places import RUN, BucketPlace, FolderPlace, Place
-from benchmarks.chaos.services import Services, bucket_environment, has_docker
+from benchmarks.chaos.services import Services, bucket_environment
 from benchmarks.chaos.trial import ROOT, Setting, Trial
+from flows.pipeline.config import StageResources
 from tests.object_storage import BUCKET, Gate
 
 SMALL: dict[str, Any] = {
@@ -43,16 +45,14 @@ SMALL: dict[str, Any] = {
         "grace_seconds": 5,
         "sync_seconds": 2,
     },
+    # The same number of threads everywhere gives the same bytes.
+    "resources": {stage: {"cpus": 1} for stage in StageResources.model_fields},
 }
-# Out of ten runs.
-WEIGHTS: dict[Setting, int] = {
-    Setting("process"): 4,
-    Setting("process", server="own"): 2,
-    Setting("process", store="bucket"): 3,
-    Setting("docker"): 1,
-}
-# A stage in a container starts for longer than it computes.
+# The runs take turns.
+RUNNERS = ("process", "slurm", "kubernetes", "docker")
+# A stage in a container, a pod or a job starts for longer than it computes.
 _MOST_STEPS_ELSEWHERE = 3
+_SLOWER_ELSEWHERE = 2.0
 # Share of a calm run that goes by before its first step and after its last.
 _SHARE_OF_START = 0.4
 _DISK = "256m"
@@ -83,7 +83,6 @@ class Campaign:
         self._orphan_seconds = orphan_seconds
         self._lock = threading.Lock()
         self._calm_bucket: BucketPlace | None = None
-        self._can_use_docker = has_docker()
         self._services = services
         self._calm = FolderPlace(folder / "calm")
         started = time.monotonic()
@@ -94,13 +93,27 @@ class Campaign:
     def run(self, number: int) -> tuple[Outcome, list[str]]:
         """One run under faults; its outcome, and lines about it where it is not as it should be."""
         draw = random.Random(f"{self._seed}/{number}")
-        setting = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        if setting.runner == "docker" and not self._can_use_docker:
-            setting = Setting("process")
+        runner = RUNNERS[number % len(RUNNERS)]
+        setting = draw.choice(
+            [
+                Setting(runner),
+                Setting(runner, server="own"),
+                *([Setting(runner, store="bucket")] if runner == "process" else []),
+            ]
+        )
+        try:
+            with self._services.launchers.launcher(runner) as launcher:
+                return self._run(number, setting, launcher, draw)
+        except MissingError as error:
+            return Outcome.of_no_run(self._seed, number, str(setting), str(error)), []
+
+    def _run(
+        self, number: int, setting: Setting, launcher: Launcher, draw: random.Random
+    ) -> tuple[Outcome, list[str]]:
         with contextlib.ExitStack() as stack:
             folder = self._folder / f"run-{number:05d}"
-            is_own = stack.enter_context(_disk(folder))
-            trial = self._trial(stack, setting, folder, draw)
+            is_own = stack.enter_context(_disk(folder, may_mount=not launcher.is_cluster))
+            trial = self._trial(stack, setting, folder, launcher, draw)
             steps = self._forget_some(trial)
             restarts = self._services.prefect.restarts
             started = time.monotonic()
@@ -122,6 +135,7 @@ class Campaign:
                 identical=code == 0 and trial.place.digests() == self.expected,
                 orphans=trial.orphans,
                 tracebacks=trial.tracebacks,
+                repeated=trial.repeated,
             )
             if outcome.is_good:
                 return outcome, []
@@ -140,6 +154,8 @@ class Campaign:
             if fault.befalls(trial.setting) and (is_own_disk or not fault.needs_root)
         ]
         share = _SHARE_OF_START + (1 - _SHARE_OF_START) * steps / len(self.expected)
+        if trial.setting.runner != "process":
+            share *= _SLOWER_ELSEWHERE
         for _ in range(draw.randint(1, self._faults)):
             name = draw.choice(names)
             fault = FAULTS[name]
@@ -164,7 +180,12 @@ class Campaign:
         return code
 
     def _trial(
-        self, stack: contextlib.ExitStack, setting: Setting, folder: Path, draw: random.Random
+        self,
+        stack: contextlib.ExitStack,
+        setting: Setting,
+        folder: Path,
+        launcher: Launcher,
+        draw: random.Random,
     ) -> Trial:
         gate = None
         place: Place
@@ -176,11 +197,13 @@ class Campaign:
             environment = bucket_environment(gate.port)
             place = calm.copy_to(f"s3://{BUCKET}/{folder.name}", folder)
         else:
-            place = self._calm.copy_to(folder / "store", setting.runner)
+            execution = {"runner": setting.runner} | launcher.settings(folder / "store")
+            place = self._calm.copy_to(folder / "store", execution)
         return Trial(
             setting=setting,
             folder=folder,
             place=place,
+            launcher=launcher,
             draw=draw,
             services=self._services,
             gate=gate,
@@ -226,10 +249,11 @@ class Campaign:
 
 
 @contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[bool]:
+def _disk(folder: Path, *, may_mount: bool) -> Iterator[bool]:
     """A folder for one run; true if it is on a separate file system, which root can mount."""
     folder.mkdir()
-    is_own = os.geteuid() == 0 and mount("-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder))
+    is_root = os.geteuid() == 0 and may_mount
+    is_own = is_root and mount("-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder))
     try:
         yield is_own
     finally:

@@ -72,7 +72,9 @@ def make_read_only(trial: Trial) -> None:
 
 def flip(trial: Trial) -> None:
     """Flips a bit in an artifact or in what an attempt left, and one in four times truncates it."""
-    trial.fault_lines[-1] += f" {trial.place.damage(trial.draw)}"
+    parts = trial.place.damage(trial.draw).split("/")
+    trial.damaged.add("/".join(parts[:3]))
+    trial.fault_lines[-1] += f" {parts[0]}/{parts[-1]}"
 
 
 def cut(trial: Trial) -> None:

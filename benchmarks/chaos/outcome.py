@@ -27,6 +27,8 @@ class Outcome:
         identical: True if all artifacts equal the calm run's.
         orphans: Processes that outlived their orchestrator.
         tracebacks: Tracebacks that its commands showed.
+        repeated: Finished steps that an attempt computed again, or whose artifacts it lost.
+        skipped: Why the machine has no place for such a run, which has then not begun.
     """
 
     seed: int
@@ -39,11 +41,19 @@ class Outcome:
     identical: bool
     orphans: int
     tracebacks: int
+    repeated: int = 0
+    skipped: str = ""
+
+    @classmethod
+    def of_no_run(cls, seed: int, run: int, setting: str, why: str) -> Outcome:
+        """Outcome of a run that has no place here."""
+        return cls(seed, run, setting, 0, (), 0, 0.0, True, 0, 0, skipped=why)
 
     @property
     def is_good(self) -> bool:
         """True where nothing is wrong."""
-        return self.identical and not self.orphans and not self.tracebacks
+        is_calm = not (self.orphans or self.tracebacks or self.repeated)
+        return bool(self.skipped) or (self.identical and is_calm)
 
     @property
     def struck(self) -> list[str]:
@@ -52,11 +62,14 @@ class Outcome:
 
     def line(self) -> str:
         """One line for a person."""
+        head = f"seed {self.seed} run {self.run} ({self.setting})"
+        if self.skipped:
+            return f"{head}: SKIPPED, {self.skipped}"
         return (
-            f"seed {self.seed} run {self.run} ({self.setting}): {self.steps} steps to do; "
+            f"{head}: {self.steps} steps to do; "
             f"{'; '.join(self.faults)}; {self.attempts} attempts, {self.seconds:.0f} s: "
-            f"{'identical' if self.identical else 'DIFFERS'}, {self.orphans} orphans, "
-            f"{self.tracebacks} tracebacks"
+            f"{'identical' if self.identical else 'DIFFERS'}, {self.repeated} steps repeated, "
+            f"{self.orphans} orphans, {self.tracebacks} tracebacks"
         )
 
 
@@ -100,14 +113,25 @@ def _counts(
     for outcome in outcomes:
         for group in groups(outcome):
             counts.setdefault(group, Counter()).update(
-                runs=1,
+                runs=int(not outcome.skipped),
+                skipped=int(bool(outcome.skipped)),
                 faults=len(outcome.struck),
                 attempts=outcome.attempts,
-                identical=int(outcome.identical),
+                identical=int(outcome.identical and not outcome.skipped),
+                repeated=outcome.repeated,
                 orphans=outcome.orphans,
                 tracebacks=outcome.tracebacks,
             )
-    columns = ("runs", "faults", "attempts", "identical", "orphans", "tracebacks")
+    columns = (
+        "runs",
+        "skipped",
+        "faults",
+        "attempts",
+        "identical",
+        "repeated",
+        "orphans",
+        "tracebacks",
+    )
     rows = [
         f"| {group} | " + " | ".join(str(counts[group][column]) for column in columns) + " |"
         for group in sorted(counts)

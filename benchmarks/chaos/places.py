@@ -6,12 +6,13 @@ import json
 import random
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from stages.contract.errors import DamagedArtifactError
+from stages.contract.manifest import MANIFEST
 from stages.store.base import Store
 from stages.store.remote.bucket import Bucket
 from stages.store.remote.store import RemoteStore
@@ -50,6 +51,10 @@ class Place(ABC):
     def write(self, name: str, content: bytes) -> None:
         """Puts other content into a file."""
 
+    @abstractmethod
+    def manifests(self) -> dict[str, bytes]:
+        """Manifests of the finished artifacts by their files' names."""
+
     def records(self) -> dict[str, dict[str, Any]]:
         """The run's records of steps by name."""
         store = self.open()
@@ -74,9 +79,9 @@ class Place(ABC):
         return digests
 
     def damage(self, draw: random.Random) -> str:
-        """Flips a bit of a file, and one in four times truncates it; its name, or none there."""
+        """Flips a bit of a file, and one in four times truncates it; its name, if any."""
         if not (names := self.files()):
-            return "nothing is there"
+            return ""
         name = draw.choice(names)
         data = bytearray(self.read(name))
         if draw.random() < 0.25:
@@ -84,7 +89,7 @@ class Place(ABC):
         else:
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         self.write(name, bytes(data))
-        return f"{name.split('/')[0]}/{name.split('/')[-1]}"
+        return name
 
 
 class FolderPlace(Place):
@@ -98,12 +103,12 @@ class FolderPlace(Place):
         self._folder = folder
         self.location = str(folder)
 
-    def copy_to(self, folder: Path, runner: str) -> FolderPlace:
-        """A copy whose run has another runner."""
+    def copy_to(self, folder: Path, execution: Mapping[str, Any]) -> FolderPlace:
+        """A copy whose run has these settings of `execution`."""
         shutil.copytree(self._folder, folder, copy_function=shutil.copy2)
         path = folder / "runs" / RUN / "config.json"
         values = json.loads(path.read_text())
-        values["execution"]["runner"] = runner
+        values["execution"] |= execution
         path.write_text(json.dumps(values))
         return FolderPlace(folder)
 
@@ -124,6 +129,11 @@ class FolderPlace(Place):
             for path in sorted((self._folder / folder).rglob("*"))
             if path.is_file() and path.stat().st_size
         ]
+
+    def manifests(self) -> dict[str, bytes]:
+        """See :class:`Place`."""
+        paths = self._folder.glob(f"artifacts/*/[!.]*/{MANIFEST}")
+        return {str(path.relative_to(self._folder)): path.read_bytes() for path in paths}
 
     def read(self, name: str) -> bytes:
         """See :class:`Place`."""
@@ -179,6 +189,15 @@ class BucketPlace(Place):
             for name, entry in sorted(self._bucket.list().items())
             if name.split("/")[0] in _DAMAGED and entry.size
         ]
+
+    def manifests(self) -> dict[str, bytes]:
+        """See :class:`Place`."""
+        names = self._bucket.list()
+        return {
+            name: self.read(name)
+            for name in names
+            if name.startswith("artifacts/") and name.endswith(f"/{MANIFEST}")
+        }
 
     def read(self, name: str) -> bytes:
         """See :class:`Place`."""

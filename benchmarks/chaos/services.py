@@ -1,4 +1,4 @@
-"""Services that the runs of a campaign share: a Prefect server and an S3 server."""
+"""Services that the runs of a campaign share: a Prefect server, an S3 server, clusters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import docker
-from docker.errors import ImageNotFound
-
-from flows.runners.docker.container import connect
-from flows.runners.images import CODE_LABEL, image_tags
+from benchmarks.chaos.launchers import Launchers
 from flows.standing.server import free_port, start_server
-from stages.contract.errors import UserError
-from stages.contract.manifest import stages_digest
 from tests.object_storage import aws_environment, make_bucket, s3_server
 
 # A cut of the network is drawn shorter and longer than this.
@@ -71,6 +65,7 @@ class Services:
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._s3_port: int | None = None
+        self.launchers = Launchers(folder, self._stack)
         self.prefect = PrefectServer(folder / "prefect")
         # All programs started from here report to it, except runs that start a server.
         os.environ["PREFECT_API_URL"] = self.prefect.api
@@ -95,21 +90,3 @@ class Services:
 def bucket_environment(port: int) -> dict[str, str]:
     """Environment of a process that reaches the S3 server by this port."""
     return aws_environment(port) | {"GEB_STORE_PATIENCE_SECONDS": _PATIENCE_SECONDS}
-
-
-def has_docker() -> bool:
-    """True where a Docker engine answers and has a run's images, built of the code that is here."""
-    needed = [image_tags(name, gpus=0)[0] for name in ("core", "torch")]
-    try:
-        with contextlib.closing(connect()) as client:
-            return all(_is_up_to_date(client, tag) for tag in needed)
-    except UserError:
-        return False
-
-
-def _is_up_to_date(client: docker.DockerClient, tag: str) -> bool:
-    try:
-        labels = client.images.get(tag).labels
-    except ImageNotFound:
-        return False
-    return bool(labels.get(CODE_LABEL) == stages_digest())

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.chaos.launchers import Launcher
 from benchmarks.chaos.places import RUN, BucketPlace, Place
 from benchmarks.chaos.services import Services
+from stages.store.locks import EXPIRY_SECONDS
 from tests.object_storage import Gate
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,7 @@ class Trial:
         setting: Its kind.
         folder: Folder of its files, on a separate file system as root.
         place: Its store.
+        launcher: Where its stages start.
         draw: Draws victims and times.
         services: What it shares with others.
         gate: Its way to the bucket, if its store is in one.
@@ -60,11 +63,15 @@ class Trial:
         orphan_seconds: Time for its processes to end after their orchestrator.
         fault_lines: Its faults.
         mark: Value of the environment variable of its processes.
+        damaged: Folders of artifacts, and of what attempts left, that faults have damaged.
+        finished: Manifests of the artifacts that the present attempt found, by their names, without
+            damaged ones.
     """
 
     setting: Setting
     folder: Path
     place: Place
+    launcher: Launcher
     draw: random.Random
     services: Services
     gate: Gate | None
@@ -75,10 +82,18 @@ class Trial:
     attempts: int = 0
     tracebacks: int = 0
     orphans: int = 0
+    repeated: int = 0
+    damaged: set[str] = field(default_factory=set)
+    finished: dict[str, bytes] = field(default_factory=dict)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Resumes the run; its output goes next to the store."""
         self.attempts += 1
+        self.finished = {
+            name: text
+            for name, text in self.place.manifests().items()
+            if name.rpartition("/")[0] not in self.damaged
+        }
         environment = {**os.environ, **self.environment, _MARK: self.mark}
         if self.setting.server == "own":
             environment.pop("PREFECT_API_URL", None)
@@ -117,7 +132,11 @@ class Trial:
         return processes
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
-        """Waits for the orchestrator and for what it started; counts orphans and tracebacks."""
+        """Waits for the orchestrator and for what it started; counts what is wrong then.
+
+        Half of the orchestrators that were killed leave their stages in a cluster to the next one,
+        and the other half to the end of their sign of life.
+        """
         try:
             code = process.wait(_ATTEMPT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -125,14 +144,33 @@ class Trial:
             process.kill()
             code = process.wait()
         self.tracebacks = self.log.read_bytes().count(b"Traceback (most recent call last)")
-        deadline = time.monotonic() + self.orphan_seconds
-        while (left := self.processes()) and time.monotonic() < deadline:
+        seconds = self.orphan_seconds
+        is_killed = code < 0 and self.launcher.is_cluster
+        if is_killed:
+            seconds += EXPIRY_SECONDS
+        if not is_killed or self.draw.random() < 0.5:
+            self._await_end(seconds)
+        else:
+            self.fault_lines[-1] += ", resumed at once"
+        manifests = self.place.manifests()
+        self.repeated += sum(manifests.get(name) != text for name, text in self.finished.items())
+        return code
+
+    def _await_end(self, seconds: float) -> None:
+        """Waits for the end of the run's processes, jobs and pods; counts and kills the others."""
+        deadline = time.monotonic() + seconds
+        while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        self.orphans += len(left)
-        for orphan in left:
+        if left:
+            self.orphans += len(left)
+            self.fault_lines[-1] += f", ORPHANS: {', '.join(left)}"
+        for orphan in self.processes():
             with contextlib.suppress(psutil.Error):
                 orphan.kill()
-        return code
+
+    def _left(self) -> list[str]:
+        processes = [role(process) for process in self.processes()]
+        return processes or self.launcher.left(self.folder / "store")
 
     def last_lines(self) -> str:
         """The end of what the run's commands printed."""
@@ -154,11 +192,15 @@ class Trial:
 
 def role(process: psutil.Process) -> str:
     """Part of a process in its run."""
-    command = " ".join(process.cmdline())
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return "ended"
     for part, name in (
         ("flows.commands.cli", "orchestrator"),
         ("prefect", "server"),
         ("fork_server", "fork server"),
+        ("srun ", "srun"),
         ("supervisor", "supervisor"),
         ("-m stages.", "stage"),
     ):

@@ -18,7 +18,7 @@ from stages.store.locks import exclusive_lock
 from tests.at_work import said
 from tests.flows.loop import ROOT
 from tests.flows.probes import gone, wait_until
-from tests.launchers.launcher import Launcher, Mistake, shared_folder
+from tests.launchers.launcher import Launcher, Mistake
 from tests.programs import lacking, run_program
 
 SCRIPTS = ROOT.parent / "shared/cluster/slurm"
@@ -54,12 +54,15 @@ class Slurm(Launcher):
 
 
 @contextlib.contextmanager
-def slurm_launcher(folders):
+def slurm_launcher(shared):
     """Jobs of the cluster that SLURM_CONF names, or of one of two nodes on this machine.
 
     Some tests take all nodes, and a machine has room for one cluster of these ports.
+
+    Args:
+        shared: Folder that all who would start one have in common.
     """
-    with exclusive_lock(shared_folder(folders) / "slurm"), pytest.MonkeyPatch.context() as patch:
+    with exclusive_lock(shared / "slurm"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.runners.slurm.work.POLL_SECONDS", 0.5)
         if os.environ.get("SLURM_CONF"):
             yield Slurm()
