@@ -293,7 +293,7 @@ def _engine(
     policy: Any = random_model(shape)
     policy = policy.to(numerics.device, getattr(torch, numerics.weights))
     model = logprob_model(policy, params, numerics)
-    if variation.compiled_reference or (variation.as_stage and chooser.pays_to_compile()):
+    if variation.compiled_reference or (variation.as_stage and chooser.compiled):
         compile_layers(model.policy)
     ref_logprobs = _share(model, plan.samples, numerics, plan.params, process)
     leave_layers_eager(model.policy)

@@ -161,7 +161,7 @@ def geb_objective(
     rejected: ResponseLogps,
     params: ObjectiveParams,
     tie: Tensor | None = None,
-    own: OwnTerms | None = None,
+    own_terms: OwnTerms | None = None,
 ) -> ObjectiveOutput:
     """Evaluate preference loss, exploratory bonus and NLL of each pair.
 
@@ -170,9 +170,9 @@ def geb_objective(
         rejected: the other ones, in the same order.
         params: the objective.
         tie: booleans [B]; a pair of which neither response is preferred has no preference loss.
-        own: terms that replace the settings' terms.
+        own_terms: terms that replace the settings' terms.
     """
-    terms = own(chosen, rejected) if own else {}
+    terms = own_terms(chosen, rejected) if own_terms else {}
     compared = [side.compared_logratio(params) for side in (chosen, rejected)]
     loss = (
         terms["loss"]

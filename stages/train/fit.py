@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -24,7 +25,7 @@ from stages.train.params import TrainParams
 from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
-from stages.training.metrics import StepLog, summarize
+from stages.training.metrics import TIMINGS, StepLog
 from stages.training.policy import compile_layers, leave_layers_eager, load_logprob_model
 
 LARGE_GAP = 0.1
@@ -32,6 +33,14 @@ LARGE_GAP = 0.1
 doubt. Bfloat16 explains 0.04 on SmolLM2-135M."""
 GREATEST_GAP = 1.0
 """Nats a token above which the two are of other weights or other tokens."""
+_COUNTED = (
+    "step",
+    "epoch",
+    "num_pairs",
+    "num_tokens",
+    "num_tokens_shared",
+    "num_response_tokens",
+)
 
 
 class PairFit(Fit[TrainParams]):
@@ -39,10 +48,10 @@ class PairFit(Fit[TrainParams]):
 
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
-        self._own = None
+        self._own_terms = None
         if ctx.params.objective == "python":
             custom = ctx.params.python
-            self._own = UserObjective(ctx.path("code"), custom.function, custom.settings)
+            self._own_terms = UserObjective(ctx.path("code"), custom.function, custom.settings)
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]
@@ -63,7 +72,7 @@ class PairFit(Fit[TrainParams]):
         """Computes log π_ref, or reads what an earlier attempt computed."""
         params = self.ctx.params
         stage = params.deepspeed.zero_stage
-        layers = "compiled" if self.pays_to_compile() else "eager"
+        layers = "compiled" if self.compiled else "eager"
         # An attempt with other kernels or types rounds differently: its parts are not read.
         folder = f"reference-{self.numerics.device.type}-{params.row_layout}-zero-{stage}-{layers}"
         self._ref_logprobs = reference.compute_reference(
@@ -87,7 +96,12 @@ class PairFit(Fit[TrainParams]):
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
         return PairObjective(
-            engine, self.process, self.ctx.params, self._kappa, self._own, self._ref_logprobs
+            engine,
+            self.process,
+            self.ctx.params,
+            self._kappa,
+            self._own_terms,
+            self._ref_logprobs,
         )
 
     def write_records(self, log: StepLog) -> None:
@@ -102,7 +116,7 @@ class PairFit(Fit[TrainParams]):
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": self._gap,
             "cautions": self._cautions,
-            "metrics": summarize(log.records, epoch=params.epochs),
+            "metrics": _epoch_means(log.records, params.epochs),
         }
         (out / "summary.json").write_text(dump_json(summary))
 
@@ -132,7 +146,7 @@ class PairFit(Fit[TrainParams]):
                 yield engine
             return
         whole = self._load("reference").eval()
-        if self.pays_to_compile():
+        if self.compiled:
             compile_layers(whole.policy)
         yield whole
         leave_layers_eager(whole.policy)
@@ -179,6 +193,16 @@ class PairFit(Fit[TrainParams]):
                 f"{counts.truncated} pairs were cut to {self.ctx.params.max_length_tokens} tokens, "
                 f"{counts.dropped_empty} left out: an empty prompt or response"
             )
+
+
+def _epoch_means(records: list[dict[str, Any]], epoch: int) -> dict[str, float]:
+    """Means of an epoch's metrics over its pairs."""
+    chosen = [record for record in records if record["epoch"] == epoch]
+    total = sum(record["num_pairs"] for record in chosen)
+    names = [name for name in chosen[0] if name not in _COUNTED + TIMINGS]
+    return {
+        name: sum(record[name] * record["num_pairs"] for record in chosen) / total for name in names
+    }
 
 
 FIT = PairFit

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from stages.modeling.shared_prefix import on_device
 from stages.objectives.kappa import KappaController
-from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
+from stages.objectives.pair_loss import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.train.data import Pair, RefLogprobs, padded_logprobs
 from stages.train.params import TrainParams
 from stages.training.batches import Batch
@@ -34,7 +34,7 @@ class PairObjective(Objective[Pair]):
     process: Process
     params: TrainParams
     kappa_controller: KappaController
-    custom_terms: OwnTerms | None
+    own_terms: OwnTerms | None
     ref_logprobs: RefLogprobs
     step_kappa: float = 0.0
 
@@ -48,7 +48,7 @@ class PairObjective(Objective[Pair]):
         """The sum of the pairs' losses, and the sums of their metrics."""
         chosen, rejected, tie = self._forward(samples)
         loss, sums = loss_and_metrics(
-            chosen, rejected, self.params, self.step_kappa, tie, self.custom_terms
+            chosen, rejected, self.params, self.step_kappa, tie, self.own_terms
         )
         return loss.sum(), sums
 
@@ -72,7 +72,7 @@ class PairObjective(Objective[Pair]):
             for batch in batches:
                 # Even if no pair is left for this process: the forward pass is collective.
                 chosen, rejected, tie = self._forward(batch.samples)
-                output = geb_objective(chosen, rejected, self.params, tie, self.custom_terms)
+                output = geb_objective(chosen, rejected, self.params, tie, self.own_terms)
                 if batch.weight > 0.0:
                     terms = (output.preference_loss, output.bonus)
                     absolute += torch.stack([term.abs().double().sum() for term in terms])

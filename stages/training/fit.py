@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Generic
 
 import torch
@@ -85,7 +86,7 @@ class Fit(ABC, Generic[P]):
         Raises:
             UserError: Parameters, models or data are wrong, or memory does not suffice.
         """
-        compute_repeatably(on_gpu=self.numerics.device.type == "cuda")
+        compute_repeatably(on_gpu=self.numerics.on_gpu)
         with self._explained():
             self.prepare()
             resumed = self._checkpoints.find_resume_point()
@@ -157,25 +158,24 @@ class Fit(ABC, Generic[P]):
         self._choose_by_memory(model)
         return model
 
-    def pays_to_compile(self) -> bool:
+    @cached_property
+    def compiled(self) -> bool:
         """True if layers are compiled: the policy's and the reference's, which round alike then."""
         params = self.ctx.params
         tokens = sum(sample.num_tokens_shared for sample in self.plan.samples) * params.epochs
         tokens //= self.process.world_size
-        return pays_to_compile(params, tokens, on_gpu=self.numerics.device.type == "cuda")
+        return pays_to_compile(params, tokens, on_gpu=self.numerics.on_gpu)
 
     def _choose_by_memory(self, model: ResponseLogprobs) -> None:
         """Sets compiled layers, and micro-batches that the memory should allow."""
         params = self.ctx.params
         device = self.numerics.device
         memory = None
-        if device.type == "cuda" and params.deepspeed.zero_stage == "off":
+        if self.numerics.on_gpu and params.deepspeed.zero_stage == "off":
             # All processes plan the same micro-batches, whatever card they have.
             own_memory = torch.cuda.get_device_properties(device).total_memory
             memory = min(self.process.gathered(own_memory))
-        compiled = self.pays_to_compile()
-        chosen = with_memory_choices(params, model.policy, memory, compiled=compiled)
-        self.ctx.params = chosen
+        chosen = with_memory_choices(params, model.policy, memory, compiled=self.compiled)
         self.plan = replace(self.plan, params=chosen)
         if chosen.gradient_checkpointing:
             enable_gradient_checkpointing(model.policy, stage=params.stage)
@@ -184,7 +184,7 @@ class Fit(ABC, Generic[P]):
             self.process.events.info(
                 f"micro-batches of {chosen.token_budget} tokens, activations {kept}"
             )
-        if compiled:
+        if self.compiled:
             compile_layers(model.policy)
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
@@ -221,7 +221,7 @@ class Fit(ABC, Generic[P]):
                 reason = f"process {process.rank} of {process.world_size}: {reason}"
             longest = max(sample.num_tokens_shared for sample in self.plan.samples)
             raise UserError(
-                f"out of memory with {stage}.micro_batch_tokens = {self.ctx.params.token_budget}; "
+                f"out of memory with {stage}.micro_batch_tokens = {self.plan.params.token_budget}; "
                 f"the longest sample has {longest} tokens (its prompt once, and its responses): "
                 f"{reason}",
                 f"lower {stage}.micro_batch_tokens (to {longest} at least) or "

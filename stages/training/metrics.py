@@ -1,4 +1,4 @@
-"""Metrics of training steps: one JSON object a line, and means of an epoch."""
+"""Metrics of training steps: one JSON object a line."""
 
 import json
 import resource
@@ -14,14 +14,6 @@ from stages.training.batches import Plan
 _FILE = "metrics.jsonl"
 TIMINGS = ("step_seconds", "tokens_per_second", "peak_memory_mib")
 """Values that differ between computations of the same result; they stay out of the summary."""
-_COUNTED = (
-    "step",
-    "epoch",
-    "num_pairs",
-    "num_tokens",
-    "num_tokens_shared",
-    "num_response_tokens",
-)
 
 
 class StepLog:
@@ -65,16 +57,6 @@ class StepLog:
         """Writes all records so far into a folder."""
         lines = [json.dumps(record) + "\n" for record in self.records]
         (folder / _FILE).write_text("".join(lines))
-
-
-def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
-    """Means of an epoch's metrics over its pairs."""
-    chosen = [record for record in records if record["epoch"] == epoch]
-    total = sum(record["num_pairs"] for record in chosen)
-    names = [name for name in chosen[0] if name not in _COUNTED + TIMINGS]
-    return {
-        name: sum(record[name] * record["num_pairs"] for record in chosen) / total for name in names
-    }
 
 
 def peak_memory_mib(device: torch.device) -> float:

@@ -53,6 +53,11 @@ class Numerics:
     autocast: bool
     """True if matrix products are in bfloat16 although the weights are float32."""
 
+    @property
+    def on_gpu(self) -> bool:
+        """True on a GPU, false on the CPU."""
+        return self.device.type == "cuda"
+
     @classmethod
     def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
         """Chooses the numerics for a process."""

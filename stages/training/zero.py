@@ -82,7 +82,7 @@ def training_config(plan: Plan[Any], numerics: Numerics) -> dict[str, Any]:
 
 
 def _config(params: TrainingParams, numerics: Numerics) -> dict[str, Any]:
-    if numerics.device.type == "cpu":
+    if not numerics.on_gpu:
         _reduce_by_gloo()
     offload = params.deepspeed.offload_parameters
     return {
@@ -101,7 +101,7 @@ def _config(params: TrainingParams, numerics: Numerics) -> dict[str, Any]:
 
 
 def _on_host(numerics: Numerics) -> dict[str, Any]:
-    return {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
+    return {"device": "cpu", "pin_memory": numerics.on_gpu}
 
 
 def _reduce_by_gloo() -> None:
@@ -137,7 +137,7 @@ def sharded_logprob_model(
     """
     import deepspeed
 
-    devices = [numerics.device] if numerics.device.type == "cuda" else []
+    devices = [numerics.device] if numerics.on_gpu else []
     with torch.random.fork_rng(devices):
         with sharded_loading(params, numerics):
             module = load()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from objective_cases import DEFINED, bonus_of
 
-from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import ResponseLogps, geb_objective, preference_loss
+from stages.objectives.pair_loss import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.params import ObjectiveParams
 
 TOKENS_CHOSEN = torch.tensor([[-0.5, -1.0, -0.25], [-2.0, -0.125, 0.0], [-0.5, -0.5, -3.0]])

@@ -1,4 +1,4 @@
-"""Metrics of a step, as sums that add over micro-batches and ranks.
+"""Loss of pairs, and metrics of a step as sums that add over micro-batches and ranks.
 
     loss, new = loss_and_metrics(chosen, rejected, params, kappa)   # per micro-batch
     loss.mean().backward()
@@ -56,7 +56,7 @@ def loss_and_metrics(
     params: ObjectiveParams,
     kappa: float,
     tie: Tensor | None = None,
-    own: OwnTerms | None = None,
+    own_terms: OwnTerms | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Evaluate the objective once, for its loss and for its metrics; waits for no device.
 
@@ -71,11 +71,11 @@ def loss_and_metrics(
         the pairs, [M] in float64, named by `METRIC_SUMS`, attached to nothing.
     """
     sides = (chosen, rejected)
-    output = geb_objective(chosen, rejected, params, tie, own)
+    output = geb_objective(chosen, rejected, params, tie, own_terms)
     loss = output.loss(kappa)
     weighted_bonus = output.weighted_bonus(kappa)
     rest = output.preference_loss + params.nll_weight * output.nll
-    per_token = own or (params.probability == "token" and params.design != "none")
+    per_token = own_terms or (params.probability == "token" and params.design != "none")
     pulled = [side.token_logp if per_token else side.logp for side in sides]
     clamped, underflowed = (
         torch.stack(masks).double().mean(dim=0)
