@@ -8,7 +8,7 @@ from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StagePara
 
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
-Strategy = Literal["best_worst", "best_random", "random", "first_two"]
+Strategy = Literal["best_worst", "best_random", "first_two"]
 
 
 class OwnStrategy(OwnFunction):

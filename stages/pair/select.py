@@ -22,14 +22,6 @@ def best_random(scores: Sequence[float], seed: int) -> Selection:
     return best, other + (other >= best)
 
 
-def random(scores: Sequence[float], seed: int) -> Selection:
-    """Any two, each pair as likely as the others."""
-    first = seed % len(scores)
-    second = seed // len(scores) % (len(scores) - 1)
-    second += second >= first
-    return ranked(scores, min(first, second), max(first, second))
-
-
 def first_two(scores: Sequence[float], seed: int) -> Selection:
     """The first two samples: a pair drawn from the policy, whatever K is."""
     return ranked(scores, 0, 1)
@@ -51,7 +43,6 @@ def ranked(scores: Sequence[float], first: int, second: int) -> Selection:
 STRATEGIES: Mapping[str, Callable[[Sequence[float], int], Selection]] = {
     "best_worst": best_worst,
     "best_random": best_random,
-    "random": random,
     "first_two": first_two,
 }
 """From the K ≥ 2 scores of a prompt and a seed in [0, 2^63) to the pair."""
