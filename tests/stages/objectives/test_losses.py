@@ -62,20 +62,16 @@ def independent_losses(z, beta):
     return {"sigmoid": np.log(1 + np.exp(-z)), "ipo": (z / beta - 1 / (2 * beta)) ** 2}
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.125])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_the_margin(name, smoothing):
+def test_label_smoothing_takes_some_labels_to_be_wrong(name):
     chosen, rejected = np.array([[0.5, -3.0, 8.0, 25.0, -6.0], [-0.5, 2.0, -4.0, 30.0, -6.5]])
-    beta, step = 0.125, 1e-6
-
-    def expected(shift=0.0):
-        margin = beta * (chosen + shift - rejected)
-        right, wrong = (independent_losses(z, beta)[name] for z in (margin, -margin))
-        return (1 - smoothing) * right + smoothing * wrong
+    beta, smoothing = 0.125, 0.25
+    margin = beta * (chosen - rejected)
+    right, wrong = (independent_losses(z, beta)[name] for z in (margin, -margin))
 
     sides = [
         ResponseLogps(
-            torch.tensor(logp)[:, None].requires_grad_(),
+            torch.tensor(logp)[:, None],
             torch.zeros(5, 1, dtype=torch.float64),
             torch.ones(5, 1, dtype=torch.bool),
         )
@@ -83,9 +79,5 @@ def test_losses_of_the_margin(name, smoothing):
     ]
     params = ObjectiveParams(design="none", loss=name, beta=beta, label_smoothing=smoothing)
     loss = geb_objective(*sides, params).preference_loss
-    np.testing.assert_allclose(loss.detach(), expected(), rtol=1e-9)
-    slopes = [side.token_logp for side in sides]
-    up, down = torch.autograd.grad(loss.sum(), slopes)
-    by_difference = (expected(step) - expected(-step)) / (2 * step)
-    np.testing.assert_allclose(up[:, 0], by_difference, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(down, -up)
+    expected = (1 - smoothing) * right + smoothing * wrong
+    np.testing.assert_allclose(loss, expected, rtol=1e-9)

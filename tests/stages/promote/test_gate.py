@@ -26,7 +26,6 @@ def test_without_gates_everything_passes():
     [
         ({"min_win_rate": 0.6}, True),
         ({"min_win_rate": 0.61}, False),
-        ({"min_win_rate": 0.61, "max_regression": None}, False),
     ],
 )
 def test_limits_are_inclusive_and_all_must_hold(limits, passes):

@@ -153,14 +153,6 @@ def test_kappa_and_its_ratio_weigh_the_bonus_alone(tmp_path, policy, pairs):
     assert zero.records[0]["bonus"] != 0.0
 
 
-def test_ties_learn_from_the_bonus_but_not_from_the_preference(tmp_path, policy):
-    tied = make_pairs(tmp_path / "tied.parquet", 8, ties=range(8))
-    xpo = train(tmp_path / "bonus", policy, [tied], design="xpo", nll_weight=0.0, epochs=4)
-    assert all(record["preference_loss"] == 0.0 for record in xpo.records)
-    assert xpo.records[-1]["rejected_logratio"] < -0.1
-    assert xpo.summary["metrics"]["accuracy"] == 0.0
-
-
 def test_a_target_ratio_sets_kappa(tmp_path, policy, pairs):
     settings = {"target_ratio": 0.25, "nll_weight": 0.0, "epochs": 3}
     training = train(tmp_path / "store", policy, [pairs], **settings)
