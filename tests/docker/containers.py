@@ -38,6 +38,9 @@ class Docker(Launcher):
     def settings(self, request=None, **changes):
         return {"docker": {"images": {"probe": PROBE_IMAGE}} | changes}
 
+    def variables(self, values):
+        return {"environment": {"probe": values}}
+
     def take_machine(self, work):
         [container] = self.containers(f"{KEY_LABEL}={work.request.key}")
         container.kill()

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 from pathlib import Path
+from typing import ClassVar
 
 from flows.pipeline.config import StageResources
 from stages.contract.errors import PreemptedError
@@ -25,6 +26,12 @@ class Kubernetes(Launcher):
         "localhost/nothing:1",
         "execution.kubernetes",
     )
+    refused = (
+        ({"spec": {"priorityClassName": "nothing"}}, "no PriorityClass with name nothing"),
+        ({"namespace": "nothing"}, 'namespaces "nothing" not found'),
+        ({"extra_resources": {"nothing": 1}}, "Invalid value"),
+    )
+    waits: ClassVar = {"spec": {"nodeSelector": {"pool": "none"}}}
 
     def __init__(self, cluster):
         self.cluster = cluster
@@ -37,6 +44,9 @@ class Kubernetes(Launcher):
         # Not the folder that holds both: it is the tests' user's alone.
         store = Path(request.store)
         return self.cluster.settings(store, store.with_name("code"), **changes)
+
+    def variables(self, values):
+        return {"environment": self.cluster.settings().environment | values}
 
     def request(self, store, resources=None, **params):
         resources = (resources or Resources()).model_copy(update={"cpus": CPUS})

@@ -5,10 +5,8 @@ import pytest
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from tests.at_work import at_work
-from tests.flows.loop import geb_refused, write_config
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import kubectl
-from tests.kubernetes.pods import RESOURCES
 from tests.orchestrators import orchestrator
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
@@ -64,22 +62,6 @@ def test_a_quota_is_waited_for(launcher, store):
 
 def lacks_quota(event):
     return "exceeded quota: team" in str(event)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"spec": {"priorityClassName": "nothing"}}, "no PriorityClass with name nothing"),
-        ({"namespace": "nothing"}, 'namespaces "nothing" not found'),
-        ({"extra_resources": {"nothing": 1}}, "Invalid value"),
-    ],
-    ids=["priority class", "namespace", "resource"],
-)
-def test_a_plan_names_what_the_cluster_would_refuse(launcher, store, tmp_path, changes, words):
-    execution = launcher.section(launcher.request(store), **changes)
-    config = write_config(tmp_path, execution=execution, resources=RESOURCES)
-    assert words in geb_refused("plan", config)
-    assert not (tmp_path / "store/artifacts").exists()
 
 
 @pytest.mark.alone

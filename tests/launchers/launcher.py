@@ -3,7 +3,7 @@
 import os
 import signal
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import psutil
 import pytest
@@ -32,9 +32,18 @@ class Launcher(ABC):
     loss: tuple[type[StageFailedError], str]
     """Error of a stage that lost its machine, and words of its message."""
 
+    refused: tuple[tuple[dict[str, Any], str], ...] = ()
+    """Settings that `geb plan` refuses, and words of its message."""
+    waits: ClassVar[dict[str, Any]] = {}
+    """Settings with which a stage waits for its place, if not for this host's GPUs."""
+
     @abstractmethod
     def settings(self, request, **changes):
         """The launcher's part of the section `execution`."""
+
+    def variables(self, values):
+        """Settings with these environment variables for a probe."""
+        raise NotImplementedError
 
     @abstractmethod
     def take_machine(self, work):
@@ -80,6 +89,7 @@ class Process(Launcher):
     name = "process"
     loss = StageFailedError, "SIGKILL"
     mistake = Mistake({"interpreters": {"probe": "/nowhere/python"}}, "/nowhere/pyth", "setup-vllm")
+    refused = (({"interpreters": {"evaluate": "/nowhere/python"}}, "/nowhere/python"),)
 
     def __init__(self, *, fork_server):
         self._fork_server = fork_server

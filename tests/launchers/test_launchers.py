@@ -2,19 +2,24 @@
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flows.pipeline.config import StageResources
+from flows.runners.local.gpus import hold_gpus
+from flows.runners.place import PlaceNotice
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.request import Resources
 from tests.at_work import at_work, hangs, said
-from tests.flows.loop import geb_ok, plan, result_digests, write_config
+from tests.flows.loop import geb_ok, geb_refused, plan, result_digests, write_config
 from tests.flows.probes import alive, wait_until
 from tests.launchers.launcher import logs_of
 from tests.orchestrators import orchestrator
 
+RESOURCES = {stage: {"cpus": 0.5} for stage in StageResources.model_fields}
 LAUNCHERS = {
     "process": (),
     "fork server": (),
@@ -90,6 +95,16 @@ def test_a_stage_that_can_never_start_is_a_mistake(launcher, store):
     assert mistake.remedy in caught.value.remedy
 
 
+@launched_by("process", "slurm", "kubernetes")
+def test_plan_and_run_refuse_what_the_place_would_refuse(launcher, store, tmp_path):
+    for changes, words in launcher.refused:
+        execution = launcher.section(launcher.request(store), **changes)
+        config = write_config(tmp_path, execution=execution, resources=RESOURCES)
+        for command in ("plan", "run"):
+            assert words in geb_refused(command, config)
+    assert list(store.artifacts()) == []
+
+
 @launched_by("process", "fork server", "slurm")
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
 def test_a_stage_sees_its_gpus_and_no_other(launcher, store, tmp_path, monkeypatch, gpus, seen):
@@ -97,6 +112,30 @@ def test_a_stage_sees_its_gpus_and_no_other(launcher, store, tmp_path, monkeypat
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
     request = launcher.request(store, Resources(gpus=gpus), behaviour="tell_place")
     assert f"worker None, GPUs {seen!r}" in said(launcher.run(request))
+
+
+def test_a_stage_that_waits_for_its_place_is_taken_back(launcher, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEB_GPUS", "0")
+    monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
+    request = launcher.request(store, Resources(gpus=1))
+    runner = launcher.runner(request, **launcher.waits)
+
+    def waits(event):
+        return isinstance(event, PlaceNotice) and event.waits
+
+    with hold_gpus(1), at_work(request, runner, waits) as work:
+        runner.stop_all()
+        assert isinstance(work.join(), StoppedError)
+    launcher.await_end(request, [])
+
+
+def test_two_stages_run_at_once_and_stop_together(launcher, store):
+    one, two = [launcher.request(store, behaviour="hang", message=name) for name in ("one", "two")]
+    runner = launcher.runner(one)
+    with at_work(one, runner) as first, at_work(two, runner) as second:
+        runner.stop_all()
+        assert isinstance(first.join(), StoppedError)
+        assert isinstance(second.join(), StoppedError)
 
 
 def test_a_stage_that_takes_too_long_is_ended(launcher, store):
@@ -154,6 +193,15 @@ def test_a_stage_gets_no_secret_of_prefect(launcher, store, monkeypatch):
     assert "PREFECT_API_KEY is None" in said(launcher.run(request))
 
 
+@launched_by("docker", "slurm", "kubernetes")
+def test_a_stage_has_the_variables_of_the_settings_alone(launcher, store, monkeypatch):
+    monkeypatch.setenv("GEB_WORKER", "secret")
+    for values, worker in (({}, None), ({"GEB_WORKER": "node"}, "node")):
+        request = launcher.request(store, behaviour="tell_place", message=str(worker))
+        lines = said(launcher.run(request, **launcher.variables(values)))
+        assert any(line.startswith(f"worker {worker}, ") for line in lines)
+
+
 def test_a_stage_that_loses_its_machine_goes_on_at_the_next_try(launcher, store):
     request = launcher.request(store, behaviour="hang_once")
     kind, words = launcher.loss
@@ -200,6 +248,29 @@ def assert_taken_over(launcher, store, death):
         assert work.pids == pids, "its events are heard from the beginning"
 
 
+def test_a_second_orchestrator_waits_and_computes_nothing_again(launcher, store):
+    request = launcher.request(store)
+    waits = threading.Event()
+    heard = []
+
+    def hear_second(event):
+        heard.append(event)
+        if "looks after it" in str(event):
+            waits.set()
+
+    def hear_first(event):
+        if not seconds:
+            seconds.append(pool.submit(launcher.runner(request).run, request, hear_second))
+            assert waits.wait(60)
+
+    seconds = []
+    with ThreadPoolExecutor() as pool:
+        launcher.runner(request).run(request, hear_first)
+    seconds[0].result()
+    assert said(heard)[-1] == "another run has computed it"
+    assert len(list(store.log_path("probe", request.key).glob("*.log"))) == 1
+
+
 def test_a_stage_waits_while_another_one_computes_its_key(launcher, store):
     request = launcher.request(store)
     lease = store.lease("probe", request.key)
@@ -221,7 +292,7 @@ def test_the_loop_gives_the_artifacts_of_processes(launcher, store, finished, tm
     config = write_config(
         tmp_path,
         execution=launcher.section(launcher.request(store)) | {"parallel": 2},
-        resources={stage: {"cpus": 0.5} for stage in StageResources.model_fields},
+        resources=RESOURCES,
     )
     geb_ok("run", config)
     assert result_digests(store.root) == result_digests(finished.parent / "store")

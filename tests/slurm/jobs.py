@@ -7,13 +7,13 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 
 from flows.runners.slurm import client
 from stages.contract.errors import PreemptedError
-from stages.store.base import Store
 from stages.store.locks import exclusive_lock
 from tests.at_work import said
 from tests.flows.loop import ROOT
@@ -31,6 +31,11 @@ class Slurm(Launcher):
     name = "slurm"
     loss = PreemptedError, "was preempted"
     mistake = Mistake({"time_limit": "30-0"}, r"PartitionTimeLimit.*--time=30-0", "sinfo")
+    refused = (
+        ({"stages": {"evaluate": {"partition": "nix"}}}, "--partition=nix"),
+        ({"sbatch_options": ["--constraint=h100"]}, "--constraint=h100"),
+    )
+    waits: ClassVar = {"sbatch_options": ("--begin=now+1hour",)}
 
     @property
     def environment(self):
@@ -40,12 +45,15 @@ class Slurm(Launcher):
     def settings(self, request=None, **changes):
         return {"slurm": {"environment": self.environment} | changes}
 
+    def variables(self, values):
+        return {"environment": self.environment | values}
+
     def take_machine(self, work):
         take_all_nodes()
 
     def await_end(self, request, pids):
-        store = Store.in_folder(request.store)
-        wait_until(lambda: not jobs_of(store))
+        # Also jobs whose folders are gone.
+        wait_until(lambda: not any("-test-probe-" in name for name in client.own_jobs()))
         assert all(gone(pid) for pid in pids)
 
     def left(self, store):
@@ -111,11 +119,6 @@ def job_of(work):
     """Number of a stage's job."""
     first = next(line for line in said(work.heard) if line.startswith("job "))
     return first.split()[1].rstrip(":")
-
-
-def is_over(job):
-    """True once a job has ended."""
-    return job not in client.own_jobs().values()
 
 
 def take_all_nodes():

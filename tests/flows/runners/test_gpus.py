@@ -5,12 +5,10 @@ import os
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.choose import make_runner
 from flows.runners.local.gpus import gpus_of_this_host, hold_gpus
 from flows.runners.place import NoRoomError
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.request import Resources
-from tests.at_work import at_work
 from tests.flows.probes import gone, wait_until
 from tests.orchestrators import orchestrator
 from tests.probe_stage import probe_request
@@ -43,18 +41,6 @@ def test_one_that_finds_too_few_holds_none():
     with hold_gpus(1):
         assert has_no_room(2)
         assert not has_no_room(1)
-
-
-def test_a_wait_can_be_ended(store, probe_stage):
-    request = probe_request(store, Resources(gpus=1))
-    runner = make_runner(Execution())
-
-    def waits(event):
-        return "GPUs are not free" in str(event)
-
-    with hold_gpus(2), at_work(request, runner, waits) as work:
-        runner.stop_all()
-        assert isinstance(work.join(), StoppedError)
 
 
 def test_more_than_there_are_is_refused_with_the_numbers():

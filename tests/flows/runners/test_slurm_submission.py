@@ -1,6 +1,5 @@
 """Submission of Slurm jobs without a cluster: a full queue, jobs that are there already."""
 
-import contextlib
 import io
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.choose import make_runner
 from flows.runners.place import StageJob, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client
@@ -20,8 +18,6 @@ from flows.runners.slurm.place import SlurmPlace
 from flows.runners.slurm.work import jobs_folder
 from stages.contract.errors import StoppedError
 from stages.contract.events import Log
-from stages.store.base import Store
-from stages.store.locks import FileLease
 from tests.programs import run_program
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
@@ -92,33 +88,6 @@ def interrupt(event):
     """Ends a runner's wait by the first thing that it says."""
     assert isinstance(event, Log)
     raise KeyboardInterrupt(event.message)
-
-
-def orchestrator_lease(request):
-    return FileLease(Store.in_folder(request.store).orchestrator_path(request.stage, request.key))
-
-
-def test_a_key_that_another_orchestrator_looks_after_is_waited_for(request_, scheduler):
-    chosen = runner()
-    with orchestrator_lease(request_) as lease:
-        lease.acquire()
-        with pytest.raises(KeyboardInterrupt, match=r"another run on .* looks after it"):
-            chosen.run(request_, interrupt)
-    assert "taken" not in scheduler.calls
-
-
-def test_an_artifact_of_another_orchestrator_is_not_made_again(request_, probe_stage, monkeypatch):
-    Scheduler(monkeypatch, AssertionError("it is made again"))
-    with contextlib.ExitStack() as other:
-        lease = other.enter_context(orchestrator_lease(request_))
-        lease.acquire()
-
-        def heard(event):
-            if Store.in_folder(request_.store).load(request_.stage, request_.key) is None:
-                other.close()
-                make_runner(Execution()).run(request_, lambda _: None)
-
-        runner().run(request_, heard)
 
 
 def test_a_cancelled_job_is_not_taken_over(request_, store, scheduler):
