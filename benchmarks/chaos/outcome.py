@@ -10,6 +10,8 @@ from pathlib import Path
 
 TOO_LATE = " (the run was over)"
 """End of a fault's text where there was nothing left to befall."""
+HANGS = "hangs"
+"""In place of a fault's text: an attempt did not end, and was killed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Outcome:
     def is_good(self) -> bool:
         """True where nothing is wrong."""
         is_calm = not (self.orphans or self.tracebacks or self.repeated)
-        return bool(self.skipped) or (self.identical and is_calm)
+        return bool(self.skipped) or (self.identical and is_calm and HANGS not in self.faults)
 
     @property
     def struck(self) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos.launchers import Launcher
+from benchmarks.chaos.outcome import HANGS
 from benchmarks.chaos.places import RUN, BucketPlace, Place
 from benchmarks.chaos.services import Services
 from stages.store.locks import EXPIRY_SECONDS
@@ -140,7 +141,7 @@ class Trial:
         try:
             code = process.wait(_ATTEMPT_SECONDS)
         except subprocess.TimeoutExpired:
-            self.fault_lines.append("HANGS")
+            self.fault_lines.append(HANGS)
             process.kill()
             code = process.wait()
         self.tracebacks = self.log.read_bytes().count(b"Traceback (most recent call last)")
@@ -150,8 +151,6 @@ class Trial:
             seconds += EXPIRY_SECONDS
         if not is_killed or self.draw.random() < 0.5:
             self._await_end(seconds)
-        else:
-            self.fault_lines[-1] += ", resumed at once"
         manifests = self.place.manifests()
         self.repeated += sum(manifests.get(name) != text for name, text in self.finished.items())
         return code
