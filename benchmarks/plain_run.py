@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from flows.execution.run_record import recorded_attempt
+from flows.execution.run_record import recorded_run_attempt
 from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
@@ -39,7 +39,7 @@ def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
     executor = StepExecutor(config)
     executor.record.save_config(config)
     artifacts: dict[str, Artifact] = {}
-    with recorded_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
+    with recorded_run_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
         for step in resolve_run(config).steps:
             started = time.perf_counter()
             if in_process:

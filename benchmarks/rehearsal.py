@@ -126,7 +126,7 @@ def main() -> None:
     quiet_prefect()
     # Here: Prefect reads its settings when it is imported.
     from experiments.paper.flow import compute
-    from flows.execution.cancellation import call_as_flow
+    from flows.execution.stage_flow import call_as_flow
 
     with (
         prefect_session(place, NAME, options.json) as session,

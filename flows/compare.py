@@ -1,6 +1,6 @@
 """The flow `compare`: runs side by side, with intervals, tests and curves."""
 
-from flows.execution.cancellation import stage_flow
+from flows.execution.stage_flow import stage_flow
 from flows.pipeline.presets import store_of_overrides
 from flows.report.comparison import Comparison
 from flows.report.comparison_files import compare_runs

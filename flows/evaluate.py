@@ -6,11 +6,11 @@ from typing import Any
 
 from prefect.artifacts import create_table_artifact
 
-from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
-from flows.execution.prefect_progress import artifact_key, survives_outage
+from flows.execution.prefect_api import artifact_key, survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord
+from flows.execution.stage_flow import stage_flow
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
 from flows.iterate import NOTHING, Preset

@@ -9,11 +9,11 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
-from flows.execution.cancellation import call_as_flow, stage_flow
 from flows.execution.observer import Session
 from flows.execution.plan import plan
 from flows.execution.prefect_tasks import step_tasks
-from flows.execution.run_record import RunRecord, recorded_attempt
+from flows.execution.run_record import RunRecord, recorded_run_attempt
+from flows.execution.stage_flow import call_as_flow, stage_flow
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
@@ -70,15 +70,15 @@ def iterate(
             store and computes nothing; with it each run has the date and time of its start in its
             name, and a separate seed.
     """
-    return execute(resolve_run(_chosen(preset, config, fresh)), Session())
+    return run_steps(resolve_run(_chosen(preset, config, fresh)), Session())
 
 
 def run_as_flow(run: ResolvedRun, session: Session) -> RunResult:
     """Executes a run as a flow run of this process; GebError if it fails."""
-    return call_as_flow("iterate", run.config.name, lambda: execute(run, session))
+    return call_as_flow("iterate", run.config.name, lambda: run_steps(run, session))
 
 
-def execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
+def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     """Computes what the store lacks of a run; within a flow run, whose state it returns.
 
     Raises:
@@ -93,7 +93,7 @@ def execute(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     record = executor.record
     has_begun = False
     try:
-        with recorded_attempt(record, lambda: _put_on_record(run, record)):
+        with recorded_run_attempt(record, lambda: _put_on_record(run, record)):
             has_begun = True
             result = _run(run, executor, session)
     except GebError as error:

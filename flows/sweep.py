@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
+from flows.execution.stage_flow import stage_flow
 from flows.iterate import NOTHING, Preset, run_as_flow
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.form import SharedOverrides

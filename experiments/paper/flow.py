@@ -9,9 +9,9 @@ from experiments import study
 from experiments.paper import Scale
 from experiments.paper.report import write_report
 from experiments.paper.tables import Findings, paper_rows
-from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
-from flows.execution.prefect_progress import artifact_key, survives_outage
+from flows.execution.prefect_api import artifact_key, survives_outage
+from flows.execution.stage_flow import stage_flow
 from flows.iterate import NOTHING
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.presets import store_of_overrides

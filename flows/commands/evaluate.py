@@ -60,7 +60,7 @@ def evaluate(
     models = ComparedModels(policy, base, suite)
     quiet_prefect()
     from flows.evaluate import compare_models, resolve_comparison
-    from flows.execution.cancellation import call_as_flow
+    from flows.execution.stage_flow import call_as_flow
 
     run = resolve_comparison(settings, models)
     with prefect_session(settings.store, run.config.name, as_json, len(run.steps)) as session:
@@ -101,7 +101,7 @@ def sweep(
         _show_runs(planned, as_json)
         return
     with prefect_session(settings.store, title, as_json) as session:
-        from flows.execution.cancellation import call_as_flow
+        from flows.execution.stage_flow import call_as_flow
         from flows.sweep import sweep_cells
 
         comparison = call_as_flow(

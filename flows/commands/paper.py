@@ -61,7 +61,7 @@ def paper(
         resolve_run(next(iter(planned.values())))
     quiet_prefect()
     from experiments.paper.flow import compute
-    from flows.execution.cancellation import call_as_flow
+    from flows.execution.stage_flow import call_as_flow
 
     name = f"paper-{scale}"
     title = f"The paper's tables, {scale} scale"

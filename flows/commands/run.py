@@ -28,7 +28,7 @@ from flows.commands.common import (
 from flows.commands.terminal import messages
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
-from flows.execution.run_record import RunRecord, attempts
+from flows.execution.run_record import RunRecord, run_attempts
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
@@ -118,7 +118,7 @@ def _run(
 
 def _is_finished(config: RunConfig) -> bool:
     record = RunRecord(open_store(config.store), config.name)
-    states = [attempt.state for attempt in attempts(record)]
+    states = [attempt.state for attempt in run_attempts(record)]
     return record.holds(config) and states[-1:] == ["completed"]
 
 

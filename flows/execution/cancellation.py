@@ -1,38 +1,26 @@
-"""Flows that start stages, and their end by cancellation from the Prefect UI or API.
+"""End of a flow run's stages by its cancellation in the Prefect UI or API.
 
 Prefect's worker ends the flow run's process when it is cancelled; a flow run that was started in a
 terminal has no worker that could. So every run polls its own state, every two seconds.
 """
 
-import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as present
-from prefect.states import Cancelled, State
-from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.execution.failure import failed
-from flows.execution.prefect_progress import survives_outage
-from flows.execution.run_record import State as StepState
-from stages.contract.errors import GebError, RunCancelledError, RunInterruptedError
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from flows.execution.prefect_api import survives_outage
+from flows.execution.run_record import StepState
+from stages.contract.errors import RunCancelledError, RunInterruptedError
 
 # Between two requests to the server, of about 10 ms each.
 _POLL_SECONDS = 2.0
-# Steps are submitted in topological order, so the oldest thread can always go on.
-_MOST_THREADS = 128
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
 
 
@@ -82,44 +70,6 @@ def stops_when_cancelled(
     finally:
         # Not joined: its request may wait for a server that is gone.
         ended.set()
-
-
-def stage_flow(
-    name: str, run_name: str | Callable[[], str]
-) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
-    """Makes a function a flow, which ends as Cancelled or as Failed with an artifact that says why.
-
-    ``run_name`` names flow runs: a text with their parameters in braces, or a function. A state
-    that the function returns is the flow run's own: Prefect raises its error at the caller, who
-    gets results only.
-    """
-
-    def decorate(function: Callable[P, R | State[Any]]) -> Flow[P, R]:
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return cast(R, function(*args, **kwargs))
-            except RunCancelledError as error:
-                return cast(R, Cancelled(message=str(error), data=error))
-            except GebError as error:
-                return cast(R, failed(error))
-
-        # Prefect reads parameters' types off the signature, and would look for them in this module.
-        vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
-        threads: Any = ThreadPoolTaskRunner(max_workers=_MOST_THREADS)
-        return flow(
-            name=name,
-            flow_run_name=run_name,
-            persist_result=False,
-            task_runner=threads,
-        )(run)
-
-    return decorate
-
-
-def call_as_flow(name: str, run_name: str, call: Callable[[], R | State[Any]]) -> R:
-    """Calls a function as a flow run of this process; the call's GebError is raised."""
-    return stage_flow(name, lambda: run_name)(call)()
 
 
 @survives_outage

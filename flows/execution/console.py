@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.execution.observer import Observer, StepLines
-from flows.execution.run_record import State
+from flows.execution.run_record import StepState
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 
@@ -61,7 +61,7 @@ class ConsoleObserver(Observer):
                 style = {"warning": "[yellow]", "error": "[red]"}.get(log.level, "[dim]")
                 self._say(request.run, f"  {request.step}: {style}{escape(log.message)}[/]")
 
-    def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
+    def step_ended(self, request: Request, state: StepState, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         how = f"{seconds:.1f} s"
         if state == "reused":

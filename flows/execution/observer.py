@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flows.execution.run_record import AT_WORK, RunRecord, State, StepRecord
+from flows.execution.run_record import AT_WORK, RunRecord, StepRecord, StepState
 from flows.pipeline.step import Step
 from flows.runners.place import PlaceNotice
 from stages.contract.errors import GebError
@@ -33,7 +33,7 @@ class Observer:
     def stage_event(self, request: Request, event: Event) -> None:
         """A running stage reports something, or lost its machine and will start again."""
 
-    def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
+    def step_ended(self, request: Request, state: StepState, seconds: float, message: str) -> None:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
 
 
@@ -127,14 +127,14 @@ class StepReporter:
         for observer in self._observers:
             observer.stage_event(self._request, event)
 
-    def ended(self, state: State, message: str = "") -> None:
+    def ended(self, state: StepState, message: str = "") -> None:
         """The step has ended; the message says why if that is needed."""
         # Observers before the record: a full disk must not swallow the message.
         for observer in self._observers:
             observer.step_ended(self._request, state, time.time() - self._started, message)
         self._save(state, message)
 
-    def _save(self, state: State, message: str = "") -> None:
+    def _save(self, state: StepState, message: str = "") -> None:
         self._record.save_step(
             StepRecord(
                 step=self._step.name,

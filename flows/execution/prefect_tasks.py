@@ -19,8 +19,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
 from flows.execution.cancellation import stops_when_cancelled
-from flows.execution.observer import Session
-from flows.execution.prefect_progress import PrefectProgress
+from flows.execution.observer import Observer, Session, StepLines
 from flows.execution.step_executor import RETRY_SECONDS, StepExecutor
 from flows.pipeline.step import Step
 from stages.contract.errors import (
@@ -30,7 +29,12 @@ from stages.contract.errors import (
     StoppedError,
     UserError,
 )
+from stages.contract.events import Event
+from stages.contract.request import Request
 from stages.store.base import Artifact
+
+# The server keeps each line in its database.
+_PROGRESS_SECONDS = 30.0
 
 
 def _lower_not_ready(record: logging.LogRecord) -> bool:
@@ -135,6 +139,23 @@ class StepTasks:
         if result.reused:
             return Completed(name="Cached", data=result.artifact, message="found in the store")
         return result.artifact
+
+
+class PrefectProgress(Observer):
+    """Passes what one stage says, and its progress, on to Prefect's log.
+
+    To be made inside the task or flow run that shows it. The log never waits for the server.
+    """
+
+    def __init__(self) -> None:
+        self._lines = StepLines(_PROGRESS_SECONDS)
+        self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
+
+    def stage_event(self, request: Request, event: Event) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        log = self._lines.log_of(event)
+        if log is not None:
+            getattr(self._logger, log.level)(log.message)
 
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

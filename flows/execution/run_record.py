@@ -32,8 +32,8 @@ from stages.contract.records import read_record
 from stages.store.base import Store
 from stages.store.locks import exclusive_lock, is_held, try_lock
 
-AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
-State = Literal[
+RunAttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
+StepState = Literal[
     "waiting",
     "running",
     "preempted",
@@ -66,7 +66,7 @@ class StepRecord(BaseModel):
     stage: str
     key: str
     key_fields: dict[str, Any]
-    state: State
+    state: StepState
     started: float
     ended: float | None = None
     message: str = ""
@@ -115,7 +115,7 @@ class RunRecord:
         """
         is_same = self.holds(config)
         if not is_same:
-            for attempt in attempts(self):
+            for attempt in run_attempts(self):
                 if attempt.state == "running" and attempt.host == socket.gethostname():
                     raise UserError(
                         f"run {self.name} is at work with other settings (pid {attempt.pid})",
@@ -200,7 +200,7 @@ def _read_step(path: Path) -> StepRecord:
     return read_record(path, StepRecord, "remove it; `geb resume RUN` writes it again")
 
 
-class Attempt(BaseModel):
+class RunAttempt(BaseModel):
     """One execution of a run's flow.
 
     `cancelled` is a person's wish in Prefect, `stopped` Ctrl-C or SIGTERM, and `crashed` the end of
@@ -208,7 +208,7 @@ class Attempt(BaseModel):
     """
 
     id: str
-    state: AttemptState
+    state: RunAttemptState
     started: float
     """Seconds since the epoch, as all times here."""
     ended: float | None = None
@@ -218,14 +218,16 @@ class Attempt(BaseModel):
 
 
 @contextmanager
-def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
+def recorded_run_attempt(
+    record: RunRecord, begin: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Records the block as an attempt at the run, with its end.
 
     ``begin`` is called first, while no other attempt at the run begins on this host. Errors of the
     block leave with the command that resumes the run as their note.
     """
     started = time.time()
-    attempt = Attempt(
+    attempt = RunAttempt(
         id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started))}-{uuid.uuid4().hex[:6]}",
         state="running",
         started=started,
@@ -233,7 +235,7 @@ def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None
         pid=os.getpid(),
     )
     # The kernel frees the lock with the process: an attempt "running" without it is dead.
-    alive_path = _lock(record, attempt)
+    alive_path = _lock_path(record, attempt)
     with exclusive_lock(record.path / _ATTEMPTS / ".begin"):
         begin()
         alive_lock = try_lock(alive_path)
@@ -256,31 +258,31 @@ def recorded_attempt(record: RunRecord, begin: Callable[[], None] = lambda: None
             os.close(alive_lock)
 
 
-def attempts(record: RunRecord) -> list[Attempt]:
+def run_attempts(record: RunRecord) -> list[RunAttempt]:
     """Attempts at a run, oldest first; one whose process was killed on this host is `crashed`."""
     read = []
     for path in (record.path / _ATTEMPTS).glob("*.json"):
         try:
-            attempt = read_record(path, Attempt)
+            attempt = read_record(path, RunAttempt)
         except (FileNotFoundError, DamagedRecordError):
             # Damaged, or of another version: the record only informs.
             continue
         is_here = attempt.host == socket.gethostname()
-        if attempt.state == "running" and is_here and not is_held(_lock(record, attempt)):
+        if attempt.state == "running" and is_here and not is_held(_lock_path(record, attempt)):
             attempt = attempt.model_copy(update={"state": "crashed"})
         read.append(attempt)
     return sorted(read, key=lambda attempt: attempt.started)
 
 
-def _state_of(error: BaseException) -> AttemptState:
+def _state_of(error: BaseException) -> RunAttemptState:
     if isinstance(error, RunInterruptedError) or not isinstance(error, Exception):
         return "stopped"
     return "cancelled" if isinstance(error, RunCancelledError) else "failed"
 
 
-def _save(record: RunRecord, attempt: Attempt) -> None:
+def _save(record: RunRecord, attempt: RunAttempt) -> None:
     record.write(f"{_ATTEMPTS}/{attempt.id}.json", attempt.model_dump_json(indent=2))
 
 
-def _lock(record: RunRecord, attempt: Attempt) -> Path:
+def _lock_path(record: RunRecord, attempt: RunAttempt) -> Path:
     return record.path / _ATTEMPTS / f"{attempt.id}.lock"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.execution.observer import Observer, StepReporter
-from flows.execution.run_record import RunRecord, State
+from flows.execution.run_record import RunRecord, StepState
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Output, Source, Step
 from flows.runners.choose import make_runner
@@ -78,7 +78,7 @@ class StepExecutor:
         self._set_aside: set[str] = set()
         self._setting_aside = threading.Lock()
         self._stopping = threading.Event()
-        self._end: State = "stopped"
+        self._end: StepState = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
 
     @property
@@ -86,7 +86,7 @@ class StepExecutor:
         """True once :meth:`stop` was called."""
         return self._stopping.is_set()
 
-    def stop(self, end: State = "stopped") -> None:
+    def stop(self, end: StepState = "stopped") -> None:
         """Ends all running stages and every wait; returns when the stages are gone.
 
         Steps that this ends get the state ``end``: `stopped` or `cancelled`.

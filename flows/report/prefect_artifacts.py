@@ -8,7 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from flows.execution.prefect_progress import artifact_key, survives_outage
+from flows.execution.prefect_api import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
 from flows.report.plots import draw, png

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.execution.run_record import AT_WORK, Attempt, RunRecord, StepRecord, attempts
+from flows.execution.run_record import AT_WORK, RunAttempt, RunRecord, StepRecord, run_attempts
 from flows.pipeline.algorithm import unread_steps
 from stages.contract.errors import UserError
 from stages.store.base import Store
@@ -20,7 +20,7 @@ class StepStatus:
     """State of one step.
 
     Attributes:
-        state: A state of :data:`flows.execution.run_record.State`, or `crashed`.
+        state: A state of :data:`flows.execution.run_record.StepState`, or `crashed`.
     """
 
     store: Store
@@ -58,7 +58,7 @@ class RunStatus:
     """
 
     name: str
-    attempts: Sequence[Attempt]
+    attempts: Sequence[RunAttempt]
     steps: Sequence[StepStatus]
     waiting: Sequence[str]
 
@@ -106,7 +106,7 @@ class RunStatus:
 
 def run_status(record: RunRecord) -> RunStatus:
     """Reads the state of a run from its record and its logs."""
-    tried = attempts(record)
+    tried = run_attempts(record)
     last = tried[-1] if tried else None
     try:
         names = [step.name for step in unread_steps(record.config())]

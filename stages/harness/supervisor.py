@@ -99,7 +99,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def execute(command: list[str]) -> NoReturn:
+def become_program(command: list[str]) -> NoReturn:
     """Becomes a program."""
     try:
         os.execvp(command[0], command)
@@ -109,7 +109,7 @@ def execute(command: list[str]) -> NoReturn:
 
 
 def supervise(
-    options: argparse.Namespace, become: Callable[[list[str]], NoReturn] = execute
+    options: argparse.Namespace, become: Callable[[list[str]], NoReturn] = become_program
 ) -> int:
     """Runs a program in a fork, until it ends by itself or on request; returns its exit code.
 

@@ -1,8 +1,8 @@
 """A flow of probe stages: as quick as orchestration can be, for tests of what surrounds a stage."""
 
-from flows.execution.cancellation import stage_flow
 from flows.execution.observer import Session
 from flows.execution.prefect_tasks import step_tasks
+from flows.execution.stage_flow import stage_flow
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from flows.commands.cli import app
 from flows.execution.run_record import (
-    Attempt,
+    RunAttempt,
     RunRecord,
-    attempts,
-    recorded_attempt,
+    recorded_run_attempt,
+    run_attempts,
 )
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
@@ -63,7 +63,7 @@ def test_a_store_that_fails_hides_no_error_of_the_run(record, monkeypatch):
     def fail(store, path):
         raise StoreError("the bucket does not answer")
 
-    with pytest.raises(GebError, match="the run's own"), recorded_attempt(record):
+    with pytest.raises(GebError, match="the run's own"), recorded_run_attempt(record):
         monkeypatch.setattr(Store, "share", fail)
         raise GebError("the run's own")
 
@@ -79,10 +79,10 @@ def test_a_store_that_fails_hides_no_error_of_the_run(record, monkeypatch):
     ],
 )
 def test_a_run_s_state_is_how_its_last_attempt_ended(record, error, state):
-    with pytest.raises(GebError), recorded_attempt(record):
+    with pytest.raises(GebError), recorded_run_attempt(record):
         raise GebError("the attempt before")
     try:
-        with recorded_attempt(record):
+        with recorded_run_attempt(record):
             assert "running" in shown(record, "status")
             if error is not None:
                 raise error
@@ -98,7 +98,7 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
     second = record.config().model_copy(update={"seed": 1})
 
     def run_second():
-        with recorded_attempt(record, lambda: record.start(second, dict)):
+        with recorded_run_attempt(record, lambda: record.start(second, dict)):
             pass
 
     def begin_first():
@@ -110,7 +110,7 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
     futures = []
     with (
         ThreadPoolExecutor() as pool,
-        recorded_attempt(record, begin_first),
+        recorded_run_attempt(record, begin_first),
         pytest.raises(UserError, match="is at work with other settings"),
     ):
         futures[0].result()
@@ -118,7 +118,7 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
 
 
 def test_a_run_and_step_without_a_process_have_crashed(record):
-    dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
+    dead = RunAttempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())
     begun = note(record, "iteration-1/train", "running")
@@ -128,7 +128,7 @@ def test_a_run_and_step_without_a_process_have_crashed(record):
     assert [step["state"] for step in status["steps"]] == ["crashed"]
     elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
     (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
-    assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
+    assert run_attempts(record)[-1].state == "running", "of another host's process nothing is known"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_an_outdated_step_did_not_make_the_run_s_results(record, state, counts):
 def test_steps_of_earlier_attempts_wait_and_all_steps_count(record):
     note(record, "prepare", "done")
     time.sleep(0.01)
-    with recorded_attempt(record):
+    with recorded_run_attempt(record):
         note(record, "sft", "done")
         note(record, "iteration-1/train", "failed", "out of memory\nsecond line")
         # Ended after the attempt began, unlike the first.
@@ -184,7 +184,7 @@ def test_logs_show_the_step_and_the_place_of_the_file(finished):
 
 
 def test_logs_without_a_step_follow_the_failed_step(record):
-    with pytest.raises(GebError), recorded_attempt(record):
+    with pytest.raises(GebError), recorded_run_attempt(record):
         note(record, "sft", "done")
         failed = note(record, "iteration-1/train", "failed")
         folder = record.store.root / "logs" / failed.stage / failed.key
@@ -199,7 +199,7 @@ def test_logs_without_a_step_follow_the_failed_step(record):
 
 def test_following_shows_the_last_lines_of_a_step_that_has_ended(record, monkeypatch):
     attempt = ExitStack()
-    attempt.enter_context(recorded_attempt(record))
+    attempt.enter_context(recorded_run_attempt(record))
     folder = record.store.root / "logs/sft" / note(record, "sft", "running").key
     folder.mkdir(parents=True)
     log = folder / "20260101-000000-1-1.log"
@@ -220,7 +220,7 @@ def test_an_overview_of_runs_asks_a_bucket_once_for_all(record, monkeypatch):
     for name in ("small", "second", "third"):
         run = RunRecord(record.store, name)
         run.save_config(record.config().model_copy(update={"name": name}))
-        with recorded_attempt(run):
+        with recorded_run_attempt(run):
             note(run, "prepare", "reused")
     refreshed = []
 

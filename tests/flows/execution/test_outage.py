@@ -10,8 +10,8 @@ import typer
 from pydantic import BaseModel, model_serializer
 
 from flows.commands import cli
-from flows.execution import cancellation, prefect_progress
-from flows.execution.prefect_progress import survives_outage
+from flows.execution import cancellation, prefect_api
+from flows.execution.prefect_api import survives_outage
 from flows.standing.server import free_port
 
 
@@ -70,7 +70,7 @@ class Restarting:
 def test_the_start_of_a_run_outlives_it(monkeypatch):
     prefect = Restarting()
     monkeypatch.setattr(cancellation, "present", prefect)
-    monkeypatch.setattr(prefect_progress, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(prefect_api, "_POLL_SECONDS", 0)
     monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext())
     with cancellation.stops_when_cancelled(lambda state: None, threading.Event(), "it"):
         pass
