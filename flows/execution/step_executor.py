@@ -141,8 +141,6 @@ class StepExecutor:
                             f"{error}; {in_a_row} in a row without a new checkpoint",
                             error.last_lines,
                         ) from error
-                    if self.stopping:
-                        raise
                     seen.add(saved)
                     status.preempted(str(error))
             # A node that comes and goes would use them up within a minute.

@@ -50,7 +50,7 @@ class StepLog:
             "tokens_per_second": values["num_tokens"] / seconds,
         }
         self.records.append(record)
-        self._events.metric(step, **values)
+        self._events.metric(**record)
         self._events.progress(step, self._plan.num_steps, "steps", f"loss {values['loss']:.4f}")
 
     def write_to(self, folder: Path) -> None:

@@ -45,7 +45,7 @@ _API_SECONDS = 300.0
 _REPORT_SECONDS = 20.0
 # The node of a killed pod reports the kill after other pods have lost their connections.
 _CAUSE_SECONDS = 5.0
-_AWAY = (ApiException, ValueError, *UNREACHABLE)
+_AWAY = (ApiException, *UNREACHABLE)
 _NO_ANSWER = "its node does not answer"
 
 

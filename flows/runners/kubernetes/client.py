@@ -154,7 +154,15 @@ def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, 
 
 
 def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-    """The object that a request of the API answers with, as it is."""
+    """The object that a request of the API answers with, as it is.
+
+    Raises:
+        DecodeError: The answer is not JSON: a proxy's page, of which the server knows nothing.
+    """
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
-    answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
+    data = request(*arguments, **options).data
+    try:
+        answer: dict[str, Any] = json.loads(data)
+    except ValueError as error:
+        raise urllib3.exceptions.DecodeError(f"its answer is not JSON ({error})") from error
     return answer

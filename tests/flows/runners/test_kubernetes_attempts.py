@@ -2,8 +2,10 @@
 
 import io
 import itertools
+import json
 import threading
-from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND
+from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND, OK
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,13 @@ from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster
+from flows.runners.kubernetes.place import KubernetesPlace
 from flows.runners.place import StageJob
-from stages.contract.errors import EXIT_USER, UserError
+from stages.contract.errors import EXIT_USER, PreemptedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources
 from tests.probe_stage import probe_request
+from tests.scripted_server import served
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +77,14 @@ class Pods:
         self._codes.setdefault(name, 143)
 
 
-def work_of(request, cluster, **settings):
+def job_of(request):
     log = AttemptLog(Path("the.log"), io.StringIO())
-    job = StageJob(request, "request.json", log, lambda event: None, threading.Event())
+    return StageJob(request, "request.json", log, lambda event: None, threading.Event())
+
+
+def work_of(request, cluster, **settings):
     execution = Execution(grace_seconds=5, kubernetes=KubernetesSettings(**settings))
-    return PodAttempt(cluster, job, execution, "geb-x")
+    return PodAttempt(cluster, job_of(request), execution, "geb-x")
 
 
 FAILED = Ending("failed", None, "node 2 of 2: ended by exit code 64")
@@ -244,6 +251,31 @@ def test_the_last_lines_are_asked_for_until_there_is_an_answer(
     work = work_of(request_, Busy(*answers))
     work.follow()
     assert list(work._job.log.lines) == expected
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers with its own page."""
+
+    def do_GET(self):
+        self.send_response(OK)
+        self.end_headers()
+        self.wfile.write(b"<html>Please sign in</html>")
+
+
+def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(request_, tmp_path, monkeypatch):
+    with served(Proxy) as url:
+        config = {
+            "clusters": [{"name": "behind", "cluster": {"server": url}}],
+            "contexts": [{"name": "behind", "context": {"cluster": "behind", "user": "me"}}],
+            "current-context": "behind",
+            "users": [{"name": "me", "user": {}}],
+        }
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        execution = Execution(kubernetes=KubernetesSettings(user="1000:1000"))
+        with pytest.raises(PreemptedError, match="not JSON"):
+            KubernetesPlace(execution).find(job_of(request_))
 
 
 @pytest.mark.parametrize("text", ["{", "", "contexts: []"])

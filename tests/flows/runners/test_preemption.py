@@ -118,6 +118,23 @@ def test_a_stopped_run_does_not_restart_a_preempted_step(config, monkeypatch):
     assert runner.attempts == 1
 
 
+class Stopping(Preempting):
+    """A place that goes away while the run stops."""
+
+    def run(self, request, on_event):
+        self.stop()
+        raise PreemptedError("the engine does not answer")
+
+
+def test_a_step_that_loses_its_place_while_the_run_stops_was_stopped(config):
+    runner, heard = Stopping(), Heard()
+    executor = executor_with(config, runner)
+    runner.stop = executor.stop
+    with pytest.raises(StoppedError):
+        executor.execute(STEP, {}, heard)
+    assert heard.calls[-1] == "stopped"
+
+
 class Forgetful(Preempting):
     """A place that runs stages well, over another store than the run's."""
 
