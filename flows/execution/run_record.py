@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from flows.pipeline.checks import is_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config
+from flows.pipeline.names import is_name
 from stages.contract.errors import (
     DamagedRecordError,
     RunCancelledError,

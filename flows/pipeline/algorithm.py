@@ -7,7 +7,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
 from flows.pipeline.inputs import every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
-from flows.pipeline.step import Model, Output, Source, Step, of_suite, step_name
+from flows.pipeline.step import Model, Output, Source, Step, step_name, suite_step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -127,7 +127,7 @@ def iterative_geb(steps: Steps, start: Source) -> None:
         history.append(paired.at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = steps.train(iteration, policy, reference, pairs)
-        policy = steps.trained(policy, trained)
+        policy = steps.policy_after(policy, trained)
         if config.train.reference == "previous":
             reference = policy
         evaluate = step_name(iteration, "evaluate")
@@ -167,12 +167,17 @@ def sample_and_score(
     return samples
 
 
-_Suite = tuple[Steps, Output, Samples]
-"""A suite's steps, its prompts, and the base's answers to them."""
+@dataclass(frozen=True)
+class _Suite:
+    """A suite's steps, its prompts, and the base's answers to them."""
+
+    steps: Steps
+    prompts: Output
+    base_samples: Samples
 
 
 def _base_of_suites(
-    steps: Steps, base: Model, held_out: Output, base_samples: Samples
+    steps: Steps, base: Model, test_prompts: Output, base_samples: Samples
 ) -> dict[str, _Suite]:
     """Samples and scores the base's responses to the prompts of each suite, once for all.
 
@@ -181,15 +186,15 @@ def _base_of_suites(
     suites = {}
     for name, suite in steps.config.suites.items():
         suite_steps = steps.of_suite(name)
-        place = of_suite("base", name)
-        prompts = held_out
+        place = suite_step_name("base", name)
+        prompts = test_prompts
         sampled: Samples | None = base_samples
         if suite.prompts is not None:
             prompts = suite_steps.prepare(f"{place}/prepare").at("test.parquet")
             sampled = None
         sampling = suite_steps.for_evaluation()
         samples = sample_and_score(suite_steps, place, sampling, base, prompts, sampled=sampled)
-        suites[name] = suite_steps, prompts, samples
+        suites[name] = _Suite(suite_steps, prompts, samples)
     return suites
 
 
@@ -199,23 +204,23 @@ def _run_suites(
     iteration: int,
     policy: Model,
     base: Model,
-    held_out: Samples,
+    policy_samples: Samples,
 ) -> dict[str, Output]:
     """Metrics, by the suites' names, of policy against base on those due after an iteration.
 
-    Suites without prompts score ``held_out``, the policy's responses to the held-out prompts.
+    Suites without prompts score ``policy_samples``, its responses to the held-out prompts.
     """
     metrics = {}
-    for name, (suite_steps, prompts, base_samples) in suites.items():
+    for name, suite in suites.items():
         if config.suites[name].after == "last" and iteration < config.iterations:
             continue
         prefix = step_name(iteration, "evaluate", name)
-        sampling = suite_steps.for_evaluation()
-        sampled = held_out if config.suites[name].prompts is None else None
+        sampling = suite.steps.for_evaluation()
+        sampled = policy_samples if config.suites[name].prompts is None else None
         samples = sample_and_score(
-            suite_steps, prefix, sampling, policy, prompts, base_samples, sampled
+            suite.steps, prefix, sampling, policy, suite.prompts, suite.base_samples, sampled
         )
-        evaluated = suite_steps.evaluate(prefix, samples, base_samples, base)
+        evaluated = suite.steps.evaluate(prefix, samples, suite.base_samples, base)
         metrics[name] = evaluated.at("metrics.json")
     return metrics
 

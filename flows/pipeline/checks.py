@@ -1,11 +1,9 @@
-"""Checks of settings against each other, and of names, before anything is read or started."""
+"""Checks of settings against each other, before anything is read or started."""
 
-import re
 from operator import attrgetter
 from typing import Any
 
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
-from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
 
 UNNAMED = "JUDGE"
@@ -23,9 +21,6 @@ _BY_STAGE = (
     "docker.environment",
     "docker.secrets",
 )
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# File systems take 255 bytes; a run's name ends where its configuration says.
-_LONGEST = 200
 
 
 def check(config: RunConfig) -> None:
@@ -150,8 +145,8 @@ def _check_devices(config: RunConfig) -> None:
 
 def _check_nodes(config: RunConfig) -> None:
     """Refuses several nodes if nothing would start the others, or they could not meet."""
-    for stage in type(config.resources).model_fields:
-        nodes = getattr(config.resources, stage).nodes
+    for stage, resources in config.resources:
+        nodes = resources.nodes
         if nodes == 1:
             continue
         obstacle = ""
@@ -181,19 +176,3 @@ def _check_stage_names(config: RunConfig) -> None:
                 f"execution.{name} names no stage: {', '.join(sorted(unknown))}; stages are "
                 f"{', '.join(stages)}"
             )
-
-
-def is_name(text: str) -> bool:
-    """True for what can name a folder of the store: `../elsewhere` cannot."""
-    return _NAME.fullmatch(text) is not None and len(text) <= _LONGEST
-
-
-def require_name(text: str, what: str) -> str:
-    """The name of a sweep or comparison; UserError if it cannot name a folder of the store."""
-    if not is_name(text):
-        raise UserError(
-            f"{text!r} cannot name a {what}",
-            f"use letters, digits, dots, dashes and underscores, {_LONGEST} of them at the most, "
-            "and begin with a letter or digit",
-        )
-    return text

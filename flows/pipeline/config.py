@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from flows.pipeline.names import NAME_PATTERN
 from flows.pipeline.placement import (
     ON_THIS_MACHINE,
     Estimation,
     Execution,
     Tracking,
-    resources_of,
 )
 from stages.contract.errors import UserError
 from stages.contract.number_types import Processor, this_processor
 from stages.contract.params import ChatSettings, Settings, StageParams
+from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -73,9 +74,7 @@ class Inputs(Settings):
         return values
 
 
-SuiteName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=50)
-]
+SuiteName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=50)]
 UNUSED_BY_SUITES = ("iterations", "test_prompts", "prompts_per_iteration")
 """Settings of `prepare` that are about training prompts, which a suite has none of."""
 
@@ -155,14 +154,42 @@ class Suite(Settings):
         return self
 
 
-class StageSettings(Settings):
-    """Sections of a run's stages, in the order in which the stages first run."""
+class StageResources(Settings):
+    """Resources of each stage. Change speed and place only."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    prepare: Resources = Resources()
+    """Resources of each call of `prepare`."""
+    sft: Resources = Resources()
+    """Resources of each call of `sft`."""
+    screen: Resources = Resources()
+    """Resources of each call of `screen`."""
+    generate: Resources = Resources()
+    """Resources of each call of `generate`."""
+    score: Resources = Resources()
+    """Resources of each call of `score`."""
+    pair: Resources = Resources()
+    """Resources of each call of `pair`."""
+    preferences: Resources = Resources()
+    """Resources of each call of `preferences`."""
+    train: Resources = Resources()
+    """Resources of each call of `train`."""
+    evaluate: Resources = Resources()
+    """Resources of each call of `evaluate`."""
+    promote: Resources = Resources()
+    """Resources of each call of `promote`."""
+
+
+class RunConfig(Settings):
+    """Everything that defines a run of iterative online RLHF with an exploratory bonus.
+
+    Stages have their sections in the order in which they first run.
+    """
+
+    name: str = Field("run", pattern=NAME_PATTERN, max_length=100)
     """Name of the run: its view in the store, and its model in the registry."""
     seed: int = Field(0, ge=0)
     """Seed from which every stage's seed is derived."""
-    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
+    model: str | None = Field(None, pattern=NAME_PATTERN, max_length=200)
     """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
     """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/clusters.md)."""
@@ -197,18 +224,6 @@ class StageSettings(Settings):
     (docs/evaluation.md)."""
     promote: PromoteParams = PromoteParams()
     """Gates and registry."""
-
-
-_ResourcesByStage: Any = resources_of(StageSettings)
-
-
-class StageResources(_ResourcesByStage):
-    """Resources of each stage. Change speed and place only."""
-
-
-class RunConfig(StageSettings):
-    """Everything that defines a run of iterative online RLHF with an exploratory bonus."""
-
     resources: StageResources = StageResources()
     """Resources of each stage."""
     execution: Execution = Execution()

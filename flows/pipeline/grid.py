@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.pipeline.checks import require_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import with_fields
+from flows.pipeline.names import require_name
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 

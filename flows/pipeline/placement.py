@@ -5,10 +5,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Field
 
-from stages.contract.params import Settings, StageParams
-from stages.contract.request import Resources
+from flows.pipeline.names import NAME_PATTERN
+from stages.contract.params import Settings
 from stages.store.opening import local_folder
 
 ON_THIS_MACHINE = ("process", "docker")
@@ -16,24 +16,6 @@ ON_THIS_MACHINE = ("process", "docker")
 OWN_RUNNERS = (*ON_THIS_MACHINE, "kubernetes", "slurm")
 RUNNER_GROUP = "geb.runners"
 """Group of entry points under which other packages bring runners."""
-
-
-def stage_sections(config: type[Settings]) -> dict[str, type[StageParams]]:
-    """Sections of a configuration that are a stage's parameters, by field, in their order."""
-    return {
-        name: field.annotation
-        for name, field in config.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, StageParams)
-    }
-
-
-def resources_of(config: type[Settings]) -> Any:
-    """A base class with a field of type `Resources` for each stage of a configuration."""
-    fields: dict[str, Any] = {
-        name: (Resources, Field(Resources(), description=f"Resources of each call of `{name}`."))
-        for name in stage_sections(config)
-    }
-    return create_model("StageResources", __base__=Settings, **fields)
 
 
 class DockerSettings(Settings):
@@ -281,5 +263,5 @@ class Tracking(Settings):
 
     report_to: tuple[Tracker, ...] = ()
     """Trackers that get the run's configuration, evaluations by iteration and training by step."""
-    project: str = Field("geb", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    project: str = Field("geb", pattern=NAME_PATTERN, max_length=100)
     """Project of the run at a tracker; mlflow calls it experiment."""

@@ -101,9 +101,9 @@ class Step:
 def step_name(iteration: int, part: str, suite: str = "") -> str:
     """Name of a step of an iteration, or of a group: ``iteration-2/evaluate/suite-math``."""
     name = f"iteration-{iteration}/{part}"
-    return of_suite(name, suite) if suite else name
+    return suite_step_name(name, suite) if suite else name
 
 
-def of_suite(name: str, suite: str) -> str:
+def suite_step_name(name: str, suite: str) -> str:
     """Name of a suite's steps within a group."""
     return f"{name}/suite-{suite}"

@@ -202,7 +202,7 @@ class Steps:
         """The file of a function of the user's; one that is not asked must not change the key."""
         return {"code": self._external[name]} if choice == "python" else {}
 
-    def trained(self, policy: Model, made: Output) -> Model:
+    def policy_after(self, policy: Model, made: Output) -> Model:
         """The policy that a training from ``policy`` made."""
         checkpoint = made.at("checkpoint")
         kept = self.config.train.lora.save == "adapter"

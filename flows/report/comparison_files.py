@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flows.execution.run_record import RunRecord, recorded
-from flows.pipeline.checks import require_name
+from flows.pipeline.names import require_name
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.files import json_text, render, write_file
 from flows.report.summary import summarise

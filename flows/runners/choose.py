@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
+from flows.pipeline.config import StageResources
 from flows.pipeline.placement import RUNNER_GROUP, Execution
 from flows.runners.local.gpus import gpus_of_this_host, require_gpus
 from flows.runners.place import PlaceAwayError
 from flows.runners.runner import Runner
 from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import UserError
-from stages.contract.params import Settings
 
 RUNNERS: Mapping[str, str] = {
     "process": "flows.runners.local.process:ProcessPlace",
@@ -21,7 +21,7 @@ RUNNERS: Mapping[str, str] = {
 """Places, which only their runs import: some need a client of an engine or a cluster."""
 
 
-def check_place(execution: Execution, resources: Settings, store: str) -> None:
+def check_place(execution: Execution, resources: StageResources, store: str) -> None:
     """Checks, as far as that is known before a run, whether its stages can be started.
 
     Raises:
@@ -36,7 +36,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
         check_pods(execution, resources, store)
 
 
-def check_host(execution: Execution, resources: Settings) -> None:
+def check_host(execution: Execution, resources: StageResources) -> None:
     """Refuses a run whose stages this host cannot take.
 
     Raises:
@@ -50,7 +50,7 @@ def check_host(execution: Execution, resources: Settings) -> None:
         except PlaceAwayError as error:
             remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
             raise UserError(str(error), remedy) from error
-    most = max(getattr(resources, stage).gpus for stage in type(resources).model_fields)
+    most = max(limits.gpus for _, limits in resources)
     if most and execution.runner == "process":
         require_gpus(most, gpus_of_this_host())
 

@@ -12,8 +12,8 @@ import typer
 from flows.commands.cli import app
 from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.fields import FieldRow, run_rows
-from flows.pipeline.placement import stage_sections
 from flows.report.table import FittedTable
+from stages.contract.params import StageParams
 from stages.tables.schemas import TABLES
 
 _RUN = "Run"
@@ -75,8 +75,9 @@ def files() -> str:
     )
     rows = [
         (f"`{stage}`", f"`{path}`", output.kind, "optional" if output.optional else "")
-        for stage, section in stage_sections(RunConfig).items()
-        for path, output in section.outputs.items()
+        for stage, field in RunConfig.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, StageParams)
+        for path, output in field.annotation.outputs.items()
     ]
     parts.append(_table(("stage", "file", "kind", ""), rows))
     return "\n\n".join(parts) + "\n"

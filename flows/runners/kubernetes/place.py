@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
@@ -24,7 +25,6 @@ from flows.runners.place import (
     work_name,
 )
 from stages.contract.errors import StageFailedError, UserError
-from stages.contract.params import Settings
 from stages.store.base import Store
 from stages.store.opening import local_folder, open_store
 
@@ -113,7 +113,7 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     return os.geteuid(), os.getegid()
 
 
-def check_pods(execution: Execution, resources: Settings, store: str) -> None:
+def check_pods(execution: Execution, resources: StageResources, store: str) -> None:
     """Checks the pods of all stages by dry runs of the API server: none is made.
 
     Raises:
@@ -125,8 +125,8 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
     user = user_of(execution.kubernetes)
     with explain_api_errors(cluster):
-        for stage in type(resources).model_fields:
-            request = preflight_request(stage, getattr(resources, stage), folder)
+        for stage, limits in resources:
+            request = preflight_request(stage, limits, folder)
             group = PodGroup(request, execution, "geb-preflight", user, path, folder, owner="")
             # A quota, and an API server that is busy, may let it pass later.
             with contextlib.suppress(NoRoomError, StageFailedError):

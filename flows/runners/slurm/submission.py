@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution
 from flows.runners.command_lines import preflight_request
 from flows.runners.place import NoRoomError
@@ -10,7 +11,6 @@ from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
 from stages.contract.errors import UserError
-from stages.contract.params import Settings
 from stages.contract.request import Request
 
 # Words of a Slurm that is full or busy: it may take the same job later.
@@ -71,14 +71,14 @@ def mistake(complaint: str, request: Request, execution: Execution) -> UserError
     )
 
 
-def check_jobs(execution: Execution, resources: Settings) -> None:
+def check_jobs(execution: Execution, resources: StageResources) -> None:
     """Checks settings and resources of all stages.
 
     Raises:
         UserError: Slurm would never run the job of a stage, or its commands are not here.
     """
-    for stage in type(resources).model_fields:
-        check_job(preflight_request(stage, getattr(resources, stage)), execution)
+    for stage, limits in resources:
+        check_job(preflight_request(stage, limits), execution)
 
 
 def check_job(request: Request, execution: Execution) -> None:

@@ -11,16 +11,15 @@ import stages.prepare.run
 from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.config import RunConfig, StageSettings
+from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.loading import load_config
-from flows.pipeline.placement import resources_of
 from flows.pipeline.steps import Steps
 from flows.runners.choose import RUNNERS
 from flows.runners.images import geb_version, image_tags
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, OutputSpec, StageParams
-from stages.contract.request import Request
+from stages.contract.request import Request, Resources
 from stages.harness.program import Stage, execute
 from stages.tables.schemas import PROMPTS, num_rows, read_rows, write_table
 from tests.flows.loop import ROOT, write_config
@@ -46,18 +45,11 @@ def run_toy(ctx):
     write_table(ctx.out / "first.parquet", PROMPTS, rows)
 
 
-class ToySettings(StageSettings):
-    """A section for each stage."""
-
-    toy: ToyParams = ToyParams()
-    """The first prompts."""
-
-
-_ResourcesByStage = resources_of(ToySettings)
-
-
-class ToyResources(_ResourcesByStage):
+class ToyResources(StageResources):
     """Resources of each stage."""
+
+    toy: Resources = Resources()
+    """Resources of each call of `toy`."""
 
 
 class ToyConfig(RunConfig):
