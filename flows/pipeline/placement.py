@@ -13,7 +13,13 @@ from stages.store.opening import local_folder
 
 ON_THIS_MACHINE = ("process", "docker")
 """Runners whose stages share the orchestrator's machine."""
-OWN_RUNNERS = (*ON_THIS_MACHINE, "kubernetes", "slurm")
+RUNNERS = {
+    "process": "flows.runners.local.process:ProcessPlace",
+    "docker": "flows.runners.docker.place:DockerPlace",
+    "kubernetes": "flows.runners.kubernetes.place:KubernetesPlace",
+    "slurm": "flows.runners.slurm.place:SlurmPlace",
+}
+"""Places of this project's runners. Only their runs import them: some need an engine's client."""
 RUNNER_GROUP = "geb.runners"
 """Group of entry points under which other packages bring runners."""
 
@@ -187,12 +193,17 @@ class SlurmSettings(SlurmJobSettings):
 
 def runner_names() -> list[str]:
     """Names of the runners that are installed, this project's own first."""
-    return [*OWN_RUNNERS, *sorted(entry_points(group=RUNNER_GROUP).names)]
+    return [*RUNNERS, *sorted(entry_points(group=RUNNER_GROUP).names)]
 
 
 def _installed(name: str) -> str:
-    if name not in OWN_RUNNERS and name not in (names := runner_names()):
-        raise ValueError(f"one of {', '.join(names)} is wanted")
+    if name not in RUNNERS:
+        packages = entry_points(group=RUNNER_GROUP, name=name)
+        if len(packages) != 1:
+            raise ValueError(
+                f"one of {', '.join(runner_names())} is wanted, of one package: "
+                f"{len(packages)} packages bring {name!r}"
+            )
     return name
 
 

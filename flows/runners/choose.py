@@ -1,24 +1,15 @@
-"""The table of runners, and the check whether their places would take a run's stages."""
+"""The runner of a run, and the check whether its place would take the run's stages."""
 
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
 from flows.pipeline.config import StageResources
-from flows.pipeline.placement import RUNNER_GROUP, Execution
+from flows.pipeline.placement import RUNNER_GROUP, RUNNERS, Execution
 from flows.runners.local.gpus import gpus_of_this_host, require_gpus
 from flows.runners.place import PlaceAwayError
 from flows.runners.runner import Runner
 from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import UserError
-
-RUNNERS: Mapping[str, str] = {
-    "process": "flows.runners.local.process:ProcessPlace",
-    "docker": "flows.runners.docker.place:DockerPlace",
-    "kubernetes": "flows.runners.kubernetes.place:KubernetesPlace",
-    "slurm": "flows.runners.slurm.place:SlurmPlace",
-}
-"""Places, which only their runs import: some need a client of an engine or a cluster."""
 
 
 def check_place(execution: Execution, resources: StageResources, store: str) -> None:

@@ -6,8 +6,6 @@ import typing
 import pytest
 
 from experiments.bandit import DIVERGENCE_LABELS, LABELS
-from flows.pipeline.placement import OWN_RUNNERS
-from flows.runners.choose import RUNNERS
 from stages.contract.params import DataKind, ImageName, Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
@@ -41,7 +39,6 @@ def field(model, name):
 @pytest.mark.parametrize(
     ("named", "known"),
     [
-        (set(OWN_RUNNERS), RUNNERS),
         (names(ImageName), TARGETS - {"flows"}),
         (names(DataKind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
         (field(GenerateParams, "dtype"), {"auto", *DTYPES}),

@@ -13,8 +13,8 @@ from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.loading import load_config
+from flows.pipeline.placement import RUNNERS
 from flows.pipeline.steps import Steps
-from flows.runners.choose import RUNNERS
 from flows.runners.images import geb_version, image_tags
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
@@ -133,13 +133,26 @@ PAGE = (ROOT / "docs/operations.md").read_text()
 ]
 
 
+def install(site, package):
+    """Installs a package that brings the runner `children`."""
+    info = site / f"{package}-1.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{package}.py").write_text(CHILDREN)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[geb.runners]\nchildren = {package}:Children\n")
+
+
+def test_a_runner_that_two_packages_bring_is_refused(tmp_path, monkeypatch):
+    for package in ("children", "offspring"):
+        install(tmp_path / "site", package)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(UserError, match="2 packages"):
+        load_config(write_config(tmp_path), ["execution.runner=children"])
+
+
 def test_a_runner_of_another_package_is_an_entry_point(tmp_path, monkeypatch):
     site = tmp_path / "site"
-    info = site / "children-1.dist-info"
-    info.mkdir(parents=True)
-    (site / "children.py").write_text(CHILDREN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: children\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[geb.runners]\nchildren = children:Children\n")
+    install(site, "children")
     config = write_config(tmp_path)
     with pytest.raises(UserError, match="one of process, docker"):
         load_config(config, ["execution.runner=children"])
