@@ -94,6 +94,8 @@ def quiet_prefect() -> None:
     """Prefect's settings for a terminal: only the observer's log lines, no analytics."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # Prefect's client asks for this one, the server for the other.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
 def watched(as_json: bool) -> Console:

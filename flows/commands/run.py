@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -106,14 +107,17 @@ def _run(
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
-    for warning in cautions(resolved) if "train" in to_run else ():
-        _warn(warning)
-    if dry_run:
-        _show_plan(resolved, lines, as_json)
-    elif to_run or not _is_finished(config):
-        _execute(resolved, lines, as_json)
-    else:
+    if not dry_run and not to_run and _is_finished(config):
         report(config.name, config.store, as_json)
+        return
+    expected = estimate(config, resolved.steps, lines)
+    warnings = [*(cautions(resolved) if "train" in to_run else ()), *expected.warnings]
+    if dry_run:
+        _show_plan(lines, expected, as_json)
+        _warn(*warnings, *_refusals_here(config))
+    else:
+        _warn(*warnings)
+        _execute(resolved, lines, expected, as_json)
 
 
 def _is_finished(config: RunConfig) -> bool:
@@ -122,12 +126,23 @@ def _is_finished(config: RunConfig) -> bool:
     return record.holds(config) and states[-1:] == ["completed"]
 
 
-def _warn(message: str) -> None:
+def _refusals_here(config: RunConfig) -> Iterator[str]:
+    """Why this host would refuse a run that may be planned for another one."""
+    try:
+        check_host(config.execution, config.resources)
+    except UserError as error:
+        yield f"a run here would be refused: {error.message}"
+
+
+def _warn(*warnings: str) -> None:
     # On stderr: stdout may be for a document.
-    messages().print(f"[bold yellow]warning[/] {escape(message)}")
+    for warning in warnings:
+        messages().print(f"[bold yellow]warning[/] {escape(warning)}")
 
 
-def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
+def _execute(
+    resolved: ResolvedRun, lines: list[PlannedStep], expected: RunEstimate, as_json: bool
+) -> None:
     config = resolved.config
     check_host(config.execution, config.resources)
     counts = Counter(line.action for line in lines)
@@ -136,21 +151,12 @@ def _execute(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> 
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
-    expected = _expected(resolved, lines)
     shown.print(cost_line(expected))
     with prefect_session(config.store, config.name, as_json, len(lines)) as session:
         from flows.iterate import run_as_flow
 
         result = run_as_flow(resolved, session)
     _show_summary(result.summary, result.report, as_json)
-
-
-def _expected(resolved: ResolvedRun, lines: list[PlannedStep]) -> RunEstimate:
-    """Cost of a run, whose warnings are shown."""
-    expected = estimate(resolved.config, resolved.steps, lines)
-    for warning in expected.warnings:
-        _warn(warning)
-    return expected
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
@@ -172,13 +178,7 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 """Style of a verdict on a terminal."""
 
 
-def _show_plan(resolved: ResolvedRun, lines: list[PlannedStep], as_json: bool) -> None:
-    expected = _expected(resolved, lines)
-    # The run may be for another host.
-    try:
-        check_host(resolved.config.execution, resolved.config.resources)
-    except UserError as error:
-        _warn(f"a run here would be refused: {error.message}")
+def _show_plan(lines: list[PlannedStep], expected: RunEstimate, as_json: bool) -> None:
     rows = [
         [line.step, line.action, line.because, line.key[:12] if line.key else "-"] for line in lines
     ]

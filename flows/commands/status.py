@@ -74,7 +74,7 @@ def logs(
         names |= {reached.record.step for reached in chosen}
         for logged in run.steps:
             if logged.record.step in names:
-                _print_log(record.store, logged, offsets)
+                _print_log(record.store, logged, offsets, follow)
         is_over = step is not None and all(reached.state not in AT_WORK for reached in chosen)
         if not follow or run.state != "running" or is_over:
             break
@@ -86,8 +86,11 @@ def logs(
         )
 
 
-def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int]) -> None:
-    """Prints a log from its offset on, the number of bytes that are printed already."""
+def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], follow: bool) -> None:
+    """Prints a log from its offset on, the number of bytes that are printed already.
+
+    Lines of several logs that are followed begin with the step.
+    """
     paths = step_logs(store, step.record)
     if not paths:
         return
@@ -101,7 +104,7 @@ def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int]) -> None
         # A line that is still being written comes with the next look.
         new = new[: new.rfind(b"\n") + 1]
     offsets[path] += len(new)
-    prefix = f"{step.record.step}: " if len(offsets) > 1 else ""
+    prefix = f"{step.record.step}: " if follow and len(offsets) > 1 else ""
     for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
         # A progress bar draws over itself: what it showed last counts.
         shown = prefix + line.rstrip("\r").rpartition("\r")[2]

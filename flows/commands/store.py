@@ -58,8 +58,8 @@ def gc(
     total = sum(item.entry.bytes for item in garbage)
     document = [{"path": entry.place, "why": why, "bytes": entry.bytes} for entry, why in garbage]
     shown = [f"{_mib(entry.bytes):>10}  {entry.place}  {why}" for entry, why in garbage]
-    done = "deleted" if delete else "can go; --delete removes them"
-    answer(as_json, document, *shown, f"{len(garbage)} things, {_mib(total)}, {done}")
+    done = "deleted" if delete else "can go; --delete removes it"
+    answer(as_json, document, *shown, f"{_mib(total)} {done}" if garbage else "nothing can go")
 
 
 def _mib(size: int) -> str:

@@ -55,6 +55,8 @@ def up(
 def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A script's background job ignores SIGINT, by which the worker ends.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console.print("starting; the first start takes half a minute")
     from prefect.settings import get_current_settings
 

@@ -155,7 +155,7 @@ class PrefectProgress(Observer):
         """See :class:`flows.execution.observer.Observer`."""
         log = self._lines.log_of(event)
         if log is not None:
-            getattr(self._logger, log.level)(log.message)
+            getattr(self._logger, log.level)(f"{request.step}: {log.message}")
 
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

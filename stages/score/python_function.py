@@ -75,8 +75,9 @@ class PythonOracle(UserFunction):
         with suppress(TypeError, ValueError, OverflowError):
             if not isinstance(value, str) and math.isfinite(float(value)):
                 return float(value)
+        noun = name if name == "score" else f"component {name!r}"
         raise UserError(
-            f"{self.title} returned {name} {reprlib.repr(value)} for {_place(row)}",
+            f"{self.title} returned {noun} {reprlib.repr(value)} for {_place(row)}",
             "return a finite number, or None for a response that cannot be scored",
         )
 

@@ -107,7 +107,7 @@ class TestPython:
             ("def score(*columns): return [{'warmth': 1.0}] * 20", "a mapping without 'score'"),
             (
                 "def score(*columns): return [{'score': 1, 'warmth': None}] * 20",
-                "returned warmth None for prompt",
+                "returned component 'warmth' None for prompt",
             ),
             ("def score(*columns): return [1.0]", "returned 1 scores for 20 responses"),
             ("def score(*columns): return 1.0", "returned float, not a sequence"),
