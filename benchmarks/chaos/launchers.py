@@ -58,7 +58,7 @@ class Jobs(Launcher):
 
     def left(self, store: Path) -> list[str]:
         """See :class:`Launcher`."""
-        return sorted(jobs_of(Store.open(str(store))))
+        return sorted(jobs_of(Store.in_folder(str(store))))
 
 
 class Pods(Launcher):
