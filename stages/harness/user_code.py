@@ -61,7 +61,7 @@ class UserFunction:
     def call(self, *arguments: Any) -> Any:
         """The function's result; a list if it is one of ``listed``."""
         assert callable(self._function)
-        with _explained(self.title, self.remedy):
+        with _explained(self.title, f"{self.remedy}; it is called as {self.signature}"):
             result = self._function(*arguments, **self._settings)
             # A generator runs only now.
             return list(result) if isinstance(result, self.listed) else result
@@ -116,7 +116,10 @@ def _refuse_spawn(name: str) -> NoReturn:
 
 def _describe(error: BaseException) -> str:
     """Kind, message and innermost line of an exception of the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
+    # A call with the wrong arguments fails here, and not in the user's file.
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
+    ]
     place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
 

@@ -132,6 +132,11 @@ class TestPython:
         with pytest.raises(UserError, match=message):
             score(code=code)
 
+    def test_a_function_of_other_arguments_is_shown_its_signature(self, score):
+        with pytest.raises(UserError, match=r"3 were given\n") as caught:
+            score(code="def score(prompts, responses): return []")
+        assert "(prompts, responses, references)" in caught.value.remedy
+
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     def test_processes_that_are_no_forks_are_refused(self, score, method):
         code = f"""
