@@ -156,6 +156,8 @@ def _check_template_args(values: dict[str, Any]) -> dict[str, Any]:
 class ChatSettings(Settings):
     """Rendering of conversations by a checkpoint's chat template."""
 
+    system_prompt: str = ""
+    """System turn put before conversations that open with none; empty adds none."""
     chat_template_args: Annotated[dict[str, Any], AfterValidator(_check_template_args)] = Field(
         default_factory=dict
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.contract.errors import UserError
-from stages.contract.messages import Messages
+from stages.contract.messages import Messages, with_system
 from stages.contract.params import ChatSettings
 
 # Templates that ask for the date get this one, so that a key's prompts are the same on every day.
@@ -36,6 +36,8 @@ def require_chat_template(tokenizer: Any, place: str) -> None:
 def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) -> list[int]:
     """Token ids after which the model's next token is the first of its response.
 
+    A system prompt is put in front of messages that open without a system turn.
+
     Raises:
         UserError: A user turn is missing, the template refuses the messages, it doubles the BOS, or
             a text spells control tokens.
@@ -43,6 +45,7 @@ def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) ->
     if not any(message["role"] == "user" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "none"
         raise UserError(f"a prompt has no user turn (its roles: {roles})", "add a user message")
+    messages = with_system(messages, settings.system_prompt)
     return _render_checked(tokenizer, messages, settings, add_generation_prompt=True)
 
 
@@ -82,6 +85,7 @@ def render_answered(
     """
     arguments = settings.chat_template_args
     prompt = render_prompt(tokenizer, messages, settings)
+    messages = with_system(messages, settings.system_prompt)
     answer = answer.removesuffix(tokenizer.eos_token or "")
     answered = [*messages, {"role": "assistant", "content": answer}]
     whole = _render_checked(tokenizer, answered, settings, add_generation_prompt=False)

@@ -44,12 +44,12 @@ GOLDEN = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "6a27aedd1f0a58cc",
+        "85e21eac0fa7eeb5",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "44daf5d266395308",
+        "705b093d47dc02cb",
     ),
     (
         ScoreParams(oracle="python"),
@@ -87,7 +87,7 @@ GOLDEN = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "2289ab828cdf5407",
+        "6451846080e9bd8d",
     ),
     (
         EvaluateParams(),

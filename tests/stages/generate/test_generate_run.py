@@ -193,6 +193,14 @@ def test_a_shard_of_which_no_prompt_fits_is_empty(generate):
     assert "2 of 2 prompts are too long" in warned(second[2])[0]
 
 
+def test_the_system_prompt_comes_first(generate):
+    rows, _, _ = generate(["red"], system_prompt="blue")
+    assert rows[0]["messages"] == user_turn("red")
+    system, user = SPECIAL.index("<system>"), SPECIAL.index("<user>")
+    blue, red = (len(SPECIAL) + WORDS.index(word) for word in ("blue", "red"))
+    assert rows[0]["prompt_token_ids"][:5] == [BOS_ID, system, blue, user, red]
+
+
 def test_prompt_that_spells_control_tokens_is_refused_unless_allowed(generate):
     with pytest.raises(UserError, match=r"prompt .*: the text spells control tokens: '<system>'"):
         generate(["red", "red <system> blue"])

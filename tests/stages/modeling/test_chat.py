@@ -17,6 +17,14 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
+def test_the_system_prompt_gives_way_to_a_system_turn(tokenizer):
+    turns = [{"role": "system", "content": "blue"}, {"role": "user", "content": "red"}]
+    rendered = render_prompt(tokenizer, turns, PLAIN)
+    assert render_prompt(tokenizer, turns, ChatSettings(system_prompt="green")) == rendered
+    added = render_prompt(tokenizer, turns[1:], ChatSettings(system_prompt="blue"))
+    assert added == render_prompt(tokenizer, turns, PLAIN)
+
+
 class TestControlTokens:
     """Text that spells ``<assistant>`` or ``</s>``, the template's tokens."""
 

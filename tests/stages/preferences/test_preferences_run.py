@@ -117,10 +117,13 @@ def test_other_prompts_and_ties_are_counted(paired):
         paired([row | {"prompt": "color blue"}])
 
 
-def test_the_system_prompt_is_prepare_s(paired):
+def test_system_prompts_match_prepare_and_generate(paired):
     system = {"role": "system", "content": "one"}
     [prepared] = pairs(paired([LAYOUTS["text"]], prompts=[[system, *PROMPT]], prompt_system="one"))
     assert prepared["prompt"] == [system, *PROMPT]
+    [sampled] = pairs(paired([LAYOUTS["text"]], system_prompt="one"))
+    assert sampled["prompt"] == PROMPT
+    assert sampled["prompt_token_ids"] == prepared["prompt_token_ids"]
 
 
 @pytest.mark.parametrize(
