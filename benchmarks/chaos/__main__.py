@@ -33,6 +33,9 @@ def main() -> int:
     if options.table is not None:
         print(table(read(options.table)))
         return 0
+    # The clusters of the tests, and no others.
+    for variable in ("SLURM_CONF", "KUBECONFIG"):
+        os.environ.pop(variable, None)
     numbers = range(options.runs) if options.only is None else [options.only]
     done = [] if options.out is None else read(options.out)
     outcomes = [

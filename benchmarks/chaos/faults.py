@@ -72,7 +72,11 @@ def make_read_only(trial: Trial) -> None:
 
 def flip(trial: Trial) -> None:
     """Flips a bit in an artifact or in what an attempt left, and one in four times truncates it."""
-    parts = trial.place.damage(trial.draw).split("/")
+    name = trial.place.damage(trial.draw)
+    if not name:
+        trial.fault_lines[-1] += " nothing is there"
+        return
+    parts = name.split("/")
     trial.damaged.add("/".join(parts[:3]))
     trial.fault_lines[-1] += f" {parts[0]}/{parts[-1]}"
 

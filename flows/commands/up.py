@@ -55,8 +55,9 @@ def up(
 def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A script's background job ignores SIGINT, by which the worker ends.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script's background job. Its worker, which ends by SIGINT, must not inherit that.
+        signal.signal(signal.SIGINT, lambda *_: None)
     console.print("starting; the first start takes half a minute")
     from prefect.settings import get_current_settings
 

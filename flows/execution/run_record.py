@@ -141,8 +141,12 @@ class RunRecord:
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
         path = self.path / "config.json"
-        values = read_record(path, dict[str, Any], "start the run again: `geb run CONFIG`")
-        return check_config(values, str(path))
+        remedy = "start the run again: `geb run CONFIG`"
+        try:
+            return check_config(read_record(path, dict[str, Any], remedy), str(path))
+        except UserError as error:
+            # Another version wrote it, with settings of its time.
+            raise UserError(error.message, remedy) from error
 
     def save_step(self, record: StepRecord) -> None:
         """Writes the state of a step."""

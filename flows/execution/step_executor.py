@@ -134,6 +134,8 @@ class StepExecutor:
                 try:
                     return self.runner.run(request, status.event)
                 except PreemptedError as error:
+                    if self.stopping:
+                        raise StoppedError(f"{request.title}: {error}") from error
                     saved = self.store.work_files(request.stage, request.key)
                     in_a_row = in_a_row + 1 if saved in seen else 1
                     if in_a_row > _MOST_PREEMPTIONS:

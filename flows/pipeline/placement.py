@@ -199,11 +199,10 @@ def runner_names() -> list[str]:
 def _installed(name: str) -> str:
     if name not in RUNNERS:
         packages = entry_points(group=RUNNER_GROUP, name=name)
-        if len(packages) != 1:
-            raise ValueError(
-                f"one of {', '.join(runner_names())} is wanted, of one package: "
-                f"{len(packages)} packages bring {name!r}"
-            )
+        if not packages:
+            raise ValueError(f"one of {', '.join(runner_names())} is wanted")
+        if len(packages) > 1:
+            raise ValueError(f"{len(packages)} packages bring {name!r}; uninstall all but one")
     return name
 
 

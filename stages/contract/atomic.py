@@ -69,8 +69,8 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
             raise UserError(f"no space left on the device that holds {folder}", remedy) from error
         if number in (errno.EROFS, errno.EACCES, errno.EPERM):
             named = getattr(error, "filename", None)
-            # The folder itself may be still to make, below one that takes nothing.
-            if named and not (Path(named) in folder.parents or Path(named).is_relative_to(folder)):
+            # A folder that is still to be made is denied by one above it.
+            if named and folder.exists() and not Path(named).is_relative_to(folder):
                 raise UserError(
                     f"{named} cannot be opened: {os.strerror(number)}",
                     "let the user that the stage runs as open it",

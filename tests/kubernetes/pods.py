@@ -27,9 +27,9 @@ class Kubernetes(Launcher):
         "execution.kubernetes",
     )
     refused = (
-        ({"spec": {"priorityClassName": "nothing"}}, "no PriorityClass with name nothing"),
-        ({"namespace": "nothing"}, 'namespaces "nothing" not found'),
-        ({"extra_resources": {"nothing": 1}}, "Invalid value"),
+        ({"spec": {"priorityClassName": "nothing"}}, {}, "no PriorityClass with name nothing"),
+        ({"namespace": "nothing"}, {}, 'namespaces "nothing" not found'),
+        ({"extra_resources": {"nothing": 1}}, {}, "Invalid value"),
     )
     waits: ClassVar = {"spec": {"nodeSelector": {"pool": "none"}}}
 

@@ -32,8 +32,8 @@ class Launcher(ABC):
     loss: tuple[type[StageFailedError], str]
     """Error of a stage that lost its machine, and words of its message."""
 
-    refused: tuple[tuple[dict[str, Any], str], ...] = ()
-    """Settings that `geb plan` refuses, and words of its message."""
+    refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = ()
+    """Settings, and resources by stage, that `geb plan` refuses, and words of its message."""
     waits: ClassVar[dict[str, Any]] = {}
     """Settings with which a stage waits for its place, if not for this host's GPUs."""
 
@@ -89,7 +89,7 @@ class Process(Launcher):
     name = "process"
     loss = StageFailedError, "SIGKILL"
     mistake = Mistake({"interpreters": {"probe": "/nowhere/python"}}, "/nowhere/pyth", "setup-vllm")
-    refused = (({"interpreters": {"evaluate": "/nowhere/python"}}, "/nowhere/python"),)
+    refused = (({"interpreters": {"evaluate": "/nowhere/python"}}, {}, "/nowhere/python"),)
 
     def __init__(self, *, fork_server):
         self._fork_server = fork_server

@@ -97,9 +97,9 @@ def test_a_stage_that_can_never_start_is_a_mistake(launcher, store):
 
 @launched_by("process", "slurm", "kubernetes")
 def test_plan_and_run_refuse_what_the_place_would_refuse(launcher, store, tmp_path):
-    for changes, words in launcher.refused:
+    for changes, resources, words in launcher.refused:
         execution = launcher.section(launcher.request(store), **changes)
-        config = write_config(tmp_path, execution=execution, resources=RESOURCES)
+        config = write_config(tmp_path, execution=execution, resources=RESOURCES | resources)
         for command in ("plan", "run"):
             assert words in geb_refused(command, config)
     assert list(store.artifacts()) == []

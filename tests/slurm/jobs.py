@@ -32,8 +32,10 @@ class Slurm(Launcher):
     loss = PreemptedError, "was preempted"
     mistake = Mistake({"time_limit": "30-0"}, r"PartitionTimeLimit.*--time=30-0", "sinfo")
     refused = (
-        ({"stages": {"evaluate": {"partition": "nix"}}}, "--partition=nix"),
-        ({"sbatch_options": ["--constraint=h100"]}, "--constraint=h100"),
+        ({"stages": {"evaluate": {"partition": "nix"}}}, {}, "evaluate: Slurm refuses the job"),
+        ({"sbatch_options": ["--constraint=h100"]}, {}, "--constraint=h100"),
+        ({}, {"evaluate": {"gpus": 9}}, "--gres=gpu:9"),
+        ({}, {"train": {"nodes": 99}}, "--nodes=99"),
     )
     waits: ClassVar = {"sbatch_options": ("--begin=now+1hour",)}
 

@@ -160,9 +160,8 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
         DecodeError: The answer is not JSON: a proxy's page, of which the server knows nothing.
     """
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
-    data = request(*arguments, **options).data
     try:
-        answer: dict[str, Any] = json.loads(data)
+        answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
     except ValueError as error:
         raise urllib3.exceptions.DecodeError(f"its answer is not JSON ({error})") from error
     return answer
