@@ -34,7 +34,7 @@ class Slurm(Launcher):
     refused = (
         ({"stages": {"evaluate": {"partition": "nix"}}}, {}, "evaluate: Slurm refuses the job"),
         ({"sbatch_options": ["--constraint=h100"]}, {}, "--constraint=h100"),
-        ({}, {"evaluate": {"gpus": 9}}, "--gres=gpu:9"),
+        ({}, {"train": {"gpus": 9}}, "--gres=gpu:9"),
         ({}, {"train": {"nodes": 99}}, "--nodes=99"),
     )
     waits: ClassVar = {"sbatch_options": ("--begin=now+1hour",)}
