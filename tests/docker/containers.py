@@ -39,6 +39,7 @@ class Docker(Launcher):
         return {"docker": {"images": {"probe": PROBE_IMAGE}} | changes}
 
     def variables(self, values):
+        """Settings with these environment variables for a probe."""
         return {"environment": {"probe": values}}
 
     def take_machine(self, work):

@@ -46,6 +46,7 @@ class Kubernetes(Launcher):
         return self.cluster.settings(store, store.with_name("code"), **changes)
 
     def variables(self, values):
+        """Settings with these environment variables for a probe."""
         return {"environment": self.cluster.settings().environment | values}
 
     def request(self, store, resources=None, **params):

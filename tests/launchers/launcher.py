@@ -41,10 +41,6 @@ class Launcher(ABC):
     def settings(self, request, **changes):
         """The launcher's part of the section `execution`."""
 
-    def variables(self, values):
-        """Settings with these environment variables for a probe."""
-        raise NotImplementedError
-
     @abstractmethod
     def take_machine(self, work):
         """Takes a stage's machine away, or kills it from outside."""

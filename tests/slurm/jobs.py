@@ -48,6 +48,7 @@ class Slurm(Launcher):
         return {"slurm": {"environment": self.environment} | changes}
 
     def variables(self, values):
+        """Settings with these environment variables for a probe."""
         return {"environment": self.environment | values}
 
     def take_machine(self, work):
