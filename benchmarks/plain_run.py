@@ -12,6 +12,7 @@ import argparse
 import importlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from flows.execution.run_record import recorded_run_attempt
@@ -19,6 +20,7 @@ from flows.execution.step_executor import StepExecutor, build_request
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
+from flows.pipeline.step import Step
 from stages.contract.events import Emitter
 from stages.harness.program import execute
 from stages.store.base import Artifact
@@ -34,13 +36,19 @@ def main() -> None:
     plain_run(load_config(options.config, options.set), options.in_process)
 
 
-def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
-    """Artifacts by step, each computed here or found in the store."""
+def plain_run(config: RunConfig, in_process: bool, last: str | None = None) -> dict[str, Artifact]:
+    """Artifacts by step, each computed here or found in the store.
+
+    With ``last``, only that step and what it needs are computed.
+    """
     executor = StepExecutor(config)
     executor.record.save_config(config)
+    steps = list(resolve_run(config).steps)
+    if last is not None:
+        steps = _needed(steps, last)
     artifacts: dict[str, Artifact] = {}
     with recorded_run_attempt(executor.record), Path(os.devnull).open("w") as nowhere:
-        for step in resolve_run(config).steps:
+        for step in steps:
             started = time.perf_counter()
             if in_process:
                 stage = importlib.import_module(f"stages.{step.stage}.run").STAGE
@@ -52,6 +60,15 @@ def plain_run(config: RunConfig, in_process: bool) -> dict[str, Artifact]:
             took = time.perf_counter() - started
             print(f"{config.name} {step.name}: {took:.1f} s", flush=True)
     return artifacts
+
+
+def _needed(steps: Sequence[Step], last: str) -> list[Step]:
+    """The step of that name, and all that lead to it, in their order."""
+    needed = {last}
+    for step in reversed(steps):
+        if step.name in needed:
+            needed.update(step.upstream())
+    return [step for step in steps if step.name in needed]
 
 
 if __name__ == "__main__":

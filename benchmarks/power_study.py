@@ -83,8 +83,10 @@ def compute(run: Run, policy: str, store: str, others: tuple[str, ...]) -> dict[
     )
     slug = f"{run.task}-{'-'.join(run.settings)}-{run.seed}".replace("=", "_")
     config = config.model_copy(update={"name": slug})
-    artifacts = plain_run(config, in_process=True)
-    evaluated = artifacts[f"iteration-{config.iterations}/evaluate"].file("metrics.json")
+    last = f"iteration-{config.iterations}/evaluate"
+    # Training reads no evaluation: those of earlier iterations are left out.
+    artifacts = plain_run(config, in_process=True, last=last)
+    evaluated = artifacts[last].file("metrics.json")
     metrics = json.loads(evaluated.read_text(encoding="utf-8"))
     for step, artifact in artifacts.items():
         if step.endswith("/train"):
