@@ -26,10 +26,7 @@ from stages.tables.join import prompt_starts
 _TEMPLATES = {
     "scored": "judge.jinja",
     "pairwise": "judge_pairwise.jinja",
-    "coherence": "judge_coherence.jinja",
 }
-_MARKS = (1.0, 10.0)
-_COHERENCE_MARKS = (0.0, 3.0)
 _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
 # Share of the point that the answer shown as A gets.
 _POINTS = {"Verdict: A": 1.0, "Verdict: B": 0.0, "Verdict: tie": 0.5}
@@ -71,14 +68,12 @@ class Judge:
 
     Attributes:
         template: Renders the message.
-        marks: The worst and the best mark.
     """
 
     remote: Remote
     template: Template
     settings: JudgeSettings
     identity: str
-    marks: tuple[float, float]
 
     def score(self, rows: RequestRows) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
@@ -111,7 +106,7 @@ class Judge:
 
     def _mark(self, row: JudgedRow) -> float:
         """The judge's mark of a response."""
-        lowest, highest = self.marks
+        lowest, highest = self.settings.marks
         shown = {name: row[name] for name in ("messages", "response", "reference_answer")}
         line = self._ask({**shown, "lowest": f"{lowest:g}", "highest": f"{highest:g}"}).last_line
         match = _SCORE_LINE.fullmatch(line)
@@ -193,16 +188,14 @@ class Judge:
 def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Prepares questions to the model that the parameters name."""
     settings = ctx.params.judge
-    shipped = settings.mode if settings.template == "default" else settings.template
-    is_shipped = not ctx.has("code")
-    path = Path(__file__).with_name(_TEMPLATES[shipped]) if is_shipped else ctx.path("code")
+    shipped = Path(__file__).with_name(_TEMPLATES[settings.mode])
+    path = ctx.path("code") if ctx.has("code") else shipped
     name = "judge" if settings.mode == "scored" else "judge-pairwise"
     return Judge(
         remote=Remote(settings, "score.judge"),
         template=_read_template(path),
         settings=settings,
         identity=f"{name}:{settings.model}@{sha256_file(path)[:16]}",
-        marks=_COHERENCE_MARKS if shipped == "coherence" else _MARKS,
     )
 
 

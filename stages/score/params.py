@@ -84,21 +84,18 @@ class JudgeSettings(ServerSettings):
     model: str | None = None
     """The model's name at the server."""
     mode: Literal["scored", "pairwise"] = "scored"
-    """Mark each response by itself from 1 to 10, or compare two and score by the comparisons won,
-    each of them in both orders."""
+    """Mark each response by itself, or compare two and score by the comparisons won, each of them
+    in both orders."""
     against: Literal["samples", "reference"] = "samples"
     """Pairwise: compare each response with the prompt's next two samples, in an evaluation with the
     base's, or with the prompt's reference answer: a baseline's, such as AlpacaEval's."""
-    template: Literal["default", "coherence"] = "default"
-    """Shipped prompt template, if the input ``code`` brings none: the template of `mode`, or the
-    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense)."""
+    marks: tuple[float, float] = (1.0, 10.0)
+    """Scored: the lowest mark, and the highest."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
 
     @model_validator(mode="after")
-    def _check_template(self) -> JudgeSettings:
-        if self.template == "coherence" and self.mode != "scored":
-            raise ValueError("the template coherence does not fit: set mode to scored")
+    def _check_against(self) -> JudgeSettings:
         if self.against == "reference" and self.mode != "pairwise":
             raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
         return self

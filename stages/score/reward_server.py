@@ -1,7 +1,4 @@
-"""The ``http`` oracle: a server that takes responses and gives scores.
-
-``docs/oracles.md`` has the schema, ``examples/reward_server.py`` a server to begin with.
-"""
+"""The ``http`` oracle: a server that takes responses and gives scores (docs/oracles.md)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,6 @@ ELSEWHERE = {
     "test_a_resumed_run_continues_its_session",
     "GEB_PICTURES=docs/operations": "tests/flows/standing/test_browser.py::"
     "test_a_run_goes_from_the_form",
-    "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
     "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
     "python -P -m stages.training.node": "tests/stages/train/test_train_nodes.py::"
     "stages.training.node",

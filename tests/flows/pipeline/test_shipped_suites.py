@@ -71,6 +71,7 @@ def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(tmp_path, nam
         # The baseline is in the prompts.
         ("alpaca-eval", "alpaca_eval", "judge", {"responses"}),
         ("arena-hard", "arena_hard", "judge", {"responses", "opponents"}),
+        ("coherence", "coherence", "judge", {"responses", "code"}),
     ],
 )
 def test_a_suite_is_scored_by_its_oracle(tmp_path, name, suite, oracle, inputs):

@@ -61,7 +61,7 @@ GOLDEN = [
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "b97a1c03593bda9d",
+        "c114fd33f02413ef",
     ),
     (PairParams(), SCORED, "d7cf8ad8553ef272"),
     (PairParams(strategy="best_random", ties="keep"), SCORED, "c7b39becb76ea318"),

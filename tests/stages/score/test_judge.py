@@ -2,6 +2,7 @@ import pytest
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
+from tests.flows.loop import ROOT
 from tests.scripted_server import completion
 from tests.stage_calls import response, score_params
 
@@ -13,8 +14,8 @@ ROWS = [
 
 @pytest.fixture
 def score(score_rows):
-    def run(url, rows=ROWS, template=None, shipped="default", **params):
-        defaults = {"url": url, "model": "some-judge", "timeout_seconds": 60.0, "template": shipped}
+    def run(url, rows=ROWS, template=None, **params):
+        defaults = {"url": url, "model": "some-judge", "timeout_seconds": 60.0}
         return score_rows(score_params("judge", **{**defaults, **params}), rows, code=template)
 
     return run
@@ -93,13 +94,12 @@ def test_a_wrong_template_is_refused(score, template, what):
 
 def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
     server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
-    rows = score(server.url, shipped="coherence")
+    template = (ROOT / "configs/suites/coherence.jinja").read_text()
+    rows = score(server.url, template=template, marks=(0, 3))
     assert [row["score"] for row in rows] == [3.0, 3.0]
     texts = [asked(request) for request in server.requests]
     assert all("0: fully coherent" in text for text in texts)
     assert all("a number from 0 to 3" in text for text in texts)
-    with pytest.raises(ValueError, match="set mode to scored"):
-        score_params("judge", template="coherence", mode="pairwise")
 
 
 def test_an_answer_of_another_kind_is_named(serve, score):

@@ -1,10 +1,7 @@
 import contextlib
 import gzip
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 
@@ -224,32 +221,3 @@ def test_responses_without_a_score_are_asked_again(serve, score):
     well.set()
     assert len(score(server.url, rows)) == 2
     assert [len(request["responses"]) for request in server.requests] == [2, 1]
-
-
-def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("REWARD_KEY", "s3cret")
-    (tmp_path / "rewards.py").write_text(
-        "def score(prompts, responses, references):\n"
-        "    return [{'score': len(each), 'words': len(each.split())} if each else None\n"
-        "            for each in responses]\n"
-    )
-    program = Path(__file__).parents[3] / "examples" / "reward_server.py"
-    options = ["--identity", IDENTITY, "--port", "0"]
-    server = subprocess.Popen(
-        [sys.executable, program, tmp_path / "rewards.py", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with server:
-        try:
-            url = server.stdout.readline().split()[-1]
-            rows = score(url, key_env="REWARD_KEY", max_null_share=0.1)
-            with pytest.raises(UserError, match="refuses the key"):
-                score(url, max_null_share=0.2)
-        finally:
-            server.terminate()
-    assert rows[0]["error"] == "the function returned None"
-    assert [row["score"] for row in rows[1:]] == [len(row["response"]) for row in ROWS[1:]]
-    assert dict(rows[3]["components"]) == {"words": 3.0}
