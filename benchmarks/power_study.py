@@ -84,7 +84,7 @@ def compute(run: Run, policy: str, store: str, others: tuple[str, ...]) -> dict[
     slug = f"{run.task}-{'-'.join(run.settings)}-{run.seed}".replace("=", "_")
     config = config.model_copy(update={"name": slug})
     last = f"iteration-{config.iterations}/evaluate"
-    # Training reads no evaluation: those of earlier iterations are left out.
+    # Training reads no evaluation, so evaluations of earlier iterations are left out.
     artifacts = plain_run(config, in_process=True, last=last)
     evaluated = artifacts[last].file("metrics.json")
     metrics = json.loads(evaluated.read_text(encoding="utf-8"))
