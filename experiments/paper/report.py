@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 
 from experiments.paper.tables import Findings, coverage, paper_tables
 from experiments.study import StudyRun
-from flows.report.files import json_text, write_file
+from flows.report.files import json_text
 from flows.report.plots import course_figure, png
 from flows.report.statistics import over_seeds
+from stages.contract.atomic import write_atomically
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Store
 
@@ -37,7 +38,7 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         sections.append(table.markdown())
     for title, figure in kappa_figures(findings).items():
         name_of_file = re.sub("[, ]+", "-", f"kappa-{title}.png").lower()
-        write_file(folder / name_of_file, png(figure))
+        write_atomically(folder / name_of_file, png(figure))
         sections.append(f"![κ and mean reward: {title}]({name_of_file})")
     sections.append("## Rows")
     sections.append(covered.markdown())
@@ -52,10 +53,10 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         "tuning": [_record(run) for run in findings.tuning],
         "reported": [_record(run) for run in findings.reported],
     }
-    page = write_file(folder / "report.md", text)
+    page = store.write(folder / "report.md", text)
     store.write(folder / "report.json", json_text(document))
     store.share(folder)
-    document["page"] = store.share(page)
+    document["page"] = page
     return document, text
 
 

@@ -11,7 +11,7 @@ from experiments.study import NAMES, Row, StudyRun, read_rows
 from flows.pipeline.grid import listed
 from flows.pipeline.presets import configs_folder
 from flows.report.differences import p_text
-from flows.report.statistics import holm, over_seeds, welch
+from flows.report.statistics import UNBOUNDED, Bounds, holm, over_seeds, welch
 from flows.report.table import Cell, FittedTable
 from stages.evaluate.statistics import Estimate
 
@@ -28,15 +28,17 @@ class PaperColumn(NamedTuple):
     """Suite that the figure is measured on; None for held-out prompts."""
     figure: str
     """Name of the figure."""
-    whole: float | None = 100.0
-    """The largest share in the paper's unit; None for any other figure."""
+    unit: float = 100.0
+    """A share of one in the paper's unit."""
     form: str = ".2f"
     """Format with as many decimals as the paper gives."""
+    bounds: Bounds = (0.0, 100.0)
+    """Bounds of the figure in the paper's unit."""
 
 
 COMPARED = (
     PaperColumn("WR", None, "win_rate"),
-    PaperColumn("AvgR", None, "mean_reward", whole=None, form=".4f"),
+    PaperColumn("AvgR", None, "mean_reward", 1.0, ".4f", UNBOUNDED),
 )
 """Columns whose difference from f-DPO is tested."""
 COLUMNS = (
@@ -68,13 +70,12 @@ class Findings:
 
     def estimates(self, row: Row, column: PaperColumn) -> list[Estimate]:
         """A figure in the paper's unit of each finished run of a row; intervals over prompts."""
-        unit = column.whole or 1.0
         estimates = []
         for run in self.reported:
             figure = run.figures(column.suite).get(column.figure)
             if run.row == row and figure is not None:
-                ends = [unit * end for end in figure.interval or ()]
-                estimates.append(Estimate(unit * figure.value, *ends))
+                ends = [column.unit * end for end in figure.interval or ()]
+                estimates.append(Estimate(column.unit * figure.value, *ends))
         return estimates
 
     def values(self, row: Row, column: PaperColumn) -> list[float]:
@@ -130,7 +131,7 @@ def _table(findings: Findings, rows: Sequence[Row]) -> FittedTable:
     for row, *cells in zip(rows, *columns.values(), strict=True):
         lines.append([row.method, row.divergence, *cells])
     title = f"{rows[0].setting}: {rows[0].experiment}"
-    return FittedTable(title, ["method", "divergence", *columns], lines)
+    return FittedTable(title, ["method", "divergence", *columns], lines, left=2)
 
 
 def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None) -> Cell:
@@ -143,7 +144,7 @@ def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None)
         cell = Cell.of(estimates[0], column.form)
     elif estimates:
         values = [estimate.value for estimate in estimates]
-        cell = Cell.of(over_seeds(values, column.whole), column.form)
+        cell = Cell.of(over_seeds(values, column.bounds), column.form)
     if paper is None:
         return cell
     return replace(cell, interval=f"{cell.interval} (paper: {paper})".lstrip())
@@ -160,7 +161,7 @@ def _differences(findings: Findings, rows: Sequence[Row], column: PaperColumn) -
         base = baselines.get(row.divergence)
         values = findings.values(row, column)
         if base and values and row.method != BASELINE:
-            tests[row] = welch(base, values, column.whole)
+            tests[row] = welch(base, values, column.bounds)
     adjusted = holm([test.p_value for test in tests.values()])
     cells = dict.fromkeys(rows, MISSING)
     for (row, test), by_holm in zip(tests.items(), adjusted, strict=True):

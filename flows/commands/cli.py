@@ -109,8 +109,6 @@ def _tell(error: BaseException) -> int:
             return _say(EXIT_USER, error.message, error.remedy)
         case TyperException():
             remedy = "add --help to the command to see what it takes"
-            if "No such command 'train'" in error.format_message():
-                remedy = "use `geb run`"
             if "unexpected extra argument" in error.format_message() and "--set" in sys.argv:
                 remedy = "write each setting as one word, --set NAME=VALUE; " + remedy
             return _say(EXIT_USER, error.format_message(), remedy)

@@ -22,7 +22,7 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.form import SETTINGS
 from flows.pipeline.presets import store_of_overrides
-from flows.report.files import write_file
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import UserError
 
 
@@ -94,6 +94,6 @@ def bandit(
         )
     result = table(policy, best_mass)
     if out is not None:
-        write_file(out / "table.md", f"{result.markdown()}\n")
-        write_file(out / "policies.png", png(figure(policy)))
+        write_atomically(out / "table.md", f"{result.markdown()}\n")
+        write_atomically(out / "policies.png", png(figure(policy)))
     answer(as_json, {"cells": result.records()}, result)

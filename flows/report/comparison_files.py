@@ -6,7 +6,7 @@ from dataclasses import replace
 from flows.execution.run_record import RunRecord, recorded
 from flows.pipeline.names import require_name
 from flows.report.comparison import Comparison, compare_summaries
-from flows.report.files import json_text, render, write_file
+from flows.report.files import json_text, render
 from flows.report.summary import summarise
 from stages.contract.errors import UserError
 from stages.store.base import Store
@@ -48,5 +48,4 @@ def write_comparison(store: Store, comparison: Comparison, name: str) -> Compari
         plots=[svg(figure) for figure in draw(comparison.rows()).values()],
     )
     store.write(folder / "comparison.json", json_text(comparison.to_json()))
-    path = write_file(folder / "comparison.html", page)
-    return replace(comparison, name=name, page=store.share(path))
+    return replace(comparison, name=name, page=store.write(folder / "comparison.html", page))

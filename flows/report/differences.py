@@ -107,10 +107,10 @@ def method_differences(groups: Groups, first: str) -> list[Difference]:
     differences = []
     for (evaluation, figure), methods in groups.items():
         tests = []
-        whole = column_of(figure).whole
+        bounds = column_of(figure).bounds
         for name, values in methods.items():
             if name != first and first in methods:
-                estimate, test = difference_of_methods(methods[first], values, whole)
+                estimate, test = difference_of_methods(methods[first], values, bounds)
                 tests.append(Difference(evaluation, name, first, figure, estimate, test))
         differences += adjusted(tests)
     return differences

@@ -1,7 +1,6 @@
-"""Files that a person reads or hands on: pages and JSON."""
+"""Files that a person reads or hands on: their folder, pages and JSON."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +10,10 @@ from typing import Any
 
 import jinja2
 
-from stages.contract.atomic import explain_disk_errors, write_atomically
+from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import UserError
 
 _TEMPLATES = ("flows.report", "templates")
-
-
-def write_file(path: Path, content: str | bytes) -> Path:
-    """Writes a file, and its folder, and returns its path.
-
-    A reader sees the file before or the file after. A link stays, and what it leads to is written.
-
-    Raises:
-        UserError: The disk is full, or the place cannot be written.
-    """
-    write_atomically(Path(os.path.realpath(path)), content)
-    return path
 
 
 @contextmanager

@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from flows.report.files import json_text, new_folder, write_file
+from flows.report.files import json_text, new_folder
 from stages.contract.adapters import base_of_adapter
+from stages.contract.atomic import write_atomically
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
@@ -28,7 +29,7 @@ def export_model(store: Store, model: str, folder: Path) -> ModelVersion:
         if artifact.manifest.files_at(_ADAPTER):
             _copy(artifact.file(_ADAPTER), folder / _ADAPTER)
         # It replaces the card of the base model if the checkpoint has one.
-        write_file(folder / "README.md", card)
+        write_atomically(folder / "README.md", card)
     return version
 
 

@@ -131,5 +131,5 @@ def method_figures(groups: Groups) -> Iterator[MethodFigure]:
     for (evaluation, figure), methods in groups.items():
         for method, seeds in methods.items():
             values = list(seeds.values())
-            mean = over_seeds(values, column_of(figure).whole)
+            mean = over_seeds(values, column_of(figure).bounds)
             yield MethodFigure(evaluation, method, figure, values, mean)

@@ -14,31 +14,33 @@ from scipy import stats
 
 from stages.evaluate.statistics import BATCH, CONFIDENCE, SEED, Estimate, Floats, ratio_of_sums
 
+Bounds = tuple[float, float]
+"""Least and largest value of a figure."""
+UNBOUNDED = (-math.inf, math.inf)
 PERMUTATIONS = 9999
 """Most sign patterns of a permutation test; the smallest p-value is then 2 · 10⁻⁴."""
 
 
-def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
+def over_seeds(values: Sequence[float], bounds: Bounds = UNBOUNDED) -> Estimate:
     """Mean of runs with different seeds, with Student's t interval if they vary.
 
     Args:
         values: The figure in each run.
-        whole: The largest share in its unit, 1 or 100, at which and at 0 the interval ends; None
-            if the figure has no upper bound.
+        bounds: The interval ends at them.
     """
     mean = math.fsum(values) / len(values)
     if len(values) < 2 or _constant(values):
         return Estimate(mean)
     quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
     half = float(quantile * stats.sem(values))
-    return Estimate(mean, mean - half, mean + half).within(0.0, whole)
+    return Estimate(mean, mean - half, mean + half).within(*bounds)
 
 
-def welch(first: Sequence[float], second: Sequence[float], whole: float | None = None) -> Estimate:
+def welch(first: Sequence[float], second: Sequence[float], bounds: Bounds = UNBOUNDED) -> Estimate:
     """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
 
     Interval and p-value are by Welch's t test (Welch 1947). Runs whose values do not vary, except
-    by rounding, have neither. ``whole`` is as in :func:`over_seeds`.
+    by rounding, have neither. ``bounds`` are as in :func:`over_seeds`.
     """
     difference = over_seeds(second).value - over_seeds(first).value
     if min(len(first), len(second)) < 2 or (_constant(first) and _constant(second)):
@@ -47,29 +49,29 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
         # One method's runs may all have the same value; the variance is then the other's alone.
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         test = stats.ttest_ind(second, first, equal_var=False)
-    return _tested(difference, test, whole)
+    return _tested(difference, test, bounds)
 
 
 Seeds = Mapping[int, float]
 """Values of a method's runs by their seeds."""
 
 
-def difference_of_methods(first: Seeds, second: Seeds, whole: float | None) -> tuple[Estimate, str]:
+def difference_of_methods(first: Seeds, second: Seeds, bounds: Bounds) -> tuple[Estimate, str]:
     """Mean of ``second`` minus mean of ``first``, and the name of its test.
 
     Runs of one seed share prompts and samples. So methods with the same seeds are ``paired``:
     tested by Student's t test of the differences, unless these do not vary. Others are tested by
-    :func:`welch`. ``whole`` is as in :func:`over_seeds`.
+    :func:`welch`. ``bounds`` are as in :func:`over_seeds`.
     """
     before = [first[seed] for seed in sorted(first)]
     now = [second[seed] for seed in sorted(second)]
     if first.keys() != second.keys():
-        return welch(before, now, whole), "Welch"
+        return welch(before, now, bounds), "Welch"
     differences = np.subtract(now, before)
     mean = float(differences.mean())
     if _constant(differences):
         return Estimate(mean), "paired"
-    return _tested(mean, stats.ttest_1samp(differences, 0.0), whole), "paired"
+    return _tested(mean, stats.ttest_1samp(differences, 0.0), bounds), "paired"
 
 
 def _constant(values: Floats | Sequence[float]) -> bool:
@@ -77,10 +79,11 @@ def _constant(values: Floats | Sequence[float]) -> bool:
     return np.allclose(values, values[0], rtol=1e-9, atol=1e-12)
 
 
-def _tested(difference: float, test: Any, whole: float | None) -> Estimate:
+def _tested(difference: float, test: Any, bounds: Bounds) -> Estimate:
     low, high = test.confidence_interval(CONFIDENCE)
     estimate = Estimate(difference, float(low), float(high), float(test.pvalue))
-    return estimate.within(-(whole or 0.0), whole)
+    least, largest = bounds
+    return estimate.within(least - largest, largest - least)
 
 
 def paired_difference(first: Floats, second: Floats) -> Estimate:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from flows.report.statistics import UNBOUNDED, Bounds
 from stages.evaluate.statistics import Estimate
 
 POLICY = "policy"
@@ -22,35 +23,37 @@ BASE = "base"
 class FigureColumn:
     """A figure of each iteration.
 
-    ``whole`` is the largest share; None if the figure has no upper bound.
+    Attributes:
+        form: Format of its values.
+        bounds: Its least and largest value, at which intervals over seeds end.
     """
 
     title: str
     form: str = ".3f"
-    whole: float | None = None
+    bounds: Bounds = (0.0, math.inf)
 
 
-# A narrow terminal does without those on the right.
+_SHARE = (0.0, 1.0)
 COLUMNS = {
-    "mean_reward": FigureColumn("mean reward"),
-    "win_rate": FigureColumn("win rate", whole=1.0),
-    "accuracy": FigureColumn("accuracy", whole=1.0),
+    "mean_reward": FigureColumn("mean reward", bounds=UNBOUNDED),
+    "win_rate": FigureColumn("win rate", bounds=_SHARE),
+    "accuracy": FigureColumn("accuracy", bounds=_SHARE),
     "tied_prompts": FigureColumn("tied", ".0f"),
-    "mean_log_pi_ref": FigureColumn("log π_ref", ".2f"),
+    "mean_log_pi_ref": FigureColumn("log π_ref", ".2f", UNBOUNDED),
     "kl_to_base": FigureColumn("KL", ".2f"),
     "pairs": FigureColumn("pairs", ".0f"),
     "ties": FigureColumn("ties", ".0f"),
-    "loss": FigureColumn("loss"),
+    "loss": FigureColumn("loss", bounds=UNBOUNDED),
     "bonus_ratio": FigureColumn("bonus ratio", ".3g"),
     "kappa": FigureColumn("κ", ".3g"),
-    "distinct_1": FigureColumn("distinct-1", whole=1.0),
+    "distinct_1": FigureColumn("distinct-1", bounds=_SHARE),
     "mean_response_tokens": FigureColumn("tokens", ".1f"),
-    "truncated_share": FigureColumn("cut off", whole=1.0),
-    "repetition": FigureColumn("repetition", whole=1.0),
-    "refusal_share": FigureColumn("refusals", whole=1.0),
-    "distinct_2": FigureColumn("distinct-2", whole=1.0),
-    "distinct_3": FigureColumn("distinct-3", whole=1.0),
-    "distinct_4": FigureColumn("distinct-4", whole=1.0),
+    "truncated_share": FigureColumn("cut off", bounds=_SHARE),
+    "repetition": FigureColumn("repetition", bounds=_SHARE),
+    "refusal_share": FigureColumn("refusals", bounds=_SHARE),
+    "distinct_2": FigureColumn("distinct-2", bounds=_SHARE),
+    "distinct_3": FigureColumn("distinct-3", bounds=_SHARE),
+    "distinct_4": FigureColumn("distinct-4", bounds=_SHARE),
 }
 """Columns by figure."""
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
@@ -66,10 +69,8 @@ class Cell:
     interval: str = ""
 
     @classmethod
-    def of(cls, estimate: Estimate | None, form: str) -> Self:
-        """An estimate as a cell; a dash if it is not known."""
-        if estimate is None:
-            return cls("-")
+    def of(cls, estimate: Estimate, form: str) -> Self:
+        """An estimate as a cell."""
         text = format(estimate.value, form)
         if estimate.interval is None:
             return cls(text)
@@ -105,8 +106,8 @@ def column_of(name: str) -> FigureColumn:
     title = name.removeprefix("components.")
     if any(column.title == title for column in COLUMNS.values()):
         title = name
-    whole = 1.0 if name.startswith("pass@") else None
-    return COLUMNS.get(name) or FigureColumn(title, whole=whole)
+    bounds = _SHARE if name.startswith("pass@") else UNBOUNDED
+    return COLUMNS.get(name) or FigureColumn(title, bounds=bounds)
 
 
 Lines = dict[tuple[str, ...], dict[str, Cell]]
@@ -133,7 +134,7 @@ def figures_table(
         figures = [cells.get(name, Cell("-")) for name in names]
         rows.append([*labels, *figures])
     titles = [column_of(name).title for name in names]
-    return FittedTable(title, [*header, *titles], rows, kept=1, left=len(header), note=note)
+    return FittedTable(title, [*header, *titles], rows, left=len(header), note=note)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -146,19 +147,18 @@ _UNLIMITED = 10_000
 
 @dataclass
 class FittedTable:
-    """A table as a person reads it: Markdown, or on a terminal as far as that is wide.
+    """A table as a person reads it: Markdown, or on a terminal.
 
     Attributes:
         header: Titles of the columns.
         rows: Its cells.
-        kept: Number of columns from the left that are always shown; None for all.
-        left: Number of columns from the left that are aligned to the left, others to the right.
+        left: Number of columns from the left that name the rows; the others are aligned to the
+            right.
     """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
-    kept: int | None = None
     left: int = 0
     note: str = ""
 
@@ -183,30 +183,33 @@ class FittedTable:
         return "\n".join(lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yields the widest table that fits, and a line with the columns left out.
+        """Yields the table; columns for which it is too narrow follow below, in further parts.
 
-        Columns are left out from the right.
+        Each part begins with the columns that name the rows.
         """
-        shown = len(self.header)
+        if self.title:
+            yield Text(self.title, style="table.title")
+        labels = list(range(self.left))
+        part = labels
         unlimited = options.update(max_width=_UNLIMITED)
-        while shown > (self.kept or shown):
-            table = self._table(shown)
-            if Measurement.get(console, unlimited, table).maximum <= options.max_width:
-                break
-            shown -= 1
-        yield self._table(shown)
-        if shown < len(self.header):
-            titles = ", ".join(self.header[shown:])
-            yield Text(f"no room for: {titles} (--json has all)", style="dim")
+        for column in range(self.left, len(self.header)):
+            wider = self._table([*part, column])
+            width = console.measure(wider, options=unlimited).maximum
+            if width > options.max_width and part != labels:
+                yield self._table(part)
+                yield ""
+                part = labels
+            part = [*part, column]
+        yield self._table(part)
 
-    def _table(self, shown: int) -> Table:
-        table = Table(title=self.title or None, title_justify="left", box=None, pad_edge=False)
-        for position, title in enumerate(self.header[:shown]):
-            justify: Literal["left", "right"] = "left" if position < self.left else "right"
-            # A column that cannot be left out is folded, not cut.
-            table.add_column(title, justify=justify, overflow="fold")
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for column in columns:
+            justify: Literal["left", "right"] = "left" if column < self.left else "right"
+            # A label that has no room is folded, not cut.
+            table.add_column(self.header[column], justify=justify, overflow="fold")
         for row in self.rows:
-            table.add_row(*(_cell(cell) for cell in row[:shown]))
+            table.add_row(*(_cell(row[column]) for column in columns))
         return table
 
 

@@ -42,9 +42,9 @@ class Estimate:
         """Both ends, or None."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
-    def within(self, least: float, most: float | None) -> Estimate:
-        """The same with an interval that ends at two bounds; None for ``most`` sets none."""
-        if self.low is None or self.high is None or most is None or not least <= self.value <= most:
+    def within(self, least: float, most: float) -> Estimate:
+        """The same with an interval that ends at two bounds, unless the value is beyond them."""
+        if self.low is None or self.high is None or not least <= self.value <= most:
             return self
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from flows.report.files import write_file
 from flows.report.plots import draw
 from flows.report.table import figures_table
+from stages.contract.atomic import write_atomically
 from tests.damage import no_room
 from tests.flows.report.evaluations import figure_row
 
@@ -44,17 +44,9 @@ def test_a_component_named_as_a_figure_gets_another_column():
 
 def test_a_disk_without_room_leaves_the_file_of_before(tmp_path):
     path = tmp_path / "new/file"
-    write_file(path, "before")
+    write_atomically(path, "before")
     longer = "after" * 100
     with pytest.raises(OSError), no_room():
-        write_file(path, longer)
+        write_atomically(path, longer)
     assert path.read_text() == "before"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_link_stays_and_its_target_is_written(tmp_path):
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "elsewhere")
-    write_file(link, "text")
-    assert link.is_symlink()
-    assert (tmp_path / "elsewhere").read_text() == "text"
