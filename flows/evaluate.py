@@ -20,7 +20,7 @@ from flows.pipeline.form import RunOverrides
 from flows.pipeline.inputs import ComparedModels, resolve_compared
 from flows.pipeline.preflight import check_environment
 from flows.pipeline.presets import DEFAULT_PRESET, configured
-from flows.pipeline.step import Model, Source
+from flows.pipeline.step import Source
 from flows.pipeline.steps import Steps
 from flows.report.differences import (
     Difference,
@@ -132,10 +132,10 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
     """
     config, external = resolve_compared(config, models)
     steps = Steps(config, external)
-    policy = Model(*external["policy"])
-    base = Model(*external["base"])
+    [policy] = external["policy"]
+    [base] = external["base"]
     sampling = steps.for_evaluation()
-    is_registered = isinstance(external["policy"][-1], ArtifactInput)
+    is_registered = isinstance(policy, ArtifactInput)
     prompts: Source
     if is_registered and models.suite is None and not external["test_prompts"]:
         store = open_store(config.store)

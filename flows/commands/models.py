@@ -65,7 +65,7 @@ def export(
     folder: NewFolder,
     store: StorePath = "store",
 ) -> None:
-    """Copy a registered checkpoint or adapter, with a model card."""
+    """Copy a registered checkpoint, with a model card."""
     target = folder.expanduser().absolute()
     version = copy_model(open_store(store), model, target)
     console.print(f"{version.name}:{version.version} is in {target}", markup=False)

@@ -7,7 +7,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
 from flows.pipeline.inputs import every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
-from flows.pipeline.step import Model, Output, Source, Step, step_name, suite_step_name
+from flows.pipeline.step import Output, Source, Step, step_name, suite_step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -103,7 +103,7 @@ def iterative_geb(steps: Steps, start: Source) -> None:
     config = steps.config
     prompts = steps.prepare()
     warm = config.inputs.warm_start
-    base = Model(steps.warm_start().at("checkpoint") if warm else start)
+    base = steps.warm_start().at("checkpoint") if warm else start
     evaluation = steps.for_evaluation()
     test_prompts = prompts.at("test.parquet")
     base_samples = sample_and_score(steps, "base", evaluation, base, test_prompts)
@@ -127,7 +127,7 @@ def iterative_geb(steps: Steps, start: Source) -> None:
         history.append(paired.at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = steps.train(iteration, policy, reference, pairs)
-        policy = steps.policy_after(policy, trained)
+        policy = trained.at("checkpoint")
         if config.train.reference == "previous":
             reference = policy
         evaluate = step_name(iteration, "evaluate")
@@ -143,7 +143,7 @@ def sample_and_score(
     steps: Steps,
     prefix: str,
     sampling: Sampling,
-    policy: Model,
+    policy: Source,
     prompts: Source,
     base: Samples | None = None,
     sampled: Samples | None = None,
@@ -177,7 +177,7 @@ class _Suite:
 
 
 def _base_of_suites(
-    steps: Steps, base: Model, test_prompts: Output, base_samples: Samples
+    steps: Steps, base: Source, test_prompts: Output, base_samples: Samples
 ) -> dict[str, _Suite]:
     """Samples and scores the base's responses to the prompts of each suite, once for all.
 
@@ -202,8 +202,8 @@ def _run_suites(
     config: RunConfig,
     suites: Mapping[str, _Suite],
     iteration: int,
-    policy: Model,
-    base: Model,
+    policy: Source,
+    base: Source,
     policy_samples: Samples,
 ) -> dict[str, Output]:
     """Metrics, by the suites' names, of policy against base on those due after an iteration.
@@ -225,7 +225,7 @@ def _run_suites(
     return metrics
 
 
-def _train_prompts(steps: Steps, iteration: int, base: Model, prompts: Output) -> Output:
+def _train_prompts(steps: Steps, iteration: int, base: Source, prompts: Output) -> Output:
     """D_t, without the prompts that the starting policy solves if those are screened."""
     table = prompts.at(f"iteration-{iteration}.parquet")
     if steps.config.screen.num_samples == 0:

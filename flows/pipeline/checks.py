@@ -9,8 +9,6 @@ from stages.score.params import ScoreParams
 UNNAMED = "JUDGE"
 """Model in shipped configurations that a person has to choose."""
 
-# The highest of `vllm.config.lora.MaxLoRARanks`.
-_VLLM_RANK = 512
 # Settings of `execution` by the names of stages.
 _BY_STAGE = (
     "interpreters",
@@ -71,13 +69,6 @@ def _check_samples(config: RunConfig) -> None:
         raise ValueError(
             "generate.temperature is 0: all responses to a prompt are the same, and pairs need "
             "different ones; raise it (1.0 is the default)"
-        )
-    lora = config.train.lora
-    if lora.save == "adapter" and config.generate.backend == "vllm" and lora.rank > _VLLM_RANK:
-        raise ValueError(
-            f"train.lora.save is 'adapter' and train.lora.rank {lora.rank}: vLLM "
-            f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "
-            "train.lora.save to 'merged'"
         )
 
 

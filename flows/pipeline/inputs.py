@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
 from flows.pipeline.external import Externals, RepoType, resolve
-from stages.contract.adapters import base_of_adapter
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.contract.request import Input
@@ -18,24 +17,20 @@ ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
 
 
-def resolve_model(location: str, store: Store) -> list[Input]:
-    """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
+def resolve_model(location: str, store: Store) -> Input:
+    """Turns a registered model, a checkpoint folder or a hub id into an input with an identity.
 
     A registered model is ``name``, ``name@alias`` or ``name:version``. A folder and a hub id have
     a slash. See also :func:`resolve`.
-
-    Returns:
-        The whole checkpoint, and after it the adapter on it if the registered model is one.
 
     Raises:
         UserError: The model is unknown.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     if "/" in location:
-        return [resolve(location, "model")]
-    version, artifact = ModelRegistry(store).resolve(location)
-    base = base_of_adapter(artifact.manifest, version.checkpoint.path)
-    return [version.checkpoint] if base is None else [base, version.checkpoint]
+        return resolve(location, "model")
+    version, _ = ModelRegistry(store).resolve(location)
+    return version.checkpoint
 
 
 def suite_input(suite: str | None, name: str) -> str:
@@ -133,8 +128,8 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
         require_oracle_inputs(config, suite)
         external = _inputs_of(config, suite, resolve)
     store = open_store(config.store, create=True)
-    external["policy"] = resolve_model(models.policy, store)
-    external["base"] = resolve_model(base, store)
+    external["policy"] = [resolve_model(models.policy, store)]
+    external["base"] = [resolve_model(base, store)]
     name = f"{config.name}-evaluation-{sha256_of(vars(models))[:8]}"
     return config.model_copy(update={"name": name}), external
 

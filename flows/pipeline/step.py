@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stages.contract.adapters import adapter_input
 from stages.contract.errors import UserError
 from stages.contract.params import DataKind, StageParams, check_inputs, find_output
 from stages.contract.request import Input, kind_of
@@ -34,20 +33,6 @@ class Output:
 Source = Output | Input
 Sources = Mapping[str, Sequence[Source]]
 """Inputs of a step, by name."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model that stages read: a whole checkpoint, or one with a LoRA adapter on it."""
-
-    base: Source
-    adapter: Source | None = None
-
-    def inputs(self, name: str) -> Sources:
-        """The inputs by which a stage reads it as `name`."""
-        if self.adapter is None:
-            return {name: [self.base]}
-        return {name: [self.base], adapter_input(name): [self.adapter]}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from flows.pipeline.config import SAMPLING, SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
-from flows.pipeline.step import Model, Output, Source, Sources, Step, step_name
+from flows.pipeline.step import Output, Source, Sources, Step, step_name
 from stages.contract.digests import derive_seed, sha256_of
 from stages.contract.params import ChatSettings, StageParams
 from stages.contract.request import key_fields
@@ -118,13 +118,13 @@ class Steps:
         return Sampling(params, self._seed("evaluate"), against_opponents=config.score.compares)
 
     def generate(
-        self, prefix: str, shard: int, sampling: Sampling, policy: Model, prompts: Source
+        self, prefix: str, shard: int, sampling: Sampling, policy: Source, prompts: Source
     ) -> Output:
         """Samples responses to one shard of a table of prompts."""
         return self.add(
             f"{prefix}/generate/{shard}",
             sampling.params.model_copy(update={"shard_index": shard}),
-            {**policy.inputs("policy"), "prompts": [prompts]},
+            {"policy": [policy], "prompts": [prompts]},
             sampling.seed,
         )
 
@@ -167,7 +167,7 @@ class Steps:
             self._seed("pair", iteration),
         )
 
-    def preferences(self, iteration: int, prompts: Output, policy: Model) -> Output:
+    def preferences(self, iteration: int, prompts: Output, policy: Source) -> Output:
         """Takes the pairs of D_t from a data set of preferences, in the tokens of ``policy``."""
         config = self.config
         params = config.preferences.model_copy(
@@ -176,13 +176,13 @@ class Steps:
         inputs: Sources = {
             "data": self._external["preferences"],
             "prompts": [prompts],
-            "policy": [policy.base],
+            "policy": [policy],
         }
         # It takes the place of `pair`: reports show its figures.
         return self.add(step_name(iteration, "pair"), params, inputs)
 
     def train(
-        self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
+        self, iteration: int, policy: Source, reference: Source, pairs: Sequence[Output]
     ) -> Output:
         """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
         params = self.config.train
@@ -190,8 +190,8 @@ class Steps:
             step_name(iteration, "train"),
             params,
             {
-                **policy.inputs("policy"),
-                **reference.inputs("reference"),
+                "policy": [policy],
+                "reference": [reference],
                 "pairs": list(pairs),
                 **self._own_code("objective_code", params.objective),
             },
@@ -202,20 +202,14 @@ class Steps:
         """The file of a function of the user's; one that is not asked must not change the key."""
         return {"code": self._external[name]} if choice == "python" else {}
 
-    def policy_after(self, policy: Model, made: Output) -> Model:
-        """The policy that a training from ``policy`` made."""
-        checkpoint = made.at("checkpoint")
-        kept = self.config.train.lora.save == "adapter"
-        return Model(policy.base, checkpoint) if kept else Model(checkpoint)
-
-    def evaluate(self, name: str, policy: Samples, base: Samples, reference: Model) -> Output:
+    def evaluate(self, name: str, policy: Samples, base: Samples, reference: Source) -> Output:
         """Compares the policy's samples on the held-out prompts with the base's."""
         inputs: Sources = {
             "responses": policy.responses,
             "scores": policy.scores,
             "base_responses": base.responses,
             "base_scores": base.scores,
-            **reference.inputs("reference"),
+            "reference": [reference],
         }
         evaluation = self.config.evaluation
         params = self.config.evaluate.model_copy(
@@ -226,7 +220,7 @@ class Steps:
     def promote(
         self,
         iteration: int,
-        policy: Model,
+        policy: Source,
         metrics: Output,
         previous: Output | None,
         suites: Mapping[str, Output],
@@ -244,8 +238,7 @@ class Steps:
             }
         )
         inputs: Sources = {
-            # An adapter names its base itself.
-            "checkpoint": [policy.adapter or policy.base],
+            "checkpoint": [policy],
             "metrics": [metrics],
             "suite_metrics": [suites[name] for name in params.suites_hold],
         }

@@ -5,19 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.report.files import json_text, new_folder
-from stages.contract.adapters import base_of_adapter
 from stages.contract.atomic import write_atomically
 from stages.contract.manifest import Manifest
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
 
-_ADAPTER = "adapter"
-
 
 def export_model(store: Store, model: str, folder: Path) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
-
-    Adapters that were saved next to a checkpoint go into the folder `adapter`.
 
     Raises:
         UserError: The model is unknown, or the folder is not empty.
@@ -26,8 +21,6 @@ def export_model(store: Store, model: str, folder: Path) -> ModelVersion:
     card = model_card(store, version, artifact)
     with new_folder(folder):
         _copy(artifact.file(version.checkpoint.path), folder)
-        if artifact.manifest.files_at(_ADAPTER):
-            _copy(artifact.file(_ADAPTER), folder / _ADAPTER)
         # It replaces the card of the base model if the checkpoint has one.
         write_atomically(folder / "README.md", card)
     return version
@@ -40,10 +33,9 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
 
     manifest = artifact.manifest
     policies = _policies(store, manifest)
-    is_adapter = base_of_adapter(manifest, version.checkpoint.path) is not None
     data = ModelCardData(
-        library_name="peft" if is_adapter else "transformers",
-        base_model=policies[0 if is_adapter else -1].get("repo") if policies else None,
+        library_name="transformers",
+        base_model=policies[-1].get("repo") if policies else None,
         tags=["dpo", "rlhf"],
     )
     origin = {
@@ -60,7 +52,7 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
 # {version.name}, version {version.version}
 
 Trained by iterative online DPO. The last of the `policies` is the starting model; its licence
-applies to this model too. LoRA adapters belong to the first.
+applies to this model too.
 
 ```json
 {json_text(origin)}

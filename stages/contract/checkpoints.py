@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.errors import UserError
 from stages.contract.records import read_record
 
@@ -23,6 +22,7 @@ _TOKENIZER_RECORDS = (
     "config.json",
 )
 _INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _MODEL_RECORDS = ("config.json", "generation_config.json", _INDEX)
 _SIZES = (
     "hidden_size",
@@ -59,10 +59,10 @@ def check_tokenizer_files(folder: Path) -> None:
 
 def check_config_files(folder: Path) -> None:
     """Checks the configuration files of a checkpoint."""
-    if (folder / ADAPTER_CONFIG).exists():
+    if (folder / _ADAPTER).exists():
         # Beside a whole checkpoint, too: transformers would load its base in the place of that.
         raise UserError(
-            f"{folder} is a LoRA adapter and no whole checkpoint: it has {ADAPTER_CONFIG}",
+            f"{folder} is a LoRA adapter and no whole checkpoint: it has {_ADAPTER}",
             "merge it into its base with peft (merge_and_unload), save the result with the "
             "tokenizer, and name that folder",
         )

@@ -27,7 +27,7 @@ DataKind = Literal[
     "figures",
     "prompt_figures",
 ]
-"""Whole artifacts; models (checkpoints, adapters, repositories of the hub); metrics of evaluations;
+"""Whole artifacts; models (checkpoints, repositories of the hub); metrics of evaluations;
 tables by the names of their schemas in ``stages.tables.schemas``; other files and folders."""
 
 ImageName = Literal["core", "torch", "vllm"]

@@ -23,7 +23,6 @@ class EvaluateParams(StageParams):
         "base_responses": InputSpec("responses", many=True),
         "base_scores": InputSpec("scores", many=True),
         "reference": InputSpec("model", optional=True),
-        "reference_adapter": InputSpec("model", optional=True),
     }
     outputs = {
         "metrics.json": OutputSpec("metrics"),

@@ -88,7 +88,6 @@ class GenerateParams(StageParams, ChatSettings):
     inputs = {
         "policy": InputSpec("model"),
         "prompts": InputSpec("prompts"),
-        "adapter": InputSpec("model", optional=True),
     }
     outputs = {
         "responses.parquet": OutputSpec("responses"),

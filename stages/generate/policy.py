@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stages.contract.digests import derive_seed
@@ -29,11 +28,6 @@ class Policy:
     """Token ids that the weights know."""
     is_tied: bool = True
     """True if the head's weights are the input embeddings."""
-
-    @property
-    def adapter(self) -> Path | None:
-        """Folder of the adapter."""
-        return None if self.source.adapter is None else Path(self.source.adapter)
 
     def render(
         self, row: Mapping[str, Any], params: GenerateParams, seed: int

@@ -32,10 +32,9 @@ _WARNED_SHARE = 0.1
 def run(ctx: GenerateContext) -> None:
     """Samples K responses for each prompt of the shard.
 
-    Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
-    policy, optional). Outputs:
-    ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts' order, samples 0…K−1) and
-    ``metrics.json``. ``ctx.work`` keeps the responses; a retry computes the others.
+    Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table). Outputs: ``responses.parquet``
+    (RESPONSES, grouped by prompt in the prompts' order, samples 0…K−1) and ``metrics.json``.
+    ``ctx.work`` keeps the responses; a retry computes the others.
     """
     prompts = ctx.path("prompts")
     policy = load_policy(ctx.model("policy"), ctx.params)

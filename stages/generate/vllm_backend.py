@@ -8,7 +8,6 @@ from stages.generate.backend import LENGTH, STOP, EncodedPrompt, SampledResponse
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.vllm_engine import MEMORY_REMEDY, require_vllm, start_engine
-from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.engine_errors import engine_error
 
 
@@ -20,12 +19,6 @@ class VllmBackend:
         self._events = events
         self._stop_ids = sorted(policy.stop_ids)
         require_vllm()
-        self._adapter: Any = None
-        if policy.adapter is not None:
-            check_finite_files(policy.adapter)
-            from vllm.lora.request import LoRARequest
-
-            self._adapter = LoRARequest("adapter", 1, str(policy.adapter))
         events.info("starting vLLM's engine")
         self._engine = start_engine(policy, params)
 
@@ -43,7 +36,6 @@ class VllmBackend:
                     f"{number}/{sample}",
                     tokens_input(prompt.token_ids),
                     self._sampling_params(seed),
-                    lora_request=self._adapter,
                 )
         while self._engine.has_unfinished_requests():
             try:

@@ -1,13 +1,10 @@
 """vLLM's engine in the process of the stage: its arguments, its start, and its errors."""
 
 import importlib.util
-import json
 import os
 import sys
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
@@ -89,7 +86,7 @@ def _required_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any
     settings = params.vllm
     is_cpu = current_platform.is_cpu()
     gib = CPU_CACHE_GIB if settings.kv_cache_gib is None and is_cpu else settings.kv_cache_gib
-    arguments = {
+    return {
         "model": policy.source.name_or_path,
         "revision": policy.source.revision,
         # Prompts go in as token ids.
@@ -109,9 +106,6 @@ def _required_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any
         # The policy's own, before temperature and top-p.
         "logprobs_mode": "raw_logprobs",
     }
-    if policy.adapter is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": _rank_limit(policy.adapter)}
-    return arguments
 
 
 def _platform_arguments(policy: Policy) -> dict[str, Any]:
@@ -126,20 +120,6 @@ def _platform_arguments(policy: Policy) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
     }
-
-
-def _rank_limit(adapter: Path) -> int:
-    """The smallest rank limit that vLLM knows and that the adapter fits."""
-    from vllm.config.lora import MaxLoRARanks
-
-    rank = json.loads((adapter / ADAPTER_CONFIG).read_text())["r"]
-    limits = [limit for limit in get_args(MaxLoRARanks) if limit >= rank]
-    if not limits:
-        raise UserError(
-            f"the adapter {adapter} has rank {rank}, vLLM takes {max(get_args(MaxLoRARanks))}",
-            "merge the adapter into its model, and sample from that",
-        )
-    return min(limits)
 
 
 def _said(error: Exception) -> str:

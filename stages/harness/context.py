@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
@@ -20,11 +19,9 @@ class ModelSource:
     """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision."""
 
     name_or_path: str
-    """Folder or hub id of the whole checkpoint."""
+    """Folder or hub id of the checkpoint."""
     revision: str | None = None
     """Commit of the hub's repository."""
-    adapter: str | None = None
-    """Folder of a LoRA adapter on it; the model is both together."""
 
 
 @dataclass(frozen=True)
@@ -82,29 +79,15 @@ class StageContext(Generic[P]):
         return bool(self.inputs.get(name))
 
     def model(self, name: str) -> ModelSource:
-        """Source of the model given as input ``name``, with its adapter if the request has one.
-
-        Raises:
-            UserError: The request has no such input, or an adapter that is none of this model.
-        """
+        """Source of the model given as input ``name``; UserError if the input is missing."""
         group = self.inputs.get(name, ())
         if len(group) != 1:
             raise UserError(f"input {name!r} wants one model, the request has {len(group)}")
         [entry] = group
-        adapter = None
-        if self.has(adapter_input(name)):
-            folder = self.path(adapter_input(name))
-            check_adapter(folder, entry.source)
-            adapter = str(folder)
         if isinstance(entry.source, HubInput):
-            return ModelSource(entry.source.repo, entry.source.revision, adapter)
+            return ModelSource(entry.source.repo, entry.source.revision)
         assert entry.path is not None
-        return ModelSource(str(entry.path), adapter=adapter)
-
-    def model_digests(self, name: str) -> list[str]:
-        """Digests of a model and of its adapter if it has one; equal for the same weights."""
-        groups = (self.inputs[name], self.inputs.get(adapter_input(name), ()))
-        return [entry.source.digest for group in groups for entry in group]
+        return ModelSource(str(entry.path))
 
     def telemetry_path(self, name: str) -> Path:
         """Path of an output file that may differ between computations of the same result.

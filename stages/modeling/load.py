@@ -19,7 +19,6 @@ from stages.contract.errors import UserError
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import (
-    check_finite_files,
     checkpoint_folder,
     explained,
     is_finite,
@@ -65,32 +64,13 @@ def load_causal_lm(
 ) -> Any:
     """Loads a causal language model in evaluation mode, with sdpa attention if it has that.
 
-    An adapter of the source is merged into the weights, which have ``dtype`` in memory, on
-    :func:`default_device` if ``device`` is unset.
+    The weights have ``dtype`` in memory, on :func:`default_device` if ``device`` is unset.
 
     Raises:
         UserError: The checkpoint or some of its weights are missing, weights have other shapes, one
-            is not a finite number, or the adapter does not fit.
+            is not a finite number.
     """
-    model = load_model(AutoModelForCausalLM, source, dtype=dtype, device=device)
-    return model if source.adapter is None else merge_adapter(model, Path(source.adapter))
-
-
-def merge_adapter(model: Any, adapter: Path) -> Any:
-    """Merges a LoRA adapter into a causal language model, and returns it in evaluation mode."""
-    # Takes a second to import: only if there is an adapter.
-    from peft import PeftModel
-
-    check_finite_files(adapter)
-    try:
-        merged = PeftModel.from_pretrained(model, str(adapter), torch_device=str(model.device))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the adapter {adapter} does not fit {type(model).__name__}: "
-            f"{str(error).strip().splitlines()[0]}",
-            "name the checkpoint that the adapter was trained on as the policy",
-        ) from error
-    return merged.merge_and_unload().eval()
+    return load_model(AutoModelForCausalLM, source, dtype=dtype, device=device)
 
 
 def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:

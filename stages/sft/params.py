@@ -70,12 +70,3 @@ class SftParams(TrainingParams, ChatSettings):
     max_length_tokens: int | None = Field(None, ge=2)
     """Longest conversation in tokens; unset takes the model's context. Longer ones are dropped and
     counted."""
-
-    @model_validator(mode="after")
-    def _start_is_whole(self) -> Self:
-        if self.lora.save == "adapter":
-            raise ValueError(
-                "lora.save = 'adapter': a warm start makes the base that later adapters go over; "
-                "set sft.lora.save to 'merged'"
-            )
-        return self

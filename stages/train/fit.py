@@ -3,9 +3,8 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -22,7 +21,6 @@ from stages.train.data import load_pairs
 from stages.train.objective import PairObjective
 from stages.train.own_objective import UserObjective
 from stages.train.params import TrainParams
-from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.metrics import TIMINGS, StepLog
@@ -53,8 +51,6 @@ class PairFit(Fit[TrainParams]):
             custom = ctx.params.python
             self._own_terms = UserObjective(ctx.path("code"), custom.function, custom.settings)
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
-        if ctx.model_digests("policy") == ctx.model_digests("reference"):
-            self._models["reference"] = self._models["policy"]
         is_published = ctx.params.numerics == "paper"
         self._kappa = KappaController(
             ctx.params, has_bonus=ctx.params.has_bonus, may_vanish=is_published
@@ -121,18 +117,7 @@ class PairFit(Fit[TrainParams]):
         (out / "summary.json").write_text(dump_json(summary))
 
     def _load(self, name: str) -> ResponseLogprobs:
-        """A model of the request.
-
-        Its adapter is worn, not merged: training goes on with it, and a reference of the same
-        adapter computes the very same numbers.
-        """
-        params = self.ctx.params
-        source = self._models[name]
-        base = replace(source, adapter=None)
-        model = load_logprob_model(base, params, self.numerics)
-        if source.adapter is None:
-            return model
-        return ResponseLogprobs(wear_adapters(model.policy, params.lora, Path(source.adapter)))
+        return load_logprob_model(self._models[name], self.ctx.params, self.numerics)
 
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:

@@ -45,11 +45,9 @@ _LOSS_NAMES = {"sigmoid": "f-DPO", "ipo": "IPO"}
 class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """Trains a policy on preference pairs by f-DPO with an exploratory bonus.
 
-    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables),
-    `adapter` and `reference_adapter`, LoRA adapters on the two, and `code`, the file of an
-    objective of the user's. Outputs: `checkpoint/`,
-    `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`. With `lora.save = "adapter"` the
-    checkpoint is an adapter over `policy`.
+    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables)
+    and `code`, the file of an objective of the user's. Outputs: `checkpoint/`,
+    `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`.
     """
 
     stage: ClassVar[str] = "train"
@@ -58,8 +56,6 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),
         "pairs": InputSpec("pairs", many=True),
-        "adapter": InputSpec("model", optional=True),
-        "reference_adapter": InputSpec("model", optional=True),
         "code": InputSpec("file", optional=True),
     }
     outputs = {

@@ -21,7 +21,6 @@ from transformers import get_scheduler
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
-from stages.training.adapters import has_adapters
 from stages.training.batches import ROWS, Plan, Rows, Sample
 from stages.training.policy import Numerics
 
@@ -179,11 +178,10 @@ class Engine:
         A policy with adapters gives the adapters alone.
         """
         weights: dict[str, Tensor] = {}
-        is_adapted = has_adapters(self.model.policy)
         # A weight of several names is gathered once, and stays one.
         gathered: dict[int, Tensor | None] = {}
         for name, share in self.model.policy.state_dict(keep_vars=True).items():
-            if is_adapted and not share.requires_grad:
+            if self._plan.params.lora.rank and not share.requires_grad:
                 continue
             if id(share) not in gathered:
                 gathered[id(share)] = self._whole(share)

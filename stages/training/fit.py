@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import set_seed
 
-from stages.contract.adapters import write_base
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource, StageContext
@@ -19,14 +18,8 @@ from stages.modeling.engine_errors import is_out_of_memory
 from stages.modeling.load import load_causal_lm, load_model_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
-from stages.modeling.save import save_checkpoint, save_tokenizer
-from stages.training.adapters import (
-    add_adapters,
-    has_adapters,
-    leave_casts_to_autocast,
-    merge_adapters,
-    save_adapters,
-)
+from stages.modeling.save import save_checkpoint
+from stages.training.adapters import add_adapters, leave_casts_to_autocast, merge_adapters
 from stages.training.batches import Plan
 from stages.training.checkpoints import Checkpoints
 from stages.training.engine import Engine, Process
@@ -67,7 +60,7 @@ class Fit(ABC, Generic[P]):
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
-        """The policy before training; with adapters only if it goes on training earlier ones."""
+        """The policy before training."""
 
     @abstractmethod
     def make_objective(self, engine: Engine) -> Objective[Any]:
@@ -148,10 +141,10 @@ class Fit(ABC, Generic[P]):
 
     def _policy(self) -> ResponseLogprobs:
         params = self.ctx.params
-        # For new adapters: no step draws random numbers. The libraries take seeds of 32 bits.
+        # For adapters: no step draws random numbers. The libraries take seeds of 32 bits.
         set_seed(derive_seed(self.ctx.request.seed, "train") % 2**32)
         model = self.load_model()
-        if params.lora.rank and not has_adapters(model.policy):
+        if params.lora.rank:
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
         if self.numerics.autocast:
             leave_casts_to_autocast(model.policy)
@@ -188,18 +181,12 @@ class Fit(ABC, Generic[P]):
             compile_layers(model.policy)
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
-        """Writes the checkpoint, or adapters in its place."""
-        folder = self.ctx.out / "checkpoint"
-        if self.ctx.params.lora.save == "adapter":
-            save_adapters(policy, weights, self.ctx.model("policy"), folder)
-            save_tokenizer(self.tokenizer, folder)
-            write_base(folder, self.ctx.inputs["policy"][0].source)
-            return
-        if has_adapters(policy):
-            source = replace(self.ctx.model("policy"), adapter=None)
+        """Writes the checkpoint, adapters merged into the policy as it was given."""
+        if self.ctx.params.lora.rank:
+            source = self.ctx.model("policy")
             base = load_causal_lm(source, dtype="float32", device=torch.device("cpu"))
-            weights = merge_adapters(policy, weights, base)
-        save_checkpoint(causal_lm(policy), weights, self.tokenizer, folder)
+            weights = merge_adapters(base, self.ctx.params.lora, weights)
+        save_checkpoint(causal_lm(policy), weights, self.tokenizer, self.ctx.out / "checkpoint")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

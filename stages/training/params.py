@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stages.contract.number_types import Processor
 from stages.contract.params import Settings, StageParams, speed_only
@@ -15,24 +15,12 @@ FEWEST_TOKENS = 8192
 
 
 class LoraParams(Settings):
-    """Low-rank adapters (peft) in place of full fine-tuning."""
+    """Low-rank adapters (peft) in place of full fine-tuning, merged into the checkpoint."""
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters of all linear layers but the head; 0 trains all weights."""
     alpha: float = Field(32.0, gt=0)
     """Scale of the adapters: their product is multiplied by alpha / rank."""
-    save: Literal["merged", "adapter"] = "merged"
-    """`merged`: a checkpoint with the adapters merged into its weights. `adapter` (`train` only):
-    the adapters alone, in peft's format; the next iteration trains them on, over the same base."""
-
-    @model_validator(mode="after")
-    def _saved_adapters_are_trained(self) -> Self:
-        if self.save != "merged" and self.rank == 0:
-            raise ValueError(
-                f"lora.save = {self.save!r} with lora.rank = 0: no adapters are trained that could "
-                "be saved; set lora.rank (16, for example), or leave lora.save out"
-            )
-        return self
 
 
 class DeepSpeedParams(Settings):

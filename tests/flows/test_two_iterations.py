@@ -1,6 +1,5 @@
 """Two iterations on real stages: what each of them read, a kill in the second, a third one."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,8 +8,6 @@ import psutil
 import pytest
 
 from tests.flows.loop import (
-    geb,
-    geb_json,
     geb_ok,
     manifests,
     result_digests,
@@ -18,7 +15,6 @@ from tests.flows.loop import (
     started,
     steps,
     wait_for_line,
-    warm_started,
     write_config,
 )
 
@@ -90,32 +86,3 @@ def test_a_kill_in_the_second_iteration_changes_nothing(accumulated, tmp_path):
     assert before["iteration-2/train"]["state"] == "crashed"
     geb_ok(*resume)
     assert result_digests(store) == result_digests(undisturbed)
-
-
-@pytest.mark.slow
-def test_adapters_go_on_over_their_base_and_are_used_with_it(accumulated, tmp_path):
-    base = tmp_path / "base"
-    shutil.copytree(warm_started(accumulated)["policy"], base)
-    lora = {"rank": 2, "save": "adapter"}
-    config = write_config(
-        tmp_path,
-        **SMALLER
-        | {
-            "train": {**SMALLER["train"], "lora": lora},
-            "inputs": {"policy": str(base), "warm_start": None},
-        }
-        | {"iterations": 2},
-    )
-    geb_ok("run", config)
-    store = tmp_path / "store"
-    artifacts = manifests(store)
-    adapter = [(artifacts["iteration-1/train"]["key"], "checkpoint")]
-    assert read(artifacts["iteration-2/generate/0"], "adapter") == adapter
-    assert read(artifacts["iteration-2/train"], "reference_adapter") == adapter
-    trained = store / "artifacts/train" / artifacts["iteration-2/train"]["key"]
-    first, *_ = (trained / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(first)["chosen_logratio"] == pytest.approx(0.0, abs=1e-6)
-
-    geb_ok("evaluate", config, "small:2", "--base", "small:1", "--json")
-    assert geb_json("gc", "--store", store) == []
-    assert geb("verify", "--store", store).returncode == 0

@@ -6,7 +6,6 @@ import re
 import pytest
 from huggingface_hub import ModelCard
 
-from flows.pipeline.inputs import resolve_model
 from flows.report.model_card import export_model
 from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import HubInput
@@ -23,7 +22,6 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     checkpoint = store / "artifacts/train" / key / "checkpoint"
     for path in checkpoint.iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes()
-    assert not (tmp_path / "model/adapter").exists(), "none was saved"
     card = ModelCard.load(tmp_path / "model/README.md")
     assert card.data.library_name == "transformers"
     assert card.data.base_model is None, "the base is not a model of the hub"
@@ -73,22 +71,16 @@ def trained(store, key, policy, *files):
     return store.publish(scratch, manifest)
 
 
-def test_adapters_next_to_a_checkpoint_are_exported_with_their_base(store, tmp_path):
-    files = ("checkpoint/config.json", "adapter/adapter_config.json")
-    first = trained(store, "1" * 64, HUB, *files)
-    second = trained(store, "2" * 64, first.ref("checkpoint"), *files)
-    bases = {1: HUB.digest, 2: first.ref("checkpoint").digest}
-    for number, artifact in enumerate((first, second), start=1):
-        ModelRegistry(store).register("many", artifact.ref("checkpoint"), metrics={})
-        folder = tmp_path / f"model-{number}"
-        export_model(store, f"many:{number}", folder)
-        for name in ("config.json", "adapter/adapter_config.json"):
-            saved = artifact.path / ("checkpoint" if "/" not in name else "") / name
-            assert (folder / name).read_bytes() == saved.read_bytes()
-        card = ModelCard.load(folder / "README.md")
-        assert card.data.base_model == "owner/model", "the first training started from it"
-        policies = documents(card)[0]["policies"]
-        assert (policies[0]["digest"], policies[-1]["digest"]) == (bases[number], HUB.digest)
+def test_the_card_names_the_hub_s_model_at_the_start_of_all(store, tmp_path):
+    first = trained(store, "1" * 64, HUB, "checkpoint/config.json")
+    second = trained(store, "2" * 64, first.ref("checkpoint"), "checkpoint/config.json")
+    ModelRegistry(store).register("many", second.ref("checkpoint"), metrics={})
+    export_model(store, "many", tmp_path / "model")
+    card = ModelCard.load(tmp_path / "model/README.md")
+    assert card.data.base_model == "owner/model"
+    assert card.data.tags == ["dpo", "rlhf"]
+    policies = [policy["digest"] for policy in documents(card)[0]["policies"]]
+    assert policies == [first.ref("checkpoint").digest, HUB.digest]
 
 
 def test_an_export_without_room_leaves_no_folder(store, tmp_path):
@@ -104,20 +96,3 @@ def test_an_export_without_room_leaves_no_folder(store, tmp_path):
     assert list(empty.iterdir()) == []
     export_model(store, "tiny", new)
     assert (new / "README.md").exists()
-
-
-def test_an_adapter_as_checkpoint_is_exported_with_its_base(store, tmp_path, monkeypatch):
-    files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
-    artifact = trained(store, "3" * 64, HUB, *files)
-    ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
-    export_model(store, "kept", tmp_path / "model")
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {
-        *("adapter_config.json", "base.json", "README.md")
-    }
-    card = ModelCard.load(tmp_path / "model/README.md")
-    assert card.data.library_name == "peft"
-    assert card.data.base_model == "owner/model"
-    assert card.data.tags == ["dpo", "rlhf"]
-    (tmp_path / "kept").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")], "not the folder"

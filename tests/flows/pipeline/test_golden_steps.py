@@ -16,7 +16,6 @@ from stages.contract.request import FileInput, HubInput
 from tests.flows.loop import ROOT
 
 GOLDEN = Path(__file__).with_name("golden_steps")
-ADAPTERS = "train.lora={rank: 2, save: adapter}"
 JUDGE = "judge: {mode: pairwise, model: j, url: http://x/v1}"
 PROMPTS = f"{ROOT}/data/quickstart/prompts.jsonl"
 # Three suites with prompts, and one that scores the run's samples once more.
@@ -38,12 +37,7 @@ HUB = (
 # Settings of each run.
 RUNS = {
     "accumulate": ("pair_data=accumulate", "screen.num_samples=2", "generate.num_shards=2"),
-    "adapters": (ADAPTERS,),
-    "adapters-over-the-base": (
-        ADAPTERS,
-        "train.reference=initial",
-        f"inputs.test_prompts={PROMPTS}",
-    ),
+    "initial-reference": ("train.reference=initial", f"inputs.test_prompts={PROMPTS}"),
     "judge": (f"score={{oracle: judge, {JUDGE}}}", "generate.num_shards=2"),
     "judge-in-a-sum": (
         f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {JUDGE}}}",

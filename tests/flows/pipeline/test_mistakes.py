@@ -35,7 +35,6 @@ SETTINGS = {
     "generate.max_new_tokens=64": ["the policy's context has 64 tokens"],
     "inputs.warm_start=null": ["no policy to start from"],
     "sft.lora.rank=4": ["sft.lora.rank is 4", "inputs.policy is not set"],
-    "sft.lora={rank: 4, save: adapter}": ["set sft.lora.save to 'merged'"],
     "train.kappa": ["is not NAME=VALUE"],
     "train={kappa: [": ["is not valid YAML"],
     # Too long for a file's name: without the check the first promotion would fail.

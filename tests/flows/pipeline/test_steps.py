@@ -121,10 +121,6 @@ def test_every_training_has_a_seed_of_its_own():
             "generate asks for 1 .* takes 2 .*, to 2",
         ),
         (
-            [VLLM, "train.lora={rank: 1024, save: adapter}"],
-            "rank 1024: vLLM samples from adapters of rank 512 at most",
-        ),
-        (
             [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=1"],
             "generate asks for 1 .* takes 8 .*, to 8",
         ),

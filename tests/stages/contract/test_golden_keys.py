@@ -68,17 +68,17 @@ GOLDEN = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "04c5341dd55eeed1",
+        "f732a4072e995692",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "e515535a5e028647",
+        "fc03dbc5473209aa",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "f5ce9c025138083b",
+        "2104a3098fa00c6e",
     ),
     (
         PreferencesParams(),

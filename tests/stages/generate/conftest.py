@@ -21,11 +21,9 @@ def policy(tmp_path_factory):
 def generate(policy, tmp_path):
     """Runs the stage on texts and returns the rows, the metrics and the events."""
 
-    def run(texts=TEXTS, *, model=None, adapter=None, seed=0, **params):
+    def run(texts=TEXTS, *, model=None, seed=0, **params):
         prompts = write_prompts(tmp_path / "prompts.parquet", texts)
         inputs = {"policy": model or policy, "prompts": prompts}
-        if adapter is not None:
-            inputs["adapter"] = adapter
         request = request_for(
             GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
         )

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig
 
@@ -15,7 +14,7 @@ from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, request_for, user_turn
-from tests.stages.generate.small_runs import PARAMS, TEXTS, assert_logprobs, save_tiny_adapters
+from tests.stages.generate.small_runs import PARAMS, TEXTS, assert_logprobs
 from tests.tiny_models import (
     BOS_ID,
     CHAT_TEMPLATE,
@@ -73,9 +72,8 @@ def test_rows_are_in_the_prompts_order_and_say_what_was_sampled(generate):
     assert metrics["response_tokens"] == sum(len(row["response_token_ids"]) for row in rows)
 
 
-def assert_raw_logprobs(rows, policy, adapter=None):
+def assert_raw_logprobs(rows, policy):
     model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
-    model = model if adapter is None else PeftModel.from_pretrained(model, str(adapter)).eval()
     assert_logprobs(rows, model, ROUNDING)
 
 
@@ -236,14 +234,6 @@ def test_token_ids_without_a_text_are_warned_about(generate, tmp_path):
     model.save_pretrained(path)
     _, _, events = generate(model=path)
     assert any("the tokenizer does not have" in text for text in warned(events))
-
-
-def test_an_adapter_is_worn_by_the_policy(generate, policy, tmp_path):
-    save_tiny_adapters(tmp_path / "adapter", policy)
-    rows, _, _ = generate(adapter=tmp_path / "adapter")
-    assert_raw_logprobs(rows, policy, tmp_path / "adapter")
-    with pytest.raises(AssertionError):
-        assert_raw_logprobs(rows, policy)
 
 
 def test_arguments_reach_the_chat_template(generate, tmp_path):

@@ -10,24 +10,22 @@ import subprocess
 import psutil
 import pytest
 
-from stages.contract.adapters import write_base
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Log, parse_event
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.harness.context import ModelSource
-from stages.modeling.load import load_causal_lm, merge_adapter
+from stages.modeling.load import load_causal_lm
 from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.programs import ROOT, VLLM_PYTHON
-from tests.stage_calls import call_request, file_input, request_for, write_prompts
+from tests.stage_calls import call_request, request_for, write_prompts
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
-from tests.stages.generate.small_runs import assert_logprobs, save_tiny_adapters
+from tests.stages.generate.small_runs import assert_logprobs
 from tests.tiny_models import (
     WORDS,
     make_head_beside_a_tied_config,
     make_tiny_llama,
-    make_tiny_tokenizer,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.release]
@@ -160,20 +158,6 @@ def test_temperature_zero_agrees_with_the_other_backend(inputs, tmp_path):
         logprobs = expected.pop("response_logprobs")
         assert row.pop("response_logprobs") == pytest.approx(logprobs, abs=ROUNDING)
         assert row == expected
-
-
-def test_an_adapter_is_worn_by_the_policy(inputs, tmp_path):
-    adapter = save_tiny_adapters(tmp_path / "adapter", inputs["policy"])
-    # As a training leaves it.
-    make_tiny_tokenizer().save_pretrained(adapter)
-    write_base(adapter, file_input(inputs["policy"]))
-    wearing = {**inputs, "adapter": adapter}
-    request = request_for(GenerateParams(**PARAMS), wearing, tmp_path / "store", seed=5)
-    rows = sample(request, tmp_path / "request.json")
-    bare = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
-    with pytest.raises(AssertionError):
-        assert_logprobs(rows, bare, ROUNDING)
-    assert_logprobs(rows, merge_adapter(bare, adapter), ROUNDING)
 
 
 @pytest.mark.parametrize(

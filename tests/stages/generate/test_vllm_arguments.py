@@ -108,7 +108,7 @@ class Engine:
     def get_num_unfinished_requests(self):
         return 0
 
-    def add_request(self, name, prompt, params, lora_request):
+    def add_request(self, name, prompt, params):
         self.requests.append((name, prompt, params))
 
 

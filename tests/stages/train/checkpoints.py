@@ -4,7 +4,6 @@ from statistics import fmean
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from stages.tables.schemas import PAIRS, read_rows
@@ -28,19 +27,3 @@ def first_logprob(checkpoint, pairs, token):
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     prompts = [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
     return fmean(response_logprobs(model, prompt, [token]).item() for prompt in prompts)
-
-
-def assert_same_logprobs(adapter, base, checkpoint):
-    """Asserts that peft's model of base and adapter answers like a checkpoint, unlike the base."""
-    ids = torch.arange(3, 15)[None]
-
-    def logprobs(model):
-        with torch.no_grad():
-            return model.eval()(input_ids=ids).logits.log_softmax(dim=-1)
-
-    start = AutoModelForCausalLM.from_pretrained(base)
-    before = logprobs(start)
-    expected = logprobs(AutoModelForCausalLM.from_pretrained(checkpoint))
-    adapted = logprobs(PeftModel.from_pretrained(start, str(adapter)))
-    torch.testing.assert_close(adapted, expected, rtol=1e-5, atol=1e-5)
-    assert (expected - before).abs().max() > 0.01

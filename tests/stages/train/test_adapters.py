@@ -1,10 +1,7 @@
 """Adapters of every kind of layer are in the checkpoint that is saved, or refused at once."""
 
-import json
-
 import pytest
 import torch
-from peft import PeftModel
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -15,9 +12,8 @@ from transformers import (
 )
 
 from stages.contract.errors import UserError
-from stages.harness.context import ModelSource
 from stages.modeling.save import save_checkpoint
-from stages.training.adapters import add_adapters, merge_adapters, save_adapters
+from stages.training.adapters import add_adapters, merge_adapters
 from stages.training.params import LoraParams
 from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
@@ -31,6 +27,7 @@ PHIMOE = PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
 GPT2 = GPT2Config(**SIZES, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 LLAMA = LlamaConfig(**SIZES)
 TIED = LlamaConfig(**SIZES, tie_word_embeddings=True)
+LORA = LoraParams(rank=4, alpha=8.0)
 IDS = torch.arange(3, 15)[None]
 
 
@@ -40,16 +37,11 @@ def base_model(config):
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def adapters_of(adapted):
-    """The weights of a model's adapters."""
-    return {name: weight for name, weight in adapted.state_dict().items() if "lora_" in name}
-
-
 def adapted_model(config):
     """A model whose adapters change its output."""
     model = base_model(config)
     before = model(IDS).logits
-    adapted = add_adapters(model, LoraParams(rank=4, alpha=8.0))
+    adapted = add_adapters(model, LORA)
     for name, weight in adapted.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=0.1)
@@ -64,35 +56,17 @@ def adapted_model(config):
 def test_what_is_saved_answers_as_the_model_with_adapters_did(tmp_path, config):
     adapted = adapted_model(config)
     expected = adapted(IDS).logits
-    adapters = adapters_of(adapted)
-    save_adapters(adapted, adapters, ModelSource("somewhere"), tmp_path / "adapter")
-    weights = merge_adapters(adapted, adapters, base_model(config))
+    adapters = {name: weight for name, weight in adapted.state_dict().items() if "lora_" in name}
+    weights = merge_adapters(base_model(config), LORA, adapters)
     model = adapted.base_model.model
     save_checkpoint(model, weights, make_tiny_tokenizer(), tmp_path / "merged")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(loaded(IDS).logits, expected, rtol=1e-4, atol=1e-4)
-    worn = PeftModel.from_pretrained(base_model(config), str(tmp_path / "adapter"))
-    torch.testing.assert_close(worn(IDS).logits, expected)
-
-
-def saved_config(folder, base):
-    """Configuration of peft for adapters of a base."""
-    adapted = adapted_model(LLAMA)
-    save_adapters(adapted, adapters_of(adapted), base, folder)
-    return json.loads((folder / "adapter_config.json").read_text())
-
-
-def test_saved_adapters_name_a_base_of_the_hub_alone(tmp_path):
-    config = saved_config(tmp_path / "hub", ModelSource("owner/model", "c0ffee"))
-    assert (config["base_model_name_or_path"], config["revision"]) == ("owner/model", "c0ffee")
-    assert config["target_modules"] == sorted(config["target_modules"])
-    config = saved_config(tmp_path / "here", ModelSource(str(tmp_path)))
-    assert (config["base_model_name_or_path"], config["revision"]) == (None, None)
 
 
 def test_adapters_that_could_not_be_merged_are_refused():
     # Its router gives experts with its logits: an adapter cannot add to them.
     model = AutoModelForCausalLM.from_config(PHIMOE)
     with pytest.raises(UserError, match=r"tuple") as caught:
-        add_adapters(model, LoraParams(rank=4))
+        add_adapters(model, LORA)
     assert "lora.rank to 0" in caught.value.remedy

@@ -27,9 +27,6 @@ ONE_STEP = {
 }
 
 
-LORA = {"rank": 2, "alpha": 4.0}
-
-
 def zero(stage, **settings):
     return {"deepspeed": {"zero_stage": stage, **settings}}
 
@@ -121,38 +118,17 @@ def test_deepspeed_clips_gradients_at_max_grad_norm(tmp_path, starts, pairs, lim
 @pytest.mark.parametrize("settings", [{}, zero(2), zero(3)], ids=["off", "zero-2", "zero-3"])
 def test_adapters_are_merged_into_the_base_as_it_was_given(tmp_path, starts, pairs, settings):
     start = starts["float32"]
-    options = ONE_STEP | {"learning_rate": 1e-3} | settings
-    merged, alone = (
-        train(tmp_path / "store", start, [pairs], lora=LORA | {"save": save}, **options).checkpoint
-        for save in ("merged", "adapter")
-    )
-    before, after = (load_file(folder / "model.safetensors") for folder in (start, merged))
-    adapters = load_file(alone / "adapter_model.safetensors")
-    for name, weight in before.items():
-        factors = [
-            adapters.get(f"base_model.model.{name.replace('weight', f'lora_{side}.weight')}")
-            for side in "AB"
-        ]
-        if factors[0] is not None:
-            down, up = factors
-            # One step from zero; two bfloat16 numbers would not give it.
-            assert up.abs().max() == pytest.approx(1e-3, rel=1e-4)
-            weight = weight + 2.0 * up @ down
-        torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-7)
-
-
-@pytest.mark.parametrize("settings", [zero(2), zero(3)], ids=["zero-2", "zero-3"])
-def test_adapters_go_on_from_their_float32_weights(tmp_path, starts, pairs, settings):
-    start = starts["float32"]
-    options = ONE_STEP | {"lora": LORA | {"save": "adapter"}} | settings
-    first = train(tmp_path / "first", start, [pairs], **options).checkpoint
-    # Too small a step to be seen.
-    options["learning_rate"] = 1e-12
-    again = train(tmp_path / "again", start, [pairs], adapter=first, **options).artifact.path
-    before = load_file(first / "adapter_model.safetensors")
-    after = load_file(again / "checkpoint" / "adapter_model.safetensors")
-    for name, weight in before.items():
-        torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-9)
+    options = ONE_STEP | {"learning_rate": 1e-3, "lora": {"rank": 2, "alpha": 4.0}} | settings
+    after = train(tmp_path / "store", start, [pairs], **options).tensors
+    for name, weight in load_file(start / "model.safetensors").items():
+        change = after[name].double() - weight
+        if "_proj" not in name:
+            assert not change.any(), name
+            continue
+        # Weights or adapters that were rounded to bfloat16 would change in more directions.
+        sizes = torch.linalg.svdvals(change)
+        assert sizes[0] > 1e-3
+        assert sizes[2] < 1e-4 * sizes[0]
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,6 @@ def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
             for design in ("feb", "selm", "vpo", "se_popo")
         ),
         ({"design": "xpo", "divergence": "hellinger"}, "set divergence to 'reverse_kl'"),
-        (
-            {"lora": {"save": "adapter"}},
-            r"lora\.save = 'adapter' with lora\.rank = 0.*set lora\.rank",
-        ),
     ],
     ids=str,
 )

@@ -138,7 +138,6 @@ def request_for(
     pairs,
     *,
     reference=None,
-    adapter=None,
     code=None,
     seed=0,
     processes=1,
@@ -147,10 +146,7 @@ def request_for(
     reference_kind="previous",
     **changes,
 ):
-    """A request with :data:`PARAMS` and ``changes`` in its own store.
-
-    Policy and reference wear ``adapter``.
-    """
+    """A request with :data:`PARAMS` and ``changes`` in its own store."""
     changes["reference"] = reference_kind
     if gpus == 0:
         # `auto` would follow the machine's processor, and tolerances are of float32.
@@ -163,11 +159,6 @@ def request_for(
             "reference": [file_input(reference or policy)],
             "pairs": [file_input(path) for path in pairs],
             **({"code": [file_input(code)]} if code else {}),
-            **(
-                {name: [file_input(adapter)] for name in ("adapter", "reference_adapter")}
-                if adapter
-                else {}
-            ),
         },
         seed=seed,
         store=str(store),
