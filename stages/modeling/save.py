@@ -39,11 +39,6 @@ def save_checkpoint(model: Any, weights: dict[str, Tensor], tokenizer: Any, fold
     # save_pretrained records the dtype in memory, not the dtype of the saved weights.
     model.config.dtype = torch.float32
     model.config.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
-
-
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Writes a tokenizer and its chat template, the same bytes wherever it was loaded."""
     for name in _OF_ITS_LOADING:
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)

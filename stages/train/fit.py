@@ -122,7 +122,6 @@ class PairFit(Fit[TrainParams]):
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:
         params = self.ctx.params
-        models = self._models
         if params.deepspeed.zero_stage == 3:
             from stages.training.zero import sharded_logprob_model
 
@@ -135,7 +134,8 @@ class PairFit(Fit[TrainParams]):
             compile_layers(whole.policy)
         yield whole
         leave_layers_eager(whole.policy)
-        if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
+        is_same = self._models["policy"] == self._models["reference"]
+        if is_same and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = whole
 

@@ -15,7 +15,6 @@ from stages.harness.user_code import UserFunction
 from stages.objectives.numerics import working_precision
 from stages.objectives.objective import ResponseLogps
 
-TERMS = ("loss", "bonus")
 _SIGNATURE = '(chosen, rejected, **settings) -> {"loss": …, "bonus": …}'
 _REMEDY = f"let the function be {_SIGNATURE}, with one or both terms, each a tensor [B]"
 
@@ -34,7 +33,7 @@ class UserObjective(UserFunction):
     def __call__(self, chosen: ResponseLogps, rejected: ResponseLogps) -> Mapping[str, Tensor]:
         """The terms of each pair: `loss` and `bonus`, or one of them, both [B]."""
         terms = self.call(chosen, rejected)
-        if not isinstance(terms, Mapping) or not terms or not set(terms) <= set(TERMS):
+        if not isinstance(terms, Mapping) or not terms or not set(terms) <= {"loss", "bonus"}:
             raise UserError(f"{self.title} returned {terms!r:.200}: not terms", _REMEDY)
         for term, value in terms.items():
             if not isinstance(value, Tensor) or value.shape != chosen.logp.shape:

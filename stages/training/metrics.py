@@ -29,7 +29,6 @@ class StepLog:
             self.records = [json.loads(line) for line in lines]
         self._events = events
         self._plan = plan
-        self._last = time.perf_counter()
 
     def start(self, done: int) -> None:
         """Starts the clock after ``done`` steps."""
