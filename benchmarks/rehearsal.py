@@ -20,12 +20,11 @@ from benchmarks.rehearsal_server import serve
 from experiments.paper.tables import paper_rows
 from experiments.study import Row
 from flows.commands.common import answer, prefect_session, quiet_prefect
-from flows.pipeline.loading import merged
 from flows.pipeline.presets import configured
 from stages.contract.errors import GebError
 
 NAME = "rehearsal"
-"""Name of the rehearsal's report, with which the names of its runs begin."""
+"""Name of the rehearsal's report."""
 TITLE = (
     "A rehearsal on tiny models and made-up rows: its figures mean nothing. It cannot show "
     "that the hub's repositories still have these names and columns, that models of billions of "
@@ -36,6 +35,7 @@ TITLE = (
 _MAKE = Path(__file__).parents[1] / "data/rehearsal/make.py"
 _SEEDS = _VALUES = 2
 _TOKENS = 16
+_SUITE_SAMPLES = 16
 _END_OF_TURN = 1
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _SECTIONS: Mapping[str, Any] = {
@@ -79,38 +79,29 @@ def rehearsal(folder: Path) -> Iterator[list[Row]]:
 
 def _rows() -> list[Row]:
     """The full table's rows. Rows that Figure 3 is of choose κ; others have their presets'."""
-    drawn = {row.names()[1:] for row in paper_rows("full") if row.experiment == "kappa"}
+    drawn = {row.names[1:] for row in paper_rows("full") if row.experiment == "kappa"}
     rows = []
     for row in paper_rows("full"):
-        if row.names()[1:] not in drawn or row.experiment == "responses":
+        if row.names[1:] not in drawn or row.experiment == "responses":
             fields = {name: row.fields[name] for name in row.fields if name != "train.target_ratio"}
-            row = replace(row, fields=fields, grid={}, tuning_seeds=())
+            row = replace(row, fields=fields, coefficients=())
         rows.append(_small(row))
     return rows
 
 
 def _small(row: Row) -> Row:
-    config = configured(row.configuration, row.sections)
-    overrides: dict[str, Any] = {
-        "suites": {
-            name: {
-                "evaluation": {
-                    "max_new_tokens": _TOKENS,
-                    "num_samples": min(config.for_suite(name).evaluation.num_samples, 16),
-                }
-            }
-            for name in config.suites
-        }
-    }
+    fields = dict(row.fields)
+    for name in configured(row.configuration, {}).suites:
+        fields[f"suites.{name}.evaluation.max_new_tokens"] = _TOKENS
+        fields[f"suites.{name}.evaluation.num_samples"] = _SUITE_SAMPLES
     if row.experiment == "hard":
         # The end of a turn has another number than in the paper's model.
-        overrides["prepare"] = {"test_prompts": 4}
-        overrides["generate"] = {"stop_token_ids": [_END_OF_TURN]}
+        fields["prepare.test_prompts"] = 4
+        fields["generate.stop_token_ids"] = [_END_OF_TURN]
     return replace(
         row,
-        prefix=NAME,
-        sections=merged(merged(row.sections, _SECTIONS), overrides),
-        grid={name: values[:_VALUES] for name, values in row.grid.items()},
+        fields=fields,
+        coefficients=row.coefficients[:_VALUES],
         seeds=row.seeds[:_SEEDS],
     )
 
@@ -132,7 +123,8 @@ def main() -> None:
         prefect_session(place, NAME, options.json) as session,
         rehearsal(Path(place) / NAME) as rows,
     ):
-        rehearse = partial(compute, NAME, TITLE, rows, options.only, session, 1, {"store": place})
+        config = {**_SECTIONS, "store": place}
+        rehearse = partial(compute, NAME, TITLE, rows, options.only, 1, config, session)
         document = call_as_flow(NAME, NAME, rehearse)
     answer(options.json, document, document["coverage"], f"report  {document['page']}")
 

@@ -1,13 +1,14 @@
 """The paper's toy experiment: a bandit whose best arm lies where the reference rarely plays.
 
-Shapes: `G` games (method × divergence), `K` values of κ, `S` seeds, `N` arms, `R` rollouts and
-`P` = R/2 pairs. Everything is float64: a reference floor of 1e-6 is near float32's resolution.
+Shapes: `S` seeds, `N` arms, `R` rollouts. Everything is float64: a reference floor of 1e-6 is near
+float32's resolution.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -35,29 +36,20 @@ DIVERGENCE_LABELS = {
     "hellinger": "Hellinger",
     "forward_kl": "forward KL",
 }
-LINE_STYLES = {
-    "reverse_kl": "-",
-    "hellinger": "--",
-    "forward_kl": ":",
-}
-GAMES = [
-    (method, divergence)
+KAPPAS = (0.1, 1.0, 10.0)
+"""Weights of the bonus."""
+Game = tuple[str, str, float]
+"""A method, a divergence and a κ."""
+GAMES: Sequence[Game] = [
+    (method, divergence, kappa)
     for divergence in DIVERGENCE_LABELS
     for method in LABELS
+    for kappa in ([0.0] if method == "none" else KAPPAS)
     if undefined(method, divergence) is None
 ]
-"""Every combination that is defined, grouped by divergence."""
-KAPPAS = (0.1, 1.0, 10.0)
-"""Weights of the bonus; f-DPO has none."""
-HEADER = (
-    "divergence",
-    "method",
-    "κ",
-    "best arm likeliest",
-    "in best region",
-    "expected reward",
-    "found after",
-)
+"""Every combination that is defined, grouped by divergence; f-DPO has no bonus."""
+Outcome = tuple[Tensor, Tensor]
+"""Final policies, [S, N], and the best region's probability in each record, [S, records]."""
 
 NUM_ARMS = 1000
 REFERENCE_ARM = 300
@@ -72,7 +64,6 @@ NUM_ROLLOUTS = 64
 """Rollouts of an iteration; neighbours make a pair."""
 BETA = 0.1
 LEARNING_RATE = 1e-2
-MAX_GRAD_NORM = 1.0
 RECORD_EVERY = 50
 """Iterations between two records of the best region; the precision of "found after"."""
 BIN = 20
@@ -88,16 +79,11 @@ REWARDS = torch.maximum(LOCAL_REWARD * _LOCAL, _BEST)
 """Reward of each arm, [N]; above ``LOCAL_REWARD`` in the best region."""
 
 
-def simulate(
-    num_seeds: int, num_iterations: int, progress: Callable[[int], None] = lambda done: None
-) -> tuple[Tensor, Tensor]:
-    """Plays every game with every κ and seed; all of a seed get the same random numbers.
-
-    Returns:
-        The final policies, [G, K, S, N], and the best region's probability in each record,
-        [G, K, S, records].
-    """
-    logits = REFERENCE.log().repeat(len(GAMES), len(KAPPAS), num_seeds, 1).requires_grad_()
+def simulate(game: Game, num_seeds: int, num_iterations: int) -> Outcome:
+    """Plays a game with every seed; all games of a seed get the same random numbers."""
+    # Several threads are slower on tensors of this size.
+    torch.set_num_threads(1)
+    logits = REFERENCE.log().repeat(num_seeds, 1).requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE, fused=True)
     base = derive_seed(0, "bandit")
     generators = []
@@ -108,44 +94,39 @@ def simulate(
     for iteration in range(1, num_iterations + 1):
         logps = logits.log_softmax(dim=-1)
         arms = sample(logps.detach().exp(), generators)
-        rollouts = logps.gather(-1, arms)
-        losses = []
-        for game, game_rollouts, game_arms in zip(GAMES, rollouts, arms, strict=True):
-            losses.append(loss(*game, game_rollouts, REWARDS[game_arms]))
-        total = torch.stack(losses).sum()
-        (gradient,) = torch.autograd.grad(total, logits)
+        losses = loss(game, logps.gather(-1, arms), REWARDS[arms])
+        (gradient,) = torch.autograd.grad(losses.sum(), logits)
+        # Each policy's gradient is clipped to norm 1.
         norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-        logits.grad = gradient / (norm / MAX_GRAD_NORM).clamp(min=1.0)
+        logits.grad = gradient / norm.clamp(min=1.0)
         optimizer.step()
         if iteration % RECORD_EVERY == 0:
-            policy = logits.detach().softmax(dim=-1)
-            best_mass.append(policy[..., REWARDS > LOCAL_REWARD].sum(dim=-1))
-            progress(iteration)
-    policy = logits.detach().softmax(dim=-1)
-    return policy, torch.stack(best_mass, dim=-1)
+            policies = logits.detach().softmax(dim=-1)
+            best_mass.append(policies[:, REWARDS > LOCAL_REWARD].sum(dim=-1))
+    return policies, torch.stack(best_mass, dim=-1)
 
 
-def sample(policy: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """Arms [G, K, S, R] drawn by inverting the distribution function of each policy."""
+def sample(policies: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Arms [S, R] drawn by inverting the distribution function of each policy, [S, N]."""
     draws = []
     for generator in generators:
         draws.append(torch.rand(NUM_ROLLOUTS, generator=generator, dtype=torch.float64))
-    cumulative = policy.cumsum(dim=-1)
-    levels = torch.stack(draws) * cumulative[..., -1:]
+    cumulative = policies.cumsum(dim=-1)
+    levels = torch.stack(draws) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, levels, right=True).clamp(max=NUM_ARMS - 1)
 
 
-def loss(method: str, divergence: str, logp: Tensor, rewards: Tensor) -> Tensor:
-    """Mean loss of one game's pairs, [K, S], from log π and reward of its rollouts, [K, S, R].
+def loss(game: Game, logp: Tensor, rewards: Tensor) -> Tensor:
+    """Mean loss of a game's pairs, [S], from log π and reward of its rollouts, [S, R].
 
     Neighbours make a pair. π_ref is the policy itself. A tied pair has its bonus only.
     """
-    in_pairs = (-1, 2)
-    pairs = logp.unflatten(-1, in_pairs)
-    first, second = rewards.unflatten(-1, in_pairs).unbind(dim=-1)
-    chosen = (second > first).long()[..., None]
-    winner = pairs.gather(-1, chosen).squeeze(-1)
-    loser = pairs.gather(-1, 1 - chosen).squeeze(-1)
+    method, divergence, kappa = game
+    first = rewards[:, ::2]
+    second = rewards[:, 1::2]
+    second_wins = second > first
+    winner = torch.where(second_wins, logp[:, 1::2], logp[:, ::2])
+    loser = torch.where(second_wins, logp[:, ::2], logp[:, 1::2])
     preference = preference_loss(
         winner - winner.detach(), loser - loser.detach(), beta=BETA, divergence=divergence
     )
@@ -153,80 +134,58 @@ def loss(method: str, divergence: str, logp: Tensor, rewards: Tensor) -> Tensor:
         {"design": method, "divergence": divergence, "beta": BETA}
     )
     bonus = exploratory_bonus(loser.flatten(), loser.detach().flatten(), params)
-    kappa = torch.tensor(KAPPAS, dtype=torch.float64)[:, None, None]
     losses = preference.masked_fill(first == second, 0.0) - kappa * bonus.value.view_as(loser)
     return losses.mean(dim=-1)
 
 
-def table(policy: Tensor, best_mass: Tensor) -> FittedTable:
-    """A row for each game and κ; f-DPO has no κ.
+def table(outcomes: Mapping[Game, Outcome]) -> FittedTable:
+    """A row for each game.
 
     "In best region": better arms than the local optimum have most of the final policy's
     probability. "Found after": the iteration from which that stays so, a median over seeds.
     """
     rows = []
-    for game, (method, divergence) in enumerate(GAMES):
-        labels = [DIVERGENCE_LABELS[divergence], LABELS[method]]
-        for place, kappa in enumerate(KAPPAS):
-            outcome = _outcome(policy[game, place], best_mass[game, place])
-            if method == "none":
-                rows.append([*labels, "–", *outcome])
-                break
-            rows.append([*labels, f"{kappa:g}", *outcome])
-    return FittedTable("", HEADER, rows, left=2)
+    for (method, divergence, kappa), (policies, best_mass) in outcomes.items():
+        finds_arm = policies.argmax(dim=-1) == BEST_ARM
+        in_region = best_mass > 0.5
+        rewards = policies @ REWARDS
+        reward = over_seeds(rewards.tolist())
+        half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
+        # Records from which the best region keeps its mass, counted from the last one.
+        lasting = in_region.flip(-1).long().cumprod(dim=-1).sum(dim=-1)
+        firsts = in_region.shape[-1] + 1 - lasting[lasting > 0]
+        found_after = "–"
+        if len(firsts):
+            found_after = f"{RECORD_EVERY * statistics.median(firsts.tolist()):.0f}"
+        row = [
+            DIVERGENCE_LABELS[divergence],
+            LABELS[method],
+            f"{kappa:g}" if kappa else "–",
+            f"{finds_arm.double().mean():.0%}",
+            f"{in_region[:, -1].double().mean():.0%}",
+            f"{reward.value:.3f}{half_width}",
+            found_after,
+        ]
+        rows.append(row)
+    header = "divergence,method,κ,best arm likeliest,in best region,expected reward,found after"
+    return FittedTable("", header.split(","), rows, left=2)
 
 
-def _outcome(policies: Tensor, best_mass: Tensor) -> list[str]:
-    """Cells of one game and κ: its final policies, [S, N], and best region, [S, records]."""
-    finds_arm = policies.argmax(dim=-1) == BEST_ARM
-    in_region = best_mass > 0.5
-    rewards = policies @ REWARDS
-    reward = over_seeds(rewards.tolist())
-    half_width = "" if reward.high is None else f" ± {reward.high - reward.value:.3f}"
-    # Records from which the best region keeps its mass, counted from the last one.
-    lasting = in_region.flip(-1).long().cumprod(dim=-1).sum(dim=-1)
-    firsts = in_region.shape[-1] + 1 - lasting[lasting > 0]
-    found_after = "–"
-    if len(firsts):
-        median = statistics.median(firsts.tolist())
-        found_after = f"{RECORD_EVERY * median:.0f}"
-    return [
-        f"{finds_arm.double().mean():.0%}",
-        f"{in_region[:, -1].double().mean():.0%}",
-        f"{reward.value:.3f}{half_width}",
-        found_after,
-    ]
-
-
-def figure(policy: Tensor) -> Figure:
-    """Reference and rewards; final policies of f-DPO and GEB, first seed, largest κ (Figure 4)."""
+def figure(outcomes: Mapping[Game, Outcome]) -> Figure:
+    """Policies of f-DPO and GEB with the largest κ, first seed, by divergence (Figure 4)."""
     drawn = Figure(figsize=(12.0, 3.2), layout="constrained")
-    panels = drawn.subplots(1, 3, sharey=True)
-    setting, f_dpo, geb = panels
-    setting.set_title("setting")
-    f_dpo.set_title("f-DPO")
-    geb.set_title(f"GEB, κ = {KAPPAS[-1]:g}")
-    centres = torch.arange(BIN // 2, NUM_ARMS, BIN)
-    setting.plot(centres, _binned(REFERENCE), color="black", label="reference")
-    setting.plot(ARMS, REWARDS, color="C1", label="reward of an arm")
-    for game, (method, divergence) in enumerate(GAMES):
-        label = LABELS[method]
-        if label.startswith(("f-DPO", "GEB")):
-            axes = f_dpo if method == "none" else geb
-            axes.plot(
-                centres,
-                _binned(policy[game, -1, 0]),
-                color=f"C{list(LABELS).index(method)}",
-                linestyle=LINE_STYLES[divergence],
-                label=f"{label}, {DIVERGENCE_LABELS[divergence]}",
-            )
-    for axes in panels:
-        axes.set(yscale="log", ylim=(1e-7, 2.0), xlabel="arm")
-        axes.yaxis.set_major_formatter("{x:g}")
-    setting.set_ylabel(f"probability per {BIN} arms")
-    drawn.legend(loc="outside right center", frameon=False, fontsize=7)
+    panels = dict(zip(DIVERGENCE_LABELS, drawn.subplots(1, 3, sharey=True), strict=True))
+    for divergence, axes in panels.items():
+        axes.set(title=DIVERGENCE_LABELS[divergence], xlabel="arm", yscale="log", ylim=(1e-7, 2.0))
+        axes.plot(ARMS, REWARDS, color="grey", label="reward of an arm")
+        _draw(axes, REFERENCE, "reference")
+    for (method, divergence, kappa), (policies, _) in outcomes.items():
+        if method == "none" or (LABELS[method].startswith("GEB") and kappa == KAPPAS[-1]):
+            _draw(panels[divergence], policies[0], LABELS[method])
+    axes.legend(frameon=False, fontsize=7)
+    panels["reverse_kl"].set_ylabel(f"probability per {BIN} arms")
     return drawn
 
 
-def _binned(policy: Tensor) -> Tensor:
-    return policy.view(-1, BIN).sum(dim=1)
+def _draw(axes: Axes, policy: Tensor, label: str) -> None:
+    axes.plot(ARMS[BIN // 2 :: BIN], policy.view(-1, BIN).sum(dim=1), label=label)

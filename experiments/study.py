@@ -8,18 +8,15 @@ custom study.
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import SweepCell, cells, parse_axes
-from flows.pipeline.loading import merged, with_fields
+from flows.pipeline.grid import cells, parse_axes
 from flows.pipeline.presets import configured
 from flows.report.status import DONE
 from flows.report.summary import Summary, summarise
@@ -29,6 +26,8 @@ from stages.store.opening import open_store
 
 NAMES = ("experiment", "setting", "method", "divergence")
 """Columns whose values name a row."""
+TUNING_SEED = 100
+"""Seed of the runs by which coefficients are chosen; they are not reported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,63 +46,44 @@ class Row:
     """Preset that its runs start from."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Values by field that differ from the preset."""
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """One coefficient and the values among which it is chosen; empty if it is given."""
-    tuning_seeds: tuple[int, ...] = ()
-    """Seeds of the runs by which it is chosen; they are not reported."""
-    seeds: tuple[int, ...] = ()
+    coefficients: Sequence[Mapping[str, Any]] = ()
+    """Values of one field, of which the best is chosen; empty if the preset's is taken."""
+    seeds: Sequence[int] = ()
     """Seeds of the runs that are reported."""
-    prefix: str = "study"
-    """Name of the study, with which the names of its runs begin."""
-    sections: Mapping[str, Any] = field(default_factory=dict)
-    """Laid over the preset besides; the names of runs do not show them."""
 
+    @property
     def names(self) -> tuple[str, str, str, str]:
         """Experiment, setting, method and divergence."""
         return self.experiment, self.setting, self.method, self.divergence
 
-    def coefficients(self) -> list[dict[str, Any]]:
-        """Each value of the grid as the field that it sets; one empty one without a grid."""
-        for name, values in self.grid.items():
-            return [{name: value} for value in values]
-        return [{}]
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class StudyRun:
-    """One run of a row."""
+    """One run of a row, with the coefficient that it has."""
 
     row: Row
-    """The row."""
-    planned: SweepCell
-    """Its configuration, under the run's name."""
+    config: RunConfig
     coefficient: Mapping[str, Any]
-    """The value of the row's grid that it has."""
-    summary: Summary | None = None
-    """Its results once it is finished; see :func:`finished`."""
 
-    @property
-    def name(self) -> str:
-        """Name of the run in the store."""
-        return self.planned.config.name
+
+@dataclass(frozen=True)
+class FinishedRun(StudyRun):
+    """A run with its results."""
+
+    summary: Summary
 
     def figures(self, suite: str | None = None) -> Mapping[str, Estimate]:
-        """Figures of the last evaluated iteration; none before it, or if a suite was not run."""
-        if self.summary is None:
-            return {}
+        """Figures of the last evaluated iteration; none if the suite was not run."""
         if suite is None:
-            last = self.summary.last_iteration
-            return self.summary.rows[last].figures if last else {}
+            return self.summary.rows[self.summary.last_iteration].figures
         rows = self.summary.suites.get(suite)
         return rows[-1].figures if rows else {}
 
 
-def read_rows(table: Path, prefix: str = "study") -> list[Row]:
-    """The rows of a table.
+def read_rows(table: Path) -> list[Row]:
+    """The rows of a CSV file.
 
-    Args:
-        table: A CSV file with a column for each field of :class:`Row` but the prefix.
-        prefix: Name of the study, with which the names of its runs begin.
+    It has a column for each field of :class:`Row`; the column of the coefficients is ``grid``.
 
     Raises:
         UserError: A row cannot be read.
@@ -112,61 +92,50 @@ def read_rows(table: Path, prefix: str = "study") -> list[Row]:
         lines = list(csv.DictReader(file))
     rows = []
     for number, values in enumerate(lines, 2):
-        rows.append(_row(values, prefix, f"{table}:{number}"))
+        try:
+            rows.append(_row(values))
+        except (KeyError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{table}:{number} is not a row of a study: {error}",
+                "compare it with the other rows",
+            ) from error
     return rows
 
 
-def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
-    """The rows with the given experiments, settings, methods and divergences; all if none is.
+def _row(values: Mapping[str, str]) -> Row:
+    fields = parse_axes(filter(str.strip, values["fields"].split(";")))
+    coefficients = []
+    for name, grid in parse_axes([values["grid"]] if values["grid"] else []).items():
+        coefficients = [{name: value} for value in grid]
+    return Row(
+        **{name: values[name] for name in (*NAMES, "configuration")},
+        fields={name: value for name, [value] in fields.items()},
+        coefficients=coefficients,
+        seeds=[int(seed) for seed in values["seeds"].split()],
+    )
 
-    Names of one kind are alternatives, names of different kinds are conditions.
+
+def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
+    """The rows that have the names of one entry, which are joined by colons; all without entries.
 
     Raises:
-        UserError: No row has the names.
+        UserError: No row has the names of an entry.
     """
-    kept = list(rows)
-    all_names = set()
-    for kind in range(len(NAMES)):
-        existing = {row.names()[kind] for row in rows}
-        all_names |= existing
-        names = existing.intersection(only)
-        if names:
-            kept = [row for row in kept if row.names()[kind] in names]
-    lacking = sorted(set(only) - all_names) or only
-    if not kept or not all_names.issuperset(only):
-        raise UserError(
-            f"no row has {' and '.join(map(repr, lacking))}",
-            f"name one, or several that a row has, of: {', '.join(sorted(all_names))}",
-        )
-    return kept
-
-
-def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
-    try:
-        fields = parse_axes(filter(str.strip, values["fields"].split(";")))
-        row = Row(
-            experiment=values["experiment"],
-            setting=values["setting"],
-            method=values["method"],
-            divergence=values["divergence"],
-            configuration=values["configuration"],
-            fields={name: value for name, [value] in fields.items()},
-            grid=parse_axes([values["grid"]] if values["grid"] else []),
-            tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
-            seeds=tuple(map(int, values["seeds"].split())),
-            prefix=prefix,
-        )
-    except (KeyError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{place} is not a row of a study: {error}", "compare it with the other rows"
-        ) from error
-    if bool(row.grid) != bool(row.tuning_seeds):
-        raise UserError(f"{place}: a grid needs tuning seeds, and they need a grid", "give both")
-    return row
+    kept = set()
+    for entry in only:
+        having = {row for row in rows if set(entry.split(":")).issubset(row.names)}
+        if not having:
+            names = sorted({name for row in rows for name in row.names})
+            raise UserError(
+                f"no row has {entry!r}",
+                f"name one, or several of a row joined by colons, of: {', '.join(names)}",
+            )
+        kept |= having
+    return [row for row in rows if row in kept or not only]
 
 
 def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[StudyRun]:
-    """Runs by which coefficients are chosen: every value of a grid under every tuning seed.
+    """Runs by which coefficients are chosen.
 
     Args:
         rows: The rows.
@@ -177,9 +146,8 @@ def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[Study
     """
     runs = []
     for row in rows:
-        if row.grid:
-            for coefficient in row.coefficients():
-                runs += _runs(row, coefficient, row.tuning_seeds, overrides)
+        for coefficient in row.coefficients:
+            runs += _runs(row, coefficient, [TUNING_SEED], overrides)
     return runs
 
 
@@ -190,22 +158,21 @@ def reported_runs(
 ) -> list[StudyRun]:
     """Runs that are reported; see :func:`tuning_runs`.
 
-    A row without seeds has no runs, nor has one with a grid before its coefficient is in
-    ``chosen``.
+    A row whose coefficient is still to be chosen has none.
     """
     runs = []
     for row in rows:
-        if row.seeds and (not row.grid or row in chosen):
+        if row.seeds and (row in chosen or not row.coefficients):
             runs += _runs(row, chosen.get(row, {}), row.seeds, overrides)
     return runs
 
 
 def planned_runs(rows: Sequence[Row], overrides: Mapping[str, Any]) -> dict[str, RunConfig]:
-    """All runs by name, where each row has the first coefficient of its grid."""
-    first = {row: row.coefficients()[0] for row in rows if row.grid}
+    """All runs by name, where each row has the first of its coefficients."""
+    first = {row: row.coefficients[0] for row in rows if row.coefficients}
     runs = tuning_runs(rows, overrides)
     runs += reported_runs(rows, overrides, first)
-    return {run.name: run.planned.config for run in runs}
+    return {run.config.name: run.config for run in runs}
 
 
 def _runs(
@@ -214,73 +181,45 @@ def _runs(
     seeds: Sequence[int],
     overrides: Mapping[str, Any],
 ) -> list[StudyRun]:
-    config = configured(row.configuration, merged(row.sections, overrides))
-    axes = {}
-    for name, value in {**row.fields, **coefficient}.items():
-        axes[name] = [value]
-    planned = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
-    return [StudyRun(row, cell, coefficient) for cell in planned]
+    config = configured(row.configuration, overrides)
+    axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
+    planned = cells(row.configuration, config, axes, seeds)
+    return [StudyRun(row, cell.config, coefficient) for cell in planned]
 
 
-def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
-    """The coefficient of each row: the one with the highest mean over the tuning seeds.
+def choose(tuning: Iterable[FinishedRun]) -> dict[Row, Mapping[str, Any]]:
+    """The coefficient of each row whose run has the highest mean reward; of equal ones the first.
 
-    Runs of one coefficient follow one another. ``measured`` has values by the run's name. Ties go
-    to the preset's own value, else to the one that stands first in the row. A row none of whose
-    runs was measured has no coefficient; a value whose runs were measured in part has the mean of
-    that part.
+    A row without a finished run has none.
     """
-    chosen = {}
-    best: dict[Row, tuple[float, bool]] = {}
-    for (row, coefficient), group in groupby(runs, lambda run: (run.row, run.coefficient)):
-        values = [measured[run.name] for run in group if run.name in measured]
-        if values:
-            rank = fmean(values), _is_preset(row, coefficient)
-            if row not in best or rank > best[row]:
-                best[row] = rank
-                chosen[row] = coefficient
-    return chosen
+    best: dict[Row, FinishedRun] = {}
+    for run in tuning:
+        reward = run.figures()["mean_reward"].value
+        if run.row not in best or reward > best[run.row].figures()["mean_reward"].value:
+            best[run.row] = run
+    return {row: run.coefficient for row, run in best.items()}
 
 
-def mean_rewards(runs: Iterable[StudyRun]) -> dict[str, float]:
-    """Mean rewards of the last iteration by the runs' names; runs without figures are left out."""
-    return {run.name: run.figures()["mean_reward"].value for run in runs if run.figures()}
-
-
-def _is_preset(row: Row, coefficient: Mapping[str, Any]) -> bool:
-    preset = with_fields(configured(row.configuration, {}), row.fields, row.configuration)
-    changed = with_fields(preset, coefficient, row.configuration)
-    return changed.to_values() == preset.to_values()
-
-
-def finished(runs: Sequence[StudyRun]) -> list[StudyRun]:
-    """Those whose every step the store has under today's key, with their results.
-
-    A run that several rows ask for is in each.
-    """
-    summaries: dict[str, Summary | None] = {}
+def finished(runs: Iterable[StudyRun]) -> list[FinishedRun]:
+    """Runs whose every step the store has under today's key, with their results."""
     done = []
     for run in runs:
-        if run.name not in summaries:
-            config = run.planned.config
-            record = RunRecord(open_store(config.store, create=True), run.name)
-            summaries[run.name] = None
-            # The record of another version of the settings is none.
-            with suppress(UserError):
-                if _is_finished(record, config):
-                    summaries[run.name] = summarise(record)
-        if summaries[run.name]:
-            done.append(replace(run, summary=summaries[run.name]))
+        # The record of another version of the settings is none.
+        with suppress(UserError):
+            record = RunRecord(open_store(run.config.store, create=True), run.config.name)
+            if not _is_finished(record, run.config):
+                continue
+            summary = summarise(record)
+            # Its evaluations may be damaged.
+            if summary.last_iteration:
+                done.append(FinishedRun(run.row, run.config, run.coefficient, summary))
     return done
 
 
 def _is_finished(record: RunRecord, config: RunConfig) -> bool:
-    if not (record.path / "config.json").exists():
+    done = {(step.step, step.key) for step in record.steps() if step.state in DONE}
+    if not done:
         return False
-    done = set()
-    for step in record.steps():
-        if step.state in DONE:
-            done.add((step.step, step.key))
     for line in plan(resolve_run(config)):
         if line.action != "reuse" or (line.step, line.key) not in done:
             return False

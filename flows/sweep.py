@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from flows.execution.observer import Session
 from flows.execution.stage_flow import stage_flow
 from flows.iterate import NOTHING, Preset, run_as_flow
 from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.config import RunConfig
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
@@ -62,62 +62,58 @@ def sweep_cells(
     Raises:
         GebError: A run failed; the others went to their ends, and the comparison has them.
     """
-    store = open_store(planned[0].config.store, create=True)
-    findings = run_cells(planned, parallel_runs, session)
+    results = run_all([cell.config for cell in planned], parallel_runs, session)
     summaries = []
     labels = {}
-    lost = []
-    for finding in findings:
-        if finding.summary:
-            summaries.append(finding.summary)
-            labels[finding.summary.run] = listed(finding.cell.fields) or name
+    failed = {}
+    for cell in planned:
+        result = results[cell.config.name]
+        if isinstance(result, GebError):
+            failed[cell.config.name] = result
         else:
-            lost.append(finding)
+            summaries.append(result)
+            labels[result.run] = listed(cell.fields) or name
     comparison = None
     if summaries:
+        store = open_store(planned[0].config.store, create=True)
         comparison = write_comparison(store, compare_summaries(summaries, labels), name)
         publish_comparison(comparison)
-    if lost or comparison is None:
+    if failed or comparison is None:
         others = f"; the others are in {comparison.page}" if comparison else ""
         raise GebError(
-            f"{len(lost)} of {len(planned)} runs failed: "
-            f"{', '.join(finding.cell.config.name for finding in lost)}; the first because "
-            f"{lost[0].error}{others}"
+            f"{len(failed)} of {len(planned)} runs failed: {', '.join(failed)}; the first because "
+            f"{next(iter(failed.values()))}{others}"
         )
     return comparison
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Result of one run, or the error that ended it."""
+def run_all(
+    configs: Sequence[RunConfig], parallel_runs: int, session: Session
+) -> dict[str, Summary | GebError]:
+    """Runs configurations as flow runs below the present one; their results, or errors, by name.
 
-    cell: SweepCell
-    summary: Summary | None
-    error: str = ""
-
-
-def run_cells(planned: Sequence[SweepCell], parallel_runs: int, session: Session) -> list[Finding]:
-    """Runs cells as flow runs below the present one; one that fails does not end the others.
-
-    An interrupt or a cancellation starts no further cell, and stops running ones.
+    A failure does not end the others. An interrupt or a cancellation starts no further run, and
+    stops running ones.
     """
 
-    def run(cell: SweepCell) -> Finding:
+    def run(config: RunConfig) -> Summary | GebError:
         try:
-            return Finding(cell, run_as_flow(resolve_run(cell.config), session).summary)
+            return run_as_flow(resolve_run(config), session).summary
         except RunCancelledError:
             raise
         except GebError as error:
-            return Finding(cell, None, str(error))
+            return error
 
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.
-        return [run(cell) for cell in planned]
+        return {config.name: run(config) for config in configs}
     with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
         # Each thread needs the flow run's context to be below it.
-        futures = [pool.submit(copy_context().run, run, cell) for cell in planned]
+        futures = {}
+        for config in configs:
+            futures[config.name] = pool.submit(copy_context().run, run, config)
         try:
-            return [future.result() for future in futures]
+            return {name: future.result() for name, future in futures.items()}
         except BaseException:
             session.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -15,10 +15,11 @@ from flows.execution.stage_flow import stage_flow
 from flows.iterate import NOTHING
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.presets import store_of_overrides
-from flows.sweep import AtOnce, run_cells
+from flows.sweep import AtOnce, run_all
 from stages.contract.errors import GebError
 from stages.store.opening import open_store
 
+TITLE = "The paper's tables"
 _ALL: list[str] = []
 
 
@@ -37,13 +38,13 @@ def paper(
     Args:
         scale: `small`, tasks that a model trained on this machine can do; `chat`, two that a small
             chat model can, which `inputs.policy` names; `full`, the paper's.
-        only: Experiments, settings, methods and divergences to compute; all if empty.
+        only: Experiments, settings, methods and divergences to compute, or several of a row joined
+            by colons; all if empty.
         parallel_runs: Runs at the same time.
         config: Settings that differ from the rows' configurations in all runs.
     """
-    name = f"paper-{scale}"
-    title = f"The paper's tables, {scale} scale"
-    return compute(name, title, paper_rows(scale), only, Session(), parallel_runs, config)
+    rows = paper_rows(scale)
+    return compute(f"paper-{scale}", TITLE, rows, only, parallel_runs, config, Session())
 
 
 def compute(
@@ -51,9 +52,9 @@ def compute(
     title: str,
     rows: Sequence[study.Row],
     only: Sequence[str],
-    session: Session,
     parallel_runs: int,
     config: Mapping[str, Any],
+    session: Session,
 ) -> dict[str, Any]:
     """Computes rows, and writes the report ``name`` of all with results; within a flow run.
 
@@ -62,16 +63,17 @@ def compute(
     Raises:
         GebError: A run failed; the report has the others.
     """
-    computed = study.selected(rows, only)
-    errors = _compute(study.tuning_runs(computed, config), parallel_runs, session)
-    tuning = study.finished(study.tuning_runs(rows, config))
-    chosen = study.choose(tuning, study.mean_rewards(tuning))
-    errors |= _compute(study.reported_runs(computed, config, chosen), parallel_runs, session)
-    reported = study.finished(study.reported_runs(rows, config, chosen))
+    computed = set(study.selected(rows, only))
+    tuning_runs = study.tuning_runs(rows, config)
+    errors = _compute(tuning_runs, computed, parallel_runs, session)
+    tuning = study.finished(tuning_runs)
+    chosen = study.choose(tuning)
+    reported_runs = study.reported_runs(rows, config, chosen)
+    errors |= _compute(reported_runs, computed, parallel_runs, session)
+    reported = study.finished(reported_runs)
+    findings = Findings(title, rows, reported, tuning, chosen, errors)
     store = open_store(store_of_overrides(config), create=True)
-    document, text = write_report(
-        store, name, Findings(title, rows, reported, tuning, chosen, errors)
-    )
+    document, text = write_report(store, name, findings)
     survives_outage(create_markdown_artifact)(
         f"{text}\n\n```\n{document['page']}\n```\n",
         key=artifact_key(name, "report"),
@@ -87,13 +89,15 @@ def compute(
 
 
 def _compute(
-    runs: Sequence[study.StudyRun], parallel_runs: int, session: Session
+    runs: Sequence[study.StudyRun], rows: set[study.Row], parallel_runs: int, session: Session
 ) -> dict[str, str]:
-    """Runs what the store lacks; the errors of failed runs, by their names."""
-    done = {run.name for run in study.finished(runs)}
-    lacking = {run.name: run.planned for run in runs if run.name not in done}
+    """Runs what the store lacks of some rows; the errors of failed runs, by their names."""
+    of_rows = [run for run in runs if run.row in rows]
+    lacking = {run.config.name: run.config for run in of_rows}
+    for run in study.finished(of_rows):
+        lacking.pop(run.config.name, None)
     errors = {}
-    for finding in run_cells(list(lacking.values()), parallel_runs, session):
-        if finding.summary is None:
-            errors[finding.cell.config.name] = finding.error
+    for name, result in run_all(list(lacking.values()), parallel_runs, session).items():
+        if isinstance(result, GebError):
+            errors[name] = str(result)
     return errors

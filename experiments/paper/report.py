@@ -7,20 +7,19 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.paper.tables import Findings, coverage, paper_tables
-from experiments.study import StudyRun
+from experiments.study import FinishedRun
 from flows.report.files import json_text
 from flows.report.plots import course_figure, png
-from flows.report.statistics import over_seeds
 from stages.contract.atomic import write_atomically
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Store
 
 _LEGEND = """\
-WR: share of prompts, in percent, on which the policy's mean reward is above the base's; ties lose.
-AvgR: mean reward. Math: accuracy on MATH-500. pass@16: chance in percent that one of 16 samples is
-right, on held-out prompts or on a suite. Differences are from f-DPO under the same divergence, with
-p of Welch's t test and p by Holm over the table. Intervals have 95 %: of several seeds by Student,
-of one seed by a bootstrap over prompts. A dash is not computed."""
+WR: share of prompts on which the policy's mean reward is above the base's; ties lose.
+AvgR: mean reward. Math: accuracy on MATH-500. pass@16: chance that one of 16 samples is right, on
+held-out prompts or on a suite. The paper gives shares in percent. Differences are from f-DPO under
+the same divergence, with p of Welch's t test and p by Holm over the table. Intervals have 95 %: of
+several seeds by Student, of one seed by a bootstrap over prompts. A dash is not computed."""
 
 
 def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str, Any], str]:
@@ -60,12 +59,12 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
     return document, text
 
 
-def _record(run: StudyRun) -> dict[str, Any]:
+def _record(run: FinishedRun) -> dict[str, Any]:
     figures = run.figures()
     return {
-        "run": run.name,
-        "row": " · ".join(run.row.names()),
-        "seed": run.planned.config.seed,
+        "run": run.config.name,
+        "row": " · ".join(run.row.names),
+        "seed": run.config.seed,
         "coefficient": dict(run.coefficient),
         "figures": {name: vars(figure) for name, figure in figures.items()},
     }
@@ -73,24 +72,18 @@ def _record(run: StudyRun) -> dict[str, Any]:
 
 def kappa_figures(findings: Findings) -> dict[str, Figure]:
     """Mean reward over κ for each setting and divergence, a line for each design (Figure 3)."""
-    # By the run's name: several rows may have one run.
-    rewards: dict[tuple[str, str, float], dict[str, float]] = {}
+    lines: dict[str, dict[str, dict[float, Estimate]]] = {}
     for run in findings.tuning:
         row = run.row
-        kappa = run.coefficient.get("train.kappa")
-        reward = run.figures().get("mean_reward")
         # Designs of GEB on rejected responses, as in the paper; ten lines hide each other.
         in_paper = row.method.startswith("GEB") and row.experiment != "responses"
-        if in_paper and kappa and reward:
-            title = f"{row.setting}, {row.divergence}"
-            point = (title, row.method, math.log10(kappa))
-            rewards.setdefault(point, {})[run.name] = reward.value
-    lines: dict[str, dict[str, dict[float, Estimate]]] = {}
-    for (title, method, log_kappa), by_run in sorted(rewards.items()):
-        line = lines.setdefault(title, {}).setdefault(method, {})
-        line[log_kappa] = over_seeds(list(by_run.values()))
+        if in_paper and "train.kappa" in run.coefficient:
+            line = lines.setdefault(f"{row.setting}, {row.divergence}", {})
+            points = line.setdefault(row.method, {})
+            points[math.log10(run.coefficient["train.kappa"])] = run.figures()["mean_reward"]
     figures = {}
-    for title, by_method in lines.items():
-        if any(len(line) > 1 for line in by_method.values()):
-            figures[title] = course_figure(title, by_method, "log₁₀ κ", "mean reward")
+    for title, by_method in sorted(lines.items()):
+        ordered = {method: dict(sorted(points.items())) for method, points in by_method.items()}
+        if any(len(points) > 1 for points in ordered.values()):
+            figures[title] = course_figure(title, ordered, "log₁₀ κ", "mean reward")
     return figures

@@ -7,48 +7,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study import NAMES, Row, StudyRun, read_rows
+from experiments.study import NAMES, FinishedRun, Row, read_rows
 from flows.pipeline.grid import listed
 from flows.pipeline.presets import configs_folder
 from flows.report.differences import p_text
-from flows.report.statistics import UNBOUNDED, Bounds, holm, over_seeds, welch
-from flows.report.table import Cell, FittedTable
+from flows.report.statistics import holm, over_seeds, welch
+from flows.report.table import Cell, FittedTable, column_of
 from stages.evaluate.statistics import Estimate
 
 BASELINE = "f-DPO"
-MISSING = Cell("–")
+MISSING = Cell("-")
 
 
 class PaperColumn(NamedTuple):
-    """A column of the paper's tables, and the figure of a run that it shows."""
+    """The figure of a run that a column of the paper's tables shows."""
 
-    title: str
-    """Title of the column."""
     suite: str | None
     """Suite that the figure is measured on; None for held-out prompts."""
     figure: str
     """Name of the figure."""
-    unit: float = 100.0
-    """A share of one in the paper's unit."""
-    form: str = ".2f"
+    form: str = ".2%"
     """Format with as many decimals as the paper gives."""
-    bounds: Bounds = (0.0, 100.0)
-    """Bounds of the figure in the paper's unit."""
 
 
-COMPARED = (
-    PaperColumn("WR", None, "win_rate"),
-    PaperColumn("AvgR", None, "mean_reward", 1.0, ".4f", UNBOUNDED),
-)
+COLUMNS = {
+    "WR": PaperColumn(None, "win_rate"),
+    "AvgR": PaperColumn(None, "mean_reward", ".4f"),
+    "Math": PaperColumn("math500", "accuracy"),
+    "pass@16": PaperColumn(None, "pass@16"),
+    "math500 pass@16": PaperColumn("math500", "pass@16"),
+    "olympiadbench pass@16": PaperColumn("olympiadbench", "pass@16"),
+    "aime2025 pass@16": PaperColumn("aime2025", "pass@16"),
+}
+"""Columns by title."""
+COMPARED = ("WR", "AvgR")
 """Columns whose difference from f-DPO is tested."""
-COLUMNS = (
-    *COMPARED,
-    PaperColumn("Math", "math500", "accuracy"),
-    PaperColumn("pass@16", None, "pass@16"),
-    PaperColumn("math500 pass@16", "math500", "pass@16"),
-    PaperColumn("olympiadbench pass@16", "olympiadbench", "pass@16"),
-    PaperColumn("aime2025 pass@16", "aime2025", "pass@16"),
-)
 
 
 @dataclass(frozen=True)
@@ -59,33 +52,19 @@ class Findings:
     """Title of the report."""
     rows: Sequence[Row]
     """All rows."""
-    reported: Sequence[StudyRun]
+    reported: Sequence[FinishedRun]
     """Finished runs whose figures are in the tables."""
-    tuning: Sequence[StudyRun]
+    tuning: Sequence[FinishedRun]
     """Finished runs by which coefficients were chosen, and the runs of the κ experiment."""
     chosen: Mapping[Row, Mapping[str, Any]]
-    """Coefficients of the rows with a grid."""
+    """Chosen coefficients."""
     failed: Mapping[str, str]
     """Errors by the names of runs that failed."""
-
-    def estimates(self, row: Row, column: PaperColumn) -> list[Estimate]:
-        """A figure in the paper's unit of each finished run of a row; intervals over prompts."""
-        estimates = []
-        for run in self.reported:
-            figure = run.figures(column.suite).get(column.figure)
-            if run.row == row and figure is not None:
-                ends = [column.unit * end for end in figure.interval or ()]
-                estimates.append(Estimate(column.unit * figure.value, *ends))
-        return estimates
-
-    def values(self, row: Row, column: PaperColumn) -> list[float]:
-        """A figure of each finished run of a row."""
-        return [estimate.value for estimate in self.estimates(row, column)]
 
 
 def paper_rows(scale: str) -> list[Row]:
     """The rows of a scale."""
-    return read_rows(_table_of(scale), "paper")
+    return read_rows(_table_of(scale))
 
 
 def published() -> dict[tuple[str, ...], str]:
@@ -101,37 +80,43 @@ def _table_of(name: str) -> Path:
 
 def paper_tables(findings: Findings) -> list[FittedTable]:
     """A table for each experiment and setting of which a figure is computed."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in findings.rows:
         if row.seeds:
-            groups.setdefault((row.experiment, row.setting), []).append(row)
+            groups.setdefault(f"{row.setting}: {row.experiment}", []).append(row)
     computed = {run.row for run in findings.reported}
     tables = []
-    for rows in groups.values():
+    for title, rows in groups.items():
         if computed.intersection(rows):
-            tables.append(_table(findings, rows))
+            tables.append(_table(title, findings, rows))
     return tables
 
 
-def _table(findings: Findings, rows: Sequence[Row]) -> FittedTable:
+def _table(title: str, findings: Findings, rows: Sequence[Row]) -> FittedTable:
     papers = published()
     columns: dict[str, list[Cell]] = {}
-    for column in COLUMNS:
-        cells = columns.setdefault(column.title, [])
+    for name, column in COLUMNS.items():
+        columns[name] = []
         for row in rows:
-            paper = papers.get((*row.names(), column.title))
-            estimates = findings.estimates(row, column)
-            cells.append(_cell(estimates, column, paper))
-    for column in COMPARED:
-        columns[f"{column.title} − {BASELINE}'s"] = _differences(findings, rows, column)
-    for title, cells in list(columns.items()):
-        if set(cells) == {MISSING}:
-            del columns[title]
+            paper = papers.get((*row.names, name))
+            columns[name].append(_cell(_estimates(findings, row, column), column, paper))
+    for name in COMPARED:
+        columns[f"{name} − {BASELINE}'s"] = _differences(findings, rows, COLUMNS[name])
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {MISSING}}
     lines: list[list[str | Cell]] = []
-    for row, *cells in zip(rows, *columns.values(), strict=True):
+    for row, *cells in zip(rows, *shown.values(), strict=True):
         lines.append([row.method, row.divergence, *cells])
-    title = f"{rows[0].setting}: {rows[0].experiment}"
-    return FittedTable(title, ["method", "divergence", *columns], lines, left=2)
+    return FittedTable(title, ["method", "divergence", *shown], lines)
+
+
+def _estimates(findings: Findings, row: Row, column: PaperColumn) -> list[Estimate]:
+    """A figure of each finished run of a row; intervals are over prompts."""
+    estimates = []
+    for run in findings.reported:
+        figure = run.figures(column.suite).get(column.figure)
+        if run.row == row and figure is not None:
+            estimates.append(figure)
+    return estimates
 
 
 def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None) -> Cell:
@@ -144,7 +129,7 @@ def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None)
         cell = Cell.of(estimates[0], column.form)
     elif estimates:
         values = [estimate.value for estimate in estimates]
-        cell = Cell.of(over_seeds(values, column.bounds), column.form)
+        cell = Cell.of(over_seeds(values, column_of(column.figure).bounds), column.form)
     if paper is None:
         return cell
     return replace(cell, interval=f"{cell.interval} (paper: {paper})".lstrip())
@@ -152,51 +137,37 @@ def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None)
 
 def _differences(findings: Findings, rows: Sequence[Row], column: PaperColumn) -> list[Cell]:
     """Difference from f-DPO under the same divergence, p by Welch over seeds, p by Holm."""
+    values = {}
     baselines = {}
     for row in rows:
+        values[row] = [estimate.value for estimate in _estimates(findings, row, column)]
         if row.method == BASELINE:
-            baselines[row.divergence] = findings.values(row, column)
+            baselines[row.divergence] = values[row]
     tests = {}
     for row in rows:
         base = baselines.get(row.divergence)
-        values = findings.values(row, column)
-        if base and values and row.method != BASELINE:
-            tests[row] = welch(base, values, column.bounds)
+        if base and values[row] and row.method != BASELINE:
+            tests[row] = welch(base, values[row], column_of(column.figure).bounds)
     adjusted = holm([test.p_value for test in tests.values()])
     cells = dict.fromkeys(rows, MISSING)
     for (row, test), by_holm in zip(tests.items(), adjusted, strict=True):
-        if test.p_value is not None:
+        if by_holm is not None:
             cell = Cell.of(test, f"+{column.form}")
-            p_value = p_text(test.p_value)
-            shown = f"{cell.interval}, {p_value}, by Holm {p_text(by_holm)}"
-            cells[row] = replace(cell, interval=shown)
+            p_values = f"{p_text(test.p_value)}, by Holm {p_text(by_holm)}"
+            cells[row] = replace(cell, interval=f"{cell.interval}, {p_values}")
     return list(cells.values())
 
 
 def coverage(findings: Findings) -> tuple[str, FittedTable]:
-    """Seeds of each row that are computed and asked for: a sentence, and a table.
-
-    A row without seeds, of the κ experiment, counts over its grid.
-    """
+    """Runs of each row that are finished and asked for: a sentence, and a table."""
     lines = []
     whole = 0
-    reported = Counter(run.row for run in findings.reported)
-    tuning = Counter(run.row for run in findings.tuning)
+    done = Counter(run.row for run in (*findings.tuning, *findings.reported))
     for row in findings.rows:
-        done = reported[row]
-        planned = len(row.seeds)
-        if not row.seeds:
-            done = tuning[row]
-            planned = len(row.coefficients()) * len(row.tuning_seeds)
-        whole += done >= planned
-        fields = f"{row.configuration}, {listed(row.fields)}".removesuffix(", ")
-        coefficient = "–"
-        if row in findings.chosen:
-            value = listed(findings.chosen[row])
-            coefficient = f"{value} (of {tuning[row]} runs)"
-        lines.append([*row.names(), fields, coefficient, f"{done} of {planned}"])
-    runs = {run.name for run in findings.reported}
-    runs |= {run.name for run in findings.tuning}
+        planned = len(row.coefficients) + len(row.seeds)
+        whole += done[row] == planned
+        coefficient = listed(findings.chosen.get(row, {})) or "-"
+        lines.append([*row.names, coefficient, f"{done[row]} of {planned}"])
+    runs = {run.config.name for run in (*findings.tuning, *findings.reported)}
     sentence = f"{whole} of {len(lines)} rows are computed whole; {len(runs)} runs are finished."
-    header = [*NAMES, "configuration", "coefficient chosen", "runs"]
-    return sentence, FittedTable("", header, lines)
+    return sentence, FittedTable("", [*NAMES, "coefficient chosen", "runs"], lines)

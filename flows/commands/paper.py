@@ -37,7 +37,9 @@ def paper(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="NAME", help="An experiment, setting, method or divergence alone."
+            "--only",
+            metavar="NAMES",
+            help="An experiment, setting, method or divergence alone, or several joined by colons.",
         ),
     ] = None,
     parallel_runs: ParallelRuns = 1,
@@ -50,8 +52,9 @@ def paper(
     from experiments.study import planned_runs, selected
 
     config = {SETTINGS: overrides or ()}
+    names = only or ()
     rows = paper_rows(scale)
-    planned = planned_runs(selected(rows, only or ()), config)
+    planned = planned_runs(selected(rows, names), config)
     if dry_run:
         note = "a coefficient that is still to be chosen is shown as the first of its values"
         answer(as_json, {"runs": [*planned]}, *planned, f"{len(planned)} runs; {note}")
@@ -60,13 +63,12 @@ def paper(
     with suppress(HubUnreachableError):
         resolve_run(next(iter(planned.values())))
     quiet_prefect()
-    from experiments.paper.flow import compute
+    from experiments.paper.flow import TITLE, compute
     from flows.execution.stage_flow import call_as_flow
 
     name = f"paper-{scale}"
-    title = f"The paper's tables, {scale} scale"
     with prefect_session(store_of_overrides(config), name, as_json) as session:
-        computed = partial(compute, name, title, rows, only or (), session, parallel_runs, config)
+        computed = partial(compute, name, TITLE, rows, names, parallel_runs, config, session)
         document = call_as_flow("paper", name, computed)
     answer(as_json, document, document["coverage"], f"report  {document['page']}")
 
@@ -80,7 +82,7 @@ def bandit(
     as_json: AsJson = False,
 ) -> None:
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
-    from experiments.bandit import RECORD_EVERY, figure, simulate, table
+    from experiments.bandit import GAMES, RECORD_EVERY, Game, Outcome, figure, simulate, table
     from flows.report.plots import png
 
     if iterations % RECORD_EVERY:
@@ -88,12 +90,13 @@ def bandit(
             f"--iterations {iterations}: figures are taken every {RECORD_EVERY} iterations",
             f"name a multiple of {RECORD_EVERY}",
         )
+    outcomes: dict[Game, Outcome] = {}
     with watched(as_json).status("") as status:
-        policy, best_mass = simulate(
-            seeds, iterations, lambda done: status.update(f"{done} of {iterations} iterations")
-        )
-    result = table(policy, best_mass)
+        for game in GAMES:
+            status.update(f"{len(outcomes)} of {len(GAMES)} games")
+            outcomes[game] = simulate(game, seeds, iterations)
+    result = table(outcomes)
     if out is not None:
         write_atomically(out / "table.md", f"{result.markdown()}\n")
-        write_atomically(out / "policies.png", png(figure(policy)))
+        write_atomically(out / "policies.png", png(figure(outcomes)))
     answer(as_json, {"cells": result.records()}, result)

@@ -6,13 +6,25 @@ from dataclasses import replace
 import pytest
 
 from experiments.paper.tables import COLUMNS, paper_rows, published
-from experiments.study import choose, read_rows, reported_runs, selected, tuning_runs
+from experiments.study import (
+    TUNING_SEED,
+    FinishedRun,
+    choose,
+    read_rows,
+    reported_runs,
+    selected,
+    tuning_runs,
+)
+from flows.pipeline.loading import with_fields
+from flows.pipeline.presets import configured
+from flows.report.summary import Summary
 from stages.contract.errors import UserError
 from tests.flows.loop import geb_json
+from tests.flows.report.evaluations import figure_row
 
-HEAD = "experiment,setting,method,divergence,configuration,fields,grid,tuning_seeds,seeds"
-FDPO = "main,front desk,f-DPO,KL,quickstart,train.design=none,,,0 1"
-GEB = 'main,front desk,GEB-π,KL,quickstart,,"train.kappa=0.5,2",7 8,0 1'
+HEAD = "experiment,setting,method,divergence,configuration,fields,grid,seeds"
+FDPO = "main,front desk,f-DPO,KL,quickstart,train.design=none,,0 1"
+GEB = 'main,front desk,GEB-π,KL,quickstart,,"train.kappa=0.5,2",0 1'
 
 
 def table(folder, *rows):
@@ -38,19 +50,17 @@ def test_kappa_is_the_best_of_the_papers_grid():
     for row in paper_rows("full"):
         geb = row.method.startswith("GEB") and row.experiment != "hard"
         other = row.method == "VPO" or (row.method == "FEB" and row.divergence != "KL")
-        values = [float(value) for value in row.grid.get("train.kappa", ())]
-        assert values == (grid if geb or other else [])
-        assert row.tuning_seeds == ((100,) if row.grid else ())
+        values = [float(coefficient["train.kappa"]) for coefficient in row.coefficients]
+        assert sorted(values, reverse=True) == (grid if geb or other else [])
         assert dict(row.fields).get("train.target_ratio", "own") == (None if geb else "own")
 
 
 def test_what_the_paper_figures_has_a_cell_and_a_column():
-    names_of_rows = {row.names() for row in paper_rows("full")}
-    titles = {column.title for column in COLUMNS}
+    names_of_rows = {row.names for row in paper_rows("full")}
     for (*names, title), value in published().items():
         assert float(value) >= 0
         assert tuple(names) in names_of_rows
-        assert title in titles
+        assert title in COLUMNS
 
 
 @pytest.mark.parametrize("scale", ["small", "chat", pytest.param("full", marks=pytest.mark.slow)])
@@ -64,15 +74,13 @@ def test_every_cell_configures_the_objective_that_it_names(scale):
     # Seeds and coefficients change no objective.
     rows = []
     for row in paper_rows(scale):
-        grid = {name: values[:1] for name, values in row.grid.items()}
-        one = {"grid": grid, "seeds": row.seeds[:1], "tuning_seeds": row.tuning_seeds[:1]}
-        rows.append(replace(row, **one))
-    first = {row: row.coefficients()[0] for row in rows if row.grid}
+        rows.append(replace(row, coefficients=row.coefficients[:1], seeds=row.seeds[:1]))
+    first = {row: row.coefficients[0] for row in rows if row.coefficients}
     runs = [*tuning_runs(rows, {}), *reported_runs(rows, {}, first)]
     assert {run.row for run in runs} == set(rows)
     for run in runs:
         method = run.row.method.removesuffix(", token")
-        train = run.planned.config.train
+        train = run.config.train
         is_plain = scale != "small" and (method, run.row.divergence) == ("FEB", "KL")
         assert train.design == ("none" if is_plain else designs.get(method, method.lower()))
         assert train.loss == losses.get(method, "sigmoid")
@@ -82,8 +90,8 @@ def test_every_cell_configures_the_objective_that_it_names(scale):
 def test_reported_and_tuning_runs_share_no_seed():
     tries = {}
     for row in (*paper_rows("small"), *paper_rows("chat")):
-        assert not set(row.seeds) & set(row.tuning_seeds)
-        tries.setdefault(row.setting, set()).add(len(row.coefficients() * len(row.tuning_seeds)))
+        assert TUNING_SEED not in row.seeds
+        tries.setdefault(row.setting, set()).add(len(row.coefficients))
     # As many for each method, whatever its coefficient is.
     small = {"front desk": {4}, "long answers": {4}, "hard sums": {4}}
     assert tries == {**small, "rules": {3}, "every rule": {3}}
@@ -94,19 +102,19 @@ def test_one_run_serves_all_cells_that_ask_for_it(tmp_path):
     rows = read_rows(table(tmp_path, FDPO, twice))
     runs = reported_runs(rows, {}, {})
     assert len(runs) == 4
-    assert len({run.name for run in runs}) == 2
+    assert len({run.config.name for run in runs}) == 2
 
 
 def test_a_part_is_named_by_what_its_cells_have(tmp_path):
     rows = read_rows(table(tmp_path, FDPO, GEB, FDPO.replace("KL", "Hellinger")))
     assert [row.method for row in selected(rows, ["GEB-π"])] == ["GEB-π"]
-    two = selected(rows, ["f-DPO", "GEB-π", "KL"])
-    assert [row.names()[2:] for row in two] == [("f-DPO", "KL"), ("GEB-π", "KL")]
+    two = selected(rows, ["GEB-π", "f-DPO:KL"])
+    assert [row.names[2:] for row in two] == [("f-DPO", "KL"), ("GEB-π", "KL")]
     with pytest.raises(UserError, match="no row has 'PPO'") as refused:
-        selected(rows, ["PPO"])
+        selected(rows, ["f-DPO", "PPO"])
     assert "GEB-π" in str(refused.value.remedy)
-    with pytest.raises(UserError, match="no row has 'GEB-π' and 'Hellinger'"):
-        selected(rows, ["GEB-π", "Hellinger"])
+    with pytest.raises(UserError, match="no row has 'GEB-π:Hellinger'"):
+        selected(rows, ["GEB-π:Hellinger"])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +122,6 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path):
     [
         (FDPO.replace("0 1", "one"), "small.csv:2 is not a row"),
         (FDPO.replace("train.design=none", "none"), "'none' is not FIELD=VALUE"),
-        (GEB.replace("7 8", ""), "a grid needs tuning seeds"),
     ],
 )
 def test_a_broken_row_is_named_by_its_line(tmp_path, row, said):
@@ -122,36 +129,46 @@ def test_a_broken_row_is_named_by_its_line(tmp_path, row, said):
         read_rows(table(tmp_path, row))
 
 
-def test_the_coefficient_has_the_highest_mean_over_tuning_seeds(tmp_path):
+def measured(run, reward):
+    """A run with a mean reward after its only iteration."""
+    rows = [figure_row(0, mean_reward=0.99), figure_row(1, mean_reward=reward)]
+    summary = Summary(run.config.name, run.config, "store", rows=rows)
+    return FinishedRun(run.row, run.config, run.coefficient, summary)
+
+
+def test_the_coefficient_has_the_highest_mean_reward(tmp_path):
     [row] = read_rows(table(tmp_path, GEB))
     runs = tuning_runs([row], {})
-    assert [run.planned.config.seed for run in runs] == [7, 8, 7, 8]
-    assert {run.planned.config.train.kappa for run in runs} == {0.5, 2}
-    low, high = [run.name for run in runs[:2]], [run.name for run in runs[2:]]
-    rewards = dict(zip([*low, *high], [0.9, 0.1, 0.6, 0.6], strict=True))
-    assert choose(runs, rewards) == {row: {"train.kappa": 2}}
+    assert [run.config.seed for run in runs] == [TUNING_SEED] * 2
+    low, high = runs
+    assert (low.config.train.kappa, high.config.train.kappa) == (0.5, 2)
+    assert choose([measured(low, 0.5), measured(high, 0.6)]) == {row: {"train.kappa": 2}}
+    assert choose([measured(low, 0.5), measured(high, 0.4)]) == {row: {"train.kappa": 0.5}}
     # The first of values that are as good.
-    assert choose(runs, dict.fromkeys(rewards, 0.5)) == {row: {"train.kappa": 0.5}}
-    # A value whose runs are measured in part has the mean of that part, not a smaller sum.
-    assert choose(runs, {name: rewards[name] for name in [*low, high[0]]}) == {
-        row: {"train.kappa": 2}
-    }
-    assert choose(runs, {}) == {}
+    assert choose([measured(run, 0.5) for run in runs]) == {row: {"train.kappa": 0.5}}
+    assert choose([]) == {}
     assert reported_runs([row], {}, {}) == [], "nothing is reported before its coefficient is known"
     [first, _] = reported_runs([row], {}, {row: {"train.kappa": 2}})
-    assert (first.planned.config.train.kappa, first.planned.config.seed) == (2, 0)
+    assert (first.config.train.kappa, first.config.seed) == (2, 0)
 
 
-def test_a_tie_keeps_the_value_of_the_preset(tmp_path):
-    [row] = read_rows(table(tmp_path, GEB.replace("0.5,2", "0.5,1,2")))
-    runs = tuning_runs([row], {})
-    same = dict.fromkeys((run.name for run in runs), 0.5)
-    assert choose(runs, same) == {row: {"train.kappa": 1}}
-    assert choose(runs, same | {runs[-1].name: 0.7}) == {row: {"train.kappa": 2}}
-    runs = tuning_runs(selected(paper_rows("small"), ["others"]), {})
-    chosen = choose(runs, dict.fromkeys((run.name for run in runs), 0.5))
-    best = {"f-DPO": 1, "IPO": 1, "SE-POPO": 1, "iterative RPO": 2}
-    assert {row.method: next(iter(value.values())) for row, value in chosen.items()} == best
+@pytest.mark.parametrize("scale", ["small", "chat", "full"])
+def test_a_tie_keeps_the_value_of_the_preset(scale):
+    presets = {row.configuration: configured(row.configuration, {}) for row in paper_rows(scale)}
+    for row in paper_rows(scale):
+        preset = with_fields(presets[row.configuration], row.fields, "the row").to_values()
+        same = [
+            coefficient
+            for coefficient in row.coefficients
+            if changed(preset["train"], coefficient) == preset["train"]
+        ]
+        assert not same or same[0] == row.coefficients[0], row.names
+
+
+def changed(train, coefficient):
+    """Settings of a training with a coefficient."""
+    [(name, value)] = coefficient.items()
+    return train | {name.removeprefix("train."): value}
 
 
 def test_a_dry_run_lists_the_runs_and_needs_no_hub():

@@ -21,8 +21,8 @@ def score(prompts, responses, references):
     return [len(set(each)) / 26 for each in responses]
 """
 ROWS = (
-    "main,front desk,f-DPO,KL,tiny,train.design=none,,,0",
-    'main,front desk,GEB-π,KL,tiny,,"train.kappa=0.5,1",0,0',
+    "main,front desk,f-DPO,KL,tiny,train.design=none,,100",
+    'main,front desk,GEB-π,KL,tiny,,"train.kappa=0.5,1",100',
 )
 
 
@@ -50,9 +50,9 @@ def test_rows_share_steps_and_are_found_again(configs, tmp_path):
     document = json.loads(done.stdout)
     # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
     assert {run["run"] for run in (*document["tuning"], *document["reported"])} == {
-        "paper-tiny-design_none-s0",
-        "paper-tiny-kappa_0.5-s0",
-        "paper-tiny-kappa_1-s0",
+        "tiny-design_none-s100",
+        "tiny-kappa_0.5-s100",
+        "tiny-kappa_1-s100",
     }
     counts = {path.parent.name: len(list(path.parent.iterdir())) for path in folders(store)}
     # The first iteration's pairs are all runs' own, the second's each run's.
@@ -66,7 +66,7 @@ def test_rows_share_steps_and_are_found_again(configs, tmp_path):
 
 def check_by_hand(store, document):
     """Compares the rows with what the runs' stored scores and responses give."""
-    kappas = {kappa: f"paper-tiny-kappa_{kappa}-s0" for kappa in ("0.5", "1")}
+    kappas = {kappa: f"tiny-kappa_{kappa}-s100" for kappa in ("0.5", "1")}
     means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
     assert means["0.5"] != means["1"]
     best = max(means, key=means.__getitem__)
@@ -74,13 +74,13 @@ def check_by_hand(store, document):
     assert coefficients[kappas[best]] == {"train.kappa": float(best)}
     [table] = document["tables"]
     assert table["title"] == "front desk: main"
-    runs = {"f-DPO": "paper-tiny-design_none-s0", "GEB-π": kappas[best]}
+    runs = {"f-DPO": "tiny-design_none-s100", "GEB-π": kappas[best]}
     assert [row["method"] for row in table["rows"]] == list(runs)
     for row in table["rows"]:
         policy = rewards(store, runs[row["method"]])
         base = rewards(store, runs[row["method"]], "base/score/0")
         won = fmean(sum(policy[prompt]) > sum(base[prompt]) for prompt in base)
-        assert row["WR"].split()[0] == f"{100 * won:.2f}"
+        assert row["WR"].split()[0] == f"{won:.2%}"
         assert row["AvgR"].split()[0] == f"{fmean(chain(*policy.values())):.4f}"
 
 

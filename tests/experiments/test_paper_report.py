@@ -8,9 +8,8 @@ from scipy import stats
 
 from experiments.paper.report import kappa_figures, write_report
 from experiments.paper.tables import Findings, paper_rows, paper_tables
-from experiments.study import Row, StudyRun
+from experiments.study import FinishedRun, Row
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import SweepCell
 from flows.report.summary import Summary
 from flows.report.table import Cell
 from tests.flows.report.evaluations import figure_row
@@ -21,7 +20,7 @@ FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
 
 def result(row, seed, suite="", **figures):
     """A finished run whose last row has these figures."""
-    coefficient = {name: values[0] for name, values in row.grid.items()}
+    coefficient = row.coefficients[0] if row.coefficients else {}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
     # The base and the first iteration have other figures than the last, which are reported.
     others = dict.fromkeys(["mean_reward", *figures], 0.99)
@@ -31,11 +30,11 @@ def result(row, seed, suite="", **figures):
     summary = Summary(config.name, config, "store", rows=[base, first, last, figure_row(3)])
     if suite:
         summary.suites[suite] = [first, last]
-    return StudyRun(row, SweepCell({}, config), coefficient, summary)
+    return FinishedRun(row, config, coefficient, summary)
 
 
 def findings(rows, *reported, tuning=()):
-    chosen = {row: row.coefficients()[0] for row in rows if row.grid}
+    chosen = {row: row.coefficients[0] for row in rows if row.coefficients}
     return Findings("The paper's tables", rows, reported, tuning, chosen, {})
 
 
@@ -66,15 +65,15 @@ def shown(results, method, divergence="KL"):
 
 def test_ours_stands_beside_the_paper_s(two):
     cells = shown(two, "GEB-π")
-    assert cells["WR"].text == "61.00", "percent, as in the paper"
+    assert cells["WR"].text == "61.00%", "percent, as in the paper"
     half = stats.t.ppf(0.975, 2) * 1.0 / 3**0.5
-    assert cells["WR"].interval == f"[{61 - half:.2f}, {61 + half:.2f}] (paper: 81.00)"
+    assert cells["WR"].interval == f"[{61 - half:.2f}%, {61 + half:.2f}%] (paper: 81.00)"
     assert cells["AvgR"].text == "0.6100"
 
 
 def test_a_missing_cell_is_a_dash_with_the_paper_s_figure(two):
     results = findings([*two.rows, main("XPO")], *two.reported)
-    assert str(shown(results, "XPO")["AvgR"]) == "– (paper: 0.7492)"
+    assert str(shown(results, "XPO")["AvgR"]) == "- (paper: 0.7492)"
     assert "pass@16" not in shown(results, "XPO"), "neither has it"
     assert paper_tables(findings(paper_rows("full"))) == []
 
@@ -84,7 +83,7 @@ def test_bonus_on_all_responses_has_a_table_of_its_own(two):
     tables = paper_tables(findings([*two.rows, row], *two.reported, result(row, 0, win_rate=0.7)))
     titles = [table.title for table in tables]
     assert titles == [f"{MISTRAL}: main", f"{MISTRAL}: responses"]
-    assert str(tables[1].rows[0][2]) == "70.00 (paper: 79.78)"
+    assert str(tables[1].rows[0][2]) == "70.00% (paper: 79.78)"
 
 
 def test_differences_have_p_values_of_welch_by_holm():
@@ -106,26 +105,25 @@ def test_differences_have_p_values_of_welch_by_holm():
     cell = shown(results, "GEB-π")[title]
     assert cell.text == "+0.0700"
     assert cell.interval.endswith(f"by Holm p = {p_value:.3f}")
-    assert shown(results, "VPO")[title].text == shown(results, "f-DPO")[title].text == "–"
+    assert shown(results, "VPO")[title].text == shown(results, "f-DPO")[title].text == "-"
 
 
 def test_hard_prompts_show_pass_at_16_of_suites():
     row = replace(main("f-DPO", setting="Qwen2.5-7B"), experiment="hard", seeds=(0,))
     run = result(row, 0, suite="math500", **{"pass@16": 0.5})
     cells = shown(findings([row], run), "f-DPO")
-    assert str(cells["math500 pass@16"]) == "50.00 (paper: 89.80)"
-    assert str(cells["aime2025 pass@16"]) == "– (paper: 23.23)"
+    assert str(cells["math500 pass@16"]) == "50.00% (paper: 89.80)"
+    assert str(cells["aime2025 pass@16"]) == "- (paper: 23.23)"
 
 
 def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses():
-    low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
+    low, high = (main("GEB-π", coefficients=[{"train.kappa": value}]) for value in (0.1, 1))
     everywhere = replace(high, experiment="responses")
     tuning = (
-        result(low, 7, mean_reward=0.6),
-        result(low, 8, mean_reward=0.8),
-        # Runs of other rows have the same name if they are the same runs.
-        replace(result(low, 8, mean_reward=0.8), row=replace(low, experiment="kappa")),
         result(high, 7, mean_reward=0.9),
+        result(low, 7, mean_reward=0.7),
+        # The same run, for another row.
+        result(replace(low, experiment="kappa"), 7, mean_reward=0.7),
         result(everywhere, 7, mean_reward=0.1),
     )
     [(title, figure)] = kappa_figures(findings([low], tuning=tuning)).items()
@@ -154,5 +152,5 @@ def test_the_interval_of_a_share_ends_at_0_and_100():
         for seed, rate in enumerate([1.0, 0.8, 1.0])
     ]
     cells = shown(findings([row], *runs), "GEB-π")
-    assert cells["WR"].interval.startswith("[64.65, 100.00]")
+    assert cells["WR"].interval.startswith("[64.65%, 100.00%]")
     assert cells["AvgR"].interval.startswith("[0.6465, 1.2202]"), "a reward is not a share"

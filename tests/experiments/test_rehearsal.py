@@ -33,7 +33,7 @@ def test_every_row_and_published_figure_is_in_a_table(tmp_path):
     assert {title: list(rows) for title, rows in shown.items()} == expected
     for experiment, setting, method, divergence, column in published():
         cell = shown[f"{setting}: {experiment}"][method, divergence][column]
-        assert not cell.startswith("–"), (setting, experiment, method, divergence, column)
+        assert not cell.startswith("-"), (setting, experiment, method, divergence, column)
     drawn = {path.stem for path in Path(document["page"]).parent.glob("*.png")}
     curves = {
         f"kappa-{row.setting}-{row.divergence}".replace(" ", "-").lower()

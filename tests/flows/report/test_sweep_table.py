@@ -14,11 +14,10 @@ from scipy import stats
 from flows.execution import cancellation
 from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import SweepCell
 from flows.report.comparison import compare_summaries
 from flows.report.summary import Summary
 from flows.report.table import FigureRow
-from flows.sweep import run_cells
+from flows.sweep import run_all
 from stages.contract.errors import RunCancelledError, StoppedError
 from stages.evaluate.statistics import Estimate
 
@@ -85,7 +84,7 @@ def test_an_interrupt_starts_no_further_cell(monkeypatch):
 
     monkeypatch.setattr("flows.sweep.resolve_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_cells([SweepCell({}, RunConfig(seed=seed)) for seed in range(3)], 1, Session())
+        run_all([RunConfig(seed=seed) for seed in range(3)], 1, Session())
     assert started == [0]
 
 
