@@ -39,7 +39,10 @@ NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
 Registered = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the registry."),
+    typer.Argument(
+        metavar="MODEL",
+        help="NAME (in production, else the newest), NAME:VERSION or NAME@ALIAS of the registry.",
+    ),
 ]
 StorePath = Annotated[
     str,

@@ -9,17 +9,17 @@ from flows.commands.common import AsJson, NewFolder, Registered, StorePath, answ
 from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable
 from stages.store.opening import open_store
-from stages.store.registry import LATEST, ModelRegistry, ModelVersion
+from stages.store.registry import LATEST, PRODUCTION, ModelRegistry, ModelVersion
 
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 
 
 def models(store: StorePath = "store", as_json: AsJson = False) -> None:
-    """List registered models, their versions and aliases."""
+    """List registered models, their versions and aliases; models with an alias first."""
     registry = ModelRegistry(open_store(store))
     document = {}
     rows = []
-    for name in registry.names():
+    for name in sorted(registry.names(), key=lambda name: not registry.aliases(name)):
         versions = registry.versions(name)
         aliases = {alias: moves[-1].version for alias, moves in registry.aliases(name).items()}
         document[name] = {
@@ -49,7 +49,7 @@ def _row(version: ModelVersion, aliases: Mapping[str, int], *, newest: bool) -> 
 def promote(
     model: Registered,
     store: StorePath = "store",
-    alias: Annotated[str, typer.Option(help="Alias to move.")] = "production",
+    alias: Annotated[str, typer.Option(help="Alias to move.")] = PRODUCTION,
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""

@@ -6,7 +6,8 @@ Layout under the store's root::
     models/<name>.lock    held while the file is written
 
 Files appear by rename: a reader needs no lock and never sees half of one. The alias ``latest`` is
-in no file; it means the version registered last.
+in no file; it means the version registered last. A name alone means the version in production, or
+the version registered last if none is.
 """
 
 import datetime
@@ -26,6 +27,7 @@ from stages.store.base import Artifact, Store
 from stages.store.locks import exclusive_lock
 
 LATEST = "latest"
+PRODUCTION = "production"
 _FOLDER = "models"
 _REMEDY = (
     "restore it from a backup; without it the model's versions and aliases are forgotten, and each "
@@ -195,7 +197,9 @@ class ModelRegistry:
                     f"{model!r} names no model", "write name, name@alias or name:version"
                 )
             return self.version(name, int(number))
-        return self._existing(name).versions[-1]
+        existing = self._existing(name)
+        moves = existing.aliases.get(alias or PRODUCTION)
+        return existing.versions[moves[-1].version - 1 if moves else -1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
         """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.

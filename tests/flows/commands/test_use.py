@@ -5,14 +5,18 @@ import re
 
 import pytest
 from huggingface_hub import ModelCard
+from typer.testing import CliRunner
 
+from flows.commands.cli import app
 from flows.report.model_card import export_model
 from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import HubInput
+from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 from tests.damage import no_room
 from tests.flows.loop import geb_ok, geb_refused, steps
+from tests.stage_calls import checkpoint_artifact
 
 
 def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
@@ -36,6 +40,18 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     assert settings == json.loads(trained.read_text())["params"]
     again = geb_refused("export", "small:1", tmp_path / "model", "--store", store)
     assert "is there and not empty" in again
+
+
+def test_models_with_an_alias_are_listed_first(tmp_path):
+    store = Store.in_folder(str(tmp_path), create=True)
+    registry = ModelRegistry(store)
+    for name in ("kappa-s0", "nightly"):
+        registry.register(
+            name, checkpoint_artifact(store, name).ref("checkpoint"), metrics={}, measured_by="it"
+        )
+    registry.set_alias("nightly", "production", 1)
+    shown = CliRunner().invoke(app, ["models", "--store", str(tmp_path)]).output
+    assert shown.index("nightly") < shown.index("kappa-s0")
 
 
 def documents(card):

@@ -48,12 +48,13 @@ def test_checkpoint_is_known_by_its_content(registry):
 
 def test_names_mean_versions(registry):
     add(registry, "a", "b", "c")
+    assert registry.find("tiny").version == 3, "none is in production"
     registry.set_alias("tiny", "production", 2)
     meant = {
         spec: registry.find(spec).version
         for spec in ("tiny", "tiny@latest", "tiny@production", "tiny:1", "tiny:3")
     }
-    assert meant == {"tiny": 3, "tiny@latest": 3, "tiny@production": 2, "tiny:1": 1, "tiny:3": 3}
+    assert meant == {"tiny": 2, "tiny@latest": 3, "tiny@production": 2, "tiny:1": 1, "tiny:3": 3}
 
 
 def test_the_history_of_an_alias_has_every_move_and_its_reason(registry):
