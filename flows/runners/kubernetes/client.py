@@ -8,7 +8,13 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from http.client import NOT_FOUND, UNAUTHORIZED
+from http.client import (
+    BAD_GATEWAY,
+    GATEWAY_TIMEOUT,
+    NOT_FOUND,
+    SERVICE_UNAVAILABLE,
+    UNAUTHORIZED,
+)
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +36,8 @@ _RIGHTS_REMEDY = (
     "give the orchestrator's account the role: `kubectl apply -k configs/cluster/kubernetes`"
 )
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# A proxy, which does not reach the server, or a server that is starting.
+_AWAY_STATUSES = (BAD_GATEWAY, SERVICE_UNAVAILABLE, GATEWAY_TIMEOUT)
 _TIMEOUT_SECONDS = 60.0
 _LAST_EVENTS = 5
 # A node that does not answer must not keep the others waiting.
@@ -157,11 +165,15 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     """The object that a request of the API answers with, as it is.
 
     Raises:
-        DecodeError: The answer is not JSON: a proxy's page, of which the server knows nothing.
+        HTTPError: Nothing answers, or a proxy does.
     """
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
     try:
         answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
+    except ApiException as error:
+        if error.status in _AWAY_STATUSES:
+            raise urllib3.exceptions.HTTPError(f"{error.status} {error.reason}") from error
+        raise
     except ValueError as error:
         raise urllib3.exceptions.DecodeError(f"its answer is not JSON ({error})") from error
     return answer

@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import threading
-from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND, OK
+from http.client import BAD_GATEWAY, INTERNAL_SERVER_ERROR, NOT_FOUND, OK
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -256,13 +256,19 @@ def test_the_last_lines_are_asked_for_until_there_is_an_answer(
 class Proxy(BaseHTTPRequestHandler):
     """Answers with its own page."""
 
+    status = OK
+
     def do_GET(self):
-        self.send_response(OK)
+        self.send_response(self.status)
         self.end_headers()
         self.wfile.write(b"<html>Please sign in</html>")
 
 
-def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(request_, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("status", "word"), [(OK, "not JSON"), (BAD_GATEWAY, "502")])
+def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(
+    request_, tmp_path, monkeypatch, status, word
+):
+    monkeypatch.setattr(Proxy, "status", status)
     with served(Proxy) as url:
         config = {
             "clusters": [{"name": "behind", "cluster": {"server": url}}],
@@ -274,7 +280,7 @@ def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(request_, tmp_path, monk
         path.write_text(json.dumps(config))
         monkeypatch.setenv("KUBECONFIG", str(path))
         execution = Execution(kubernetes=KubernetesSettings(user="1000:1000"))
-        with pytest.raises(PreemptedError, match="not JSON"):
+        with pytest.raises(PreemptedError, match=word):
             KubernetesPlace(execution).find(job_of(request_))
 
 
