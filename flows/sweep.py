@@ -20,6 +20,7 @@ from flows.report.comparison_files import write_comparison
 from flows.report.prefect_artifacts import publish_comparison
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.events import Log
 from stages.store.opening import open_store
 
 _NO_AXES: list[str] = []
@@ -97,6 +98,9 @@ def run_all(
     """
 
     def run(config: RunConfig) -> Summary | GebError:
+        begins = Log(message=f"run {configs.index(config) + 1} of {len(configs)}")
+        for observer in session.observers:
+            observer.run_log(config.name, begins)
         try:
             return run_as_flow(resolve_run(config), session).summary
         except RunCancelledError:

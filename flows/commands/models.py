@@ -9,7 +9,7 @@ from flows.commands.common import AsJson, NewFolder, Registered, StorePath, answ
 from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable
 from stages.store.opening import open_store
-from stages.store.registry import LATEST, PRODUCTION, ModelRegistry, ModelVersion
+from stages.store.registry import PRODUCTION, ModelRegistry, ModelVersion
 
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 
@@ -26,13 +26,12 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
             "versions": [listed.model_dump(mode="json") for listed in versions],
             "aliases": aliases,
         }
-        rows += [_row(version, aliases, newest=version is versions[-1]) for version in versions]
+        rows += [_row(version, aliases) for version in versions]
     answer(as_json, document, FittedTable("", _HEADER, rows, left=6))
 
 
-def _row(version: ModelVersion, aliases: Mapping[str, int], *, newest: bool) -> list[str]:
+def _row(version: ModelVersion, aliases: Mapping[str, int]) -> list[str]:
     names = [alias for alias, number in aliases.items() if number == version.version]
-    names += [LATEST] if newest else []
     figures = []
     for name in ("win_rate", "mean_reward"):
         value = version.metrics.get(name)

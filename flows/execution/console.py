@@ -80,7 +80,6 @@ class ConsoleObserver(Observer):
                 self._say(request.run, f"      [red]{escape(message)}[/]")
 
     def _say(self, run: str, text: str) -> None:
-        head = f"{escape(run)} "
-        if self._num_steps:
-            head = f"[dim]{time.monotonic() - self._begun:7.1f} s[/]"
-        self._console.print(f"{head} {text}", highlight=False)
+        name = "" if self._num_steps else f"{escape(run)} "
+        clock = f"[dim]{time.monotonic() - self._begun:7.1f} s[/]"
+        self._console.print(f"{clock} {name}{text}", highlight=False)

@@ -55,8 +55,6 @@ def _fields_and_lines(overrides: Sections) -> tuple[dict[str, Any], Sequence[str
     """Overrides of a form as sections of a configuration, and its lines, which come after them."""
     sections = dict(overrides)
     lines = sections.pop(SETTINGS, None) or ()
-    if isinstance(lines, str):
-        raise UserError(f"{SETTINGS}: {lines!r} is not a list", "give a list of lines NAME=VALUE")
     for name in LONG_NAMES.keys() & sections.keys():
         section, _, field = LONG_NAMES[name].partition(".")
         value = sections.pop(name)

@@ -25,7 +25,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
@@ -239,7 +238,11 @@ def host(work: Path, resources: Resources, call: str) -> Node:
     ``GEB_NODE_ADDRESS``. Workers read the ``call``.
     """
     address = os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()
-    name, listener = _listen("127.0.0.1" if resources.nodes == 1 else address)
+    if resources.nodes == 1:
+        address = "127.0.0.1"
+    is_v6 = address.count(":") > 1
+    name, _, requested = (address, "", "") if is_v6 else address.partition(":")
+    listener = _listen(name, requested or "0")
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
     store = TCPStore(
@@ -277,23 +280,18 @@ def join(work: Path) -> Node:
     raise StageFailedError(f"no first node came to {path} in {MEETING_SECONDS:g} s")
 
 
-def _listen(address: str) -> tuple[str, socket.socket]:
-    """Host of an address, and a socket that listens there, at the address's port if it has one."""
-    is_v6 = address.count(":") > 1
-    bracketed = f"[{address}]" if is_v6 and "[" not in address else address
+def _listen(host: str, port: str) -> socket.socket:
     try:
-        place = urlsplit(f"//{bracketed}")
-        name = place.hostname or ""
-        resolved = name if is_v6 else socket.gethostbyname(name)
+        if ":" in host:
+            return socket.create_server((host, int(port)), family=socket.AF_INET6)
+        address = socket.gethostbyname(host)
         # A name that leads to loopback here leads to another address elsewhere.
-        is_local_name = name != resolved and ipaddress.ip_address(resolved).is_loopback
-        server = ("" if is_local_name else resolved, place.port or 0)
-        family = socket.AF_INET6 if is_v6 else socket.AF_INET
-        return name, socket.create_server(server, family=family)
-    except (OSError, ValueError) as error:
+        is_local_name = host != address and ipaddress.ip_address(address).is_loopback
+        return socket.create_server(("" if is_local_name else address, int(port)))
+    except (OSError, ValueError, OverflowError) as error:
         raise UserError(
-            f"cannot listen for the other nodes on {address}: {error}",
-            f"set {ADDRESS_VARIABLE} to address, address:port or [address]:port of the first node",
+            f"cannot listen for the other nodes on {host}:{port}: {error}",
+            f"set {ADDRESS_VARIABLE} to an address, or to address:port, of the first node",
         ) from error
 
 

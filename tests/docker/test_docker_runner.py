@@ -1,7 +1,9 @@
 """The docker runner with a real engine: users, leases, GPUs, images."""
 
+import gc
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.pipeline.config import StageResources
@@ -20,6 +22,17 @@ def test_artifacts_belong_to_the_user_of_the_settings(launcher, store):
     artifact = store.load("probe", request.key)
     status = (artifact.path / "result.txt").stat()
     assert (status.st_uid, status.st_gid) == (12345, 12346)
+
+
+def test_no_connection_to_the_engine_waits_for_the_garbage_collector(launcher, store):
+    process = psutil.Process()
+    before = len(process.net_connections(kind="unix"))
+    gc.disable()
+    try:
+        launcher.run(launcher.request(store))
+        assert len(process.net_connections(kind="unix")) == before
+    finally:
+        gc.enable()
 
 
 def test_gpus_are_asked_for_and_their_absence_is_named(launcher, store, tmp_path, monkeypatch):

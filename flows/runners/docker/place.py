@@ -132,11 +132,11 @@ def _started(container: Container, secrets: Mapping[str, str]) -> Iterator[None]
     The supervisor expects secrets, environment variables, on stdin if there are any.
     """
     stdin: Any = container.attach_socket(params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0})
-    with contextlib.closing(stdin):
+    # The socket below what the engine's client makes of it, which leaves it open.
+    stream = getattr(stdin, "_sock", stdin)
+    with contextlib.closing(stream), contextlib.closing(stdin):
         container.start()
         if secrets:
-            # The socket below what the engine's client makes of it.
-            stream = getattr(stdin, "_sock", stdin)
             stream.sendall(json.dumps(dict(secrets)).encode() + b"\n")
         yield
 

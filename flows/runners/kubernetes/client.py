@@ -8,13 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from http.client import (
-    BAD_GATEWAY,
-    GATEWAY_TIMEOUT,
-    NOT_FOUND,
-    SERVICE_UNAVAILABLE,
-    UNAUTHORIZED,
-)
+from http.client import NOT_FOUND, UNAUTHORIZED
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +31,7 @@ _RIGHTS_REMEDY = (
 )
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # A proxy, which does not reach the server, or a server that is starting.
-_AWAY_STATUSES = (BAD_GATEWAY, SERVICE_UNAVAILABLE, GATEWAY_TIMEOUT)
+_AWAY_STATUSES = (502, 503, 504)
 _TIMEOUT_SECONDS = 60.0
 _LAST_EVENTS = 5
 # A node that does not answer must not keep the others waiting.

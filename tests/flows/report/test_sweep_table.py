@@ -1,6 +1,7 @@
 """A sweep's comparison: its combinations over seeds, tested one against another."""
 
 import io
+import re
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ from rich.console import Console
 from scipy import stats
 
 from flows.execution import cancellation
+from flows.execution.console import ConsoleObserver
 from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import compare_summaries
 from flows.report.summary import Summary
 from flows.report.table import FigureRow
 from flows.sweep import run_all
-from stages.contract.errors import RunCancelledError, StoppedError
+from stages.contract.errors import GebError, RunCancelledError, StoppedError
 from stages.evaluate.statistics import Estimate
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
@@ -73,6 +75,18 @@ def test_combinations_are_tested_against_the_first_by_seed_and_holm():
     assert row["difference"].startswith("+0.300 [+0.052")
     assert row["p"] == row["p by Holm"] == "p = 0.035"
     assert swept([0.5], [0.9]).over_seeds == [], "one seed: runs are compared by prompt"
+
+
+def test_a_sweep_shows_which_run_is_at_work_and_since_when(monkeypatch):
+    def refused(config):
+        raise GebError("no")
+
+    monkeypatch.setattr("flows.sweep.resolve_run", refused)
+    written = io.StringIO()
+    session = Session([ConsoleObserver(Console(file=written, width=80))])
+    run_all([RunConfig(name=name) for name in ("one", "two")], 1, session)
+    lines = re.findall(r"^ +\d+\.\d s (.*)$", written.getvalue(), re.MULTILINE)
+    assert lines == ["one run 1 of 2", "two run 2 of 2"]
 
 
 def test_an_interrupt_starts_no_further_cell(monkeypatch):

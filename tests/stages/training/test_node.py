@@ -42,14 +42,10 @@ def test_one_node_listens_on_loopback_only(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["192.0.2.1", "127.0.0.1:99999", "x" * 100],
-    ids=["of another node", "no port", "no name"],
-)
+@pytest.mark.parametrize("name", ["192.0.2.1", "x" * 100], ids=["of another node", "no name"])
 def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("GEB_NODE_ADDRESS", name)
-    with pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}") as caught:
+    with pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught:
         host(tmp_path, Resources(nodes=2), "")
     assert "GEB_NODE_ADDRESS" in caught.value.remedy
 
@@ -71,9 +67,8 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
     assert "training started without need of this node" in events.getvalue()
 
 
-@pytest.mark.parametrize("address", ["::1", "[::1]:0"])
-def test_nodes_meet_at_an_address_of_version_6(tmp_path, monkeypatch, address):
-    monkeypatch.setenv("GEB_NODE_ADDRESS", address)
+def test_nodes_meet_at_an_address_of_version_6(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEB_NODE_ADDRESS", "::1")
     first = host(tmp_path, TWO, "")
     assert listening(first.store.port) == {"::1"}
     assert join(tmp_path).rank == 1
