@@ -4,7 +4,6 @@
 scratch folder; the manifest is written last and one rename publishes the whole.
 """
 
-import argparse
 import contextlib
 import datetime
 import io
@@ -119,13 +118,11 @@ def main(stage: Stage[Any]) -> NoReturn:
 
     The request is a file, or an object of the store in a bucket.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m stages.{stage.name}", description=stage.params.__doc__
-    )
-    parser.add_argument("request", metavar="REQUEST.json")
-    place: str = parser.parse_args().request
 
     def work(events: Emitter) -> None:
+        place = sys.argv[-1]
+        if len(sys.argv) != 2 or place.startswith("-"):
+            raise UserError(f"usage: python -m stages.{stage.name} REQUEST.json")
         if "://" in place:
             # Here: stages whose store is a folder need no client of object storage.
             from stages.harness.from_bucket import execute_from_bucket

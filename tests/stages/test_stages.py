@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.errors import EXIT_STOPPED
+from stages.contract.errors import EXIT_STOPPED, EXIT_USER
 from stages.contract.params import Settings
 from tests.programs import run_program
 from tests.stages.contract.test_key import all_params
@@ -58,10 +58,11 @@ def test_parameters_load_without_a_machine_learning_library():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_stage_tells_how_it_is_called():
-    done = run_program(sys.executable, "-m", "stages.pair", "--help")
-    assert done.returncode == 0
-    assert "usage: python -m stages.pair [-h] REQUEST.json" in done.stdout
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("one.json", "two.json")])
+def test_a_stage_tells_how_it_is_called(arguments):
+    done = run_program(sys.executable, "-m", "stages.pair", *arguments)
+    assert done.returncode == EXIT_USER
+    assert "usage: python -m stages.pair REQUEST.json" in done.stdout
 
 
 def test_further_sigterms_leave_the_end_of_a_stopped_program_alone():
