@@ -49,12 +49,11 @@ def promote(
     model: Registered,
     store: StorePath = "store",
     alias: Annotated[str, typer.Option(help="Alias to move.")] = PRODUCTION,
-    reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
     registry = ModelRegistry(open_store(store))
     version, artifact = registry.resolve(model)
-    registry.set_alias(version.name, alias, version.version, reason=reason)
+    registry.set_alias(version.name, alias, version.version, reason="by hand")
     where = artifact.address(version.checkpoint.path)
     console.print(f"{version.name}@{alias} is version {version.version}: {where}", markup=False)
 

@@ -37,20 +37,6 @@ from stages.store.base import Artifact
 _PROGRESS_SECONDS = 30.0
 
 
-def _lower_not_ready(record: logging.LogRecord) -> bool:
-    """Lowers the level of Prefect's line for a task whose input failed or was cancelled.
-
-    Prefect logs the state NotReady as an error, one for each of the many steps that then wait.
-    """
-    if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
-        record.levelno = logging.INFO
-        record.levelname = "INFO"
-    return True
-
-
-logging.getLogger("prefect.task_runs").addFilter(_lower_not_ready)
-
-
 @contextmanager
 def step_tasks(
     executor: StepExecutor, session: Session, on_done: Callable[[Step], None] = lambda step: None

@@ -11,7 +11,7 @@ SUPERVISOR_SECONDS = 10
 # By default GNU OpenMP, which PyTorch has on CPUs, spins for milliseconds. When other
 # programs were busy, a training took twice the CPU time, waiting for threads that did not run.
 _SPIN_ROUNDS = "1000"
-_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_SPIN_VARIABLE = "GOMP_SPINCOUNT"
 # No stage talks to Prefect.
 _ORCHESTRATOR_ONLY = (
     "PREFECT_API_AUTH_STRING",
@@ -55,8 +55,7 @@ def thread_variables(resources: Resources) -> dict[str, str]:
     A limit of CPUs limits the libraries too. Threads that wait for each other spin for some
     microseconds only, unless the orchestrator's own environment says otherwise.
     """
-    waiting = {name: os.environ[name] for name in _WAITING if name in os.environ}
-    variables = waiting or {"GOMP_SPINCOUNT": _SPIN_ROUNDS}
+    variables = {_SPIN_VARIABLE: os.environ.get(_SPIN_VARIABLE, _SPIN_ROUNDS)}
     if resources.cpus is not None:
         threads = str(max(1, int(resources.cpus)))
         variables |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}

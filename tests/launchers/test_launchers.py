@@ -323,14 +323,12 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(launcher, store
     [
         ({}, "GOMP_SPINCOUNT", "1000"),
         ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
-        ({"OMP_WAIT_POLICY": "active"}, "GOMP_SPINCOUNT", "None"),
     ],
 )
 def test_threads_of_a_stage_do_not_spin_unless_a_person_says_so(
     launcher, store, monkeypatch, environment, name, value
 ):
-    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     for variable, text in environment.items():
         monkeypatch.setenv(variable, text)
     heard = launcher.run(launcher.request(store, behaviour="tell_environment", message=name))

@@ -67,7 +67,8 @@ class Cluster:
         try:
             _asked(self._api.create_namespaced_pod, self.namespace, manifest, dry_run=mode)
         except ApiException as error:
-            if error.status == UNAUTHORIZED or "cannot create resource" in reason_of(error):
+            is_for_all = error.status in (UNAUTHORIZED, *_AWAY_STATUSES)
+            if is_for_all or "cannot create resource" in reason_of(error):
                 raise
             stage = manifest["metadata"]["labels"][STAGE]
             raise refused(error.status, reason_of(error), stage, num_pods) from error
@@ -121,6 +122,8 @@ def explain_api_errors(cluster: Cluster) -> Iterator[None]:
         message = f"the cluster {cluster.server} refuses: {reason_of(error)}"
         if error.status in (401, 403):
             raise UserError(message, _RIGHTS_REMEDY) from error
+        if error.status in _AWAY_STATUSES:
+            raise PlaceAwayError(message) from error
         raise StageFailedError(message) from error
     except urllib3.exceptions.HTTPError as error:
         raise PlaceAwayError(
@@ -159,15 +162,11 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     """The object that a request of the API answers with, as it is.
 
     Raises:
-        HTTPError: Nothing answers, or a proxy does.
+        DecodeError: The answer is not JSON: a proxy's page, of which the server knows nothing.
     """
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
     try:
         answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
-    except ApiException as error:
-        if error.status in _AWAY_STATUSES:
-            raise urllib3.exceptions.HTTPError(f"{error.status} {error.reason}") from error
-        raise
     except ValueError as error:
         raise urllib3.exceptions.DecodeError(f"its answer is not JSON ({error})") from error
     return answer
