@@ -9,7 +9,7 @@ from flows.commands.common import AsJson, NewFolder, Registered, StorePath, answ
 from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable
 from stages.store.opening import open_store
-from stages.store.registry import PRODUCTION, ModelRegistry, ModelVersion
+from stages.store.registry import ModelRegistry, ModelVersion
 
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 
@@ -48,14 +48,13 @@ def _row(version: ModelVersion, aliases: Mapping[str, int]) -> list[str]:
 def promote(
     model: Registered,
     store: StorePath = "store",
-    alias: Annotated[str, typer.Option(help="Alias to move.")] = PRODUCTION,
+    alias: Annotated[str, typer.Option(help="Alias to move.")] = "production",
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
     registry = ModelRegistry(open_store(store))
-    version, artifact = registry.resolve(model)
+    version, _ = registry.resolve(model)
     registry.set_alias(version.name, alias, version.version, reason="by hand")
-    where = artifact.address(version.checkpoint.path)
-    console.print(f"{version.name}@{alias} is version {version.version}: {where}", markup=False)
+    console.print(f"{version.name}@{alias} is version {version.version}", markup=False)
 
 
 def export(
@@ -67,4 +66,3 @@ def export(
     target = folder.expanduser().absolute()
     version = copy_model(open_store(store), model, target)
     console.print(f"{version.name}:{version.version} is in {target}", markup=False)
-    console.print(f"model card {target / 'README.md'}", markup=False)

@@ -42,9 +42,9 @@ def schedule(
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
-    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
-    from flows.standing.server import read_deployment, use_standing_server
+    from flows.standing.server import use_standing_server
 
     use_standing_server()
     try:
@@ -54,7 +54,14 @@ def schedule(
         raise UserError(f"--cron {cron!r}, --timezone {timezone!r}: {error}", remedy) from error
     parameters = {"preset": NO_PRESET, "config": run.given_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
-        deployment = read_deployment(client, "iterate/iterate")
+        try:
+            deployment = client.read_deployment_by_name("iterate/iterate")
+        except ObjectNotFound as error:
+            raise UserError(
+                "the Prefect server has no deployment iterate/iterate",
+                "`geb up` makes it; on another server: `prefect deploy --all --prefect-file "
+                "flows/standing/prefect.yaml`",
+            ) from error
         entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=run.name)
         try:
             client.create_deployment_schedules(deployment.id, [entry])

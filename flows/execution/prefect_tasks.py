@@ -25,7 +25,6 @@ from flows.pipeline.step import Step
 from stages.contract.errors import (
     PreemptedError,
     RefusedError,
-    StageFailedError,
     StoppedError,
     UserError,
 )
@@ -115,9 +114,6 @@ class StepTasks:
         except RefusedError:
             # The others save and end: no retry helps, and a resumed run goes on with them.
             self._executor.stop()
-            raise
-        except StageFailedError as error:
-            get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
         except StoppedError as error:
             return Cancelled(message=str(error), data=error)

@@ -22,10 +22,9 @@ MOST_COLUMNS = 7
 
 @survives_outage
 def tag_flow_run(config: RunConfig) -> None:
-    """Adds tags to the flow run by which it is found; to be called inside one."""
-    tags = [f"run:{config.name}", config.train.method, str(config.train.divergence)]
+    """Adds the tag to the flow run by which it is found; to be called inside one."""
     with get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, f"run:{config.name}"}))
 
 
 @survives_outage

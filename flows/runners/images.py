@@ -9,14 +9,9 @@ CODE_LABEL = "geb.stages"
 _WITH_TORCH = ("torch", "vllm")
 
 
-def geb_version() -> str:
-    """Version of this project."""
-    return importlib.metadata.version("geb")
-
-
 def image_tags(name: str, *, gpus: int) -> list[str]:
     """Tags of the images of a name that serve this many GPUs, the best first."""
-    tag = f"geb-{name}:{geb_version()}"
+    tag = f"geb-{name}:{importlib.metadata.version('geb')}"
     if name not in _WITH_TORCH:
         return [tag]
     return [f"{tag}-gpu"] if gpus else [f"{tag}-cpu", f"{tag}-gpu"]

@@ -21,10 +21,8 @@ import httpx
 import prefect
 from packaging.version import Version
 from prefect.client.base import ServerType
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.orchestration import get_client
 from prefect.context import refresh_global_settings_context
-from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 
 from flows.runners.command_lines import supervised
@@ -194,18 +192,6 @@ def use_standing_server() -> None:
             os.environ["PREFECT_API_AUTH_STRING"] = password
         use_server(standing.api)
     require_access()
-
-
-def read_deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse:
-    """A deployment of the server in use; UserError if it has none of this name."""
-    try:
-        return client.read_deployment_by_name(name)
-    except ObjectNotFound as error:
-        raise UserError(
-            f"the Prefect server has no deployment {name}",
-            "`geb up` makes it; on another server: `prefect deploy --all --prefect-file "
-            "flows/standing/prefect.yaml`",
-        ) from error
 
 
 def free_port() -> int:

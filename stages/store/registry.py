@@ -27,7 +27,6 @@ from stages.store.base import Artifact, Store
 from stages.store.locks import exclusive_lock
 
 LATEST = "latest"
-PRODUCTION = "production"
 _FOLDER = "models"
 _REMEDY = (
     "restore it from a backup; without it the model's versions and aliases are forgotten, and each "
@@ -198,7 +197,7 @@ class ModelRegistry:
                 )
             return self.version(name, int(number))
         existing = self._existing(name)
-        moves = existing.aliases.get(alias or PRODUCTION)
+        moves = existing.aliases.get(alias or "production")
         return existing.versions[moves[-1].version - 1 if moves else -1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:

@@ -1,5 +1,6 @@
 """A toy stage and a toy runner, added as CONTRIBUTING says, and the places that it names."""
 
+import importlib.metadata
 import io
 import re
 from itertools import islice
@@ -15,7 +16,7 @@ from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import RUNNERS
 from flows.pipeline.steps import Steps
-from flows.runners.images import geb_version, image_tags
+from flows.runners.images import image_tags
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, OutputSpec, StageParams
@@ -119,7 +120,7 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run):
     # Image, resources and --from follow from the declarations.
     request = ToyPlace.requests[-1]
     tags = image_tags(request.image, gpus=request.resources.gpus)
-    assert tags == [f"geb-core:{geb_version()}"]
+    assert tags == [f"geb-core:{importlib.metadata.version('geb')}"]
     assert request.resources.cpus == 2
     assert resolve_run(toy_run, "iteration-2/toy").recompute == {"iteration-2/toy"}
 
