@@ -80,6 +80,7 @@ def run_as_flow(run: ResolvedRun, session: Session) -> RunResult:
 
 
 def _attempt(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
+    """Checks a run before it goes on record, and computes it; within a flow run."""
     config = run.config
     try_own_code(config)
     check_host(config.execution, config.resources)

@@ -196,6 +196,7 @@ class ModelRegistry:
                     f"{model!r} names no model", "write name, name@alias or name:version"
                 )
             return self.version(name, int(number))
+        # A name alone is what is in production: the newest version may have failed its gates.
         existing = self._existing(name)
         moves = existing.aliases.get(alias or "production")
         return existing.versions[moves[-1].version - 1 if moves else -1]
