@@ -177,12 +177,13 @@ def figure(outcomes: Mapping[Game, Outcome]) -> Figure:
     panels = dict(zip(DIVERGENCE_LABELS, drawn.subplots(1, 3, sharey=True), strict=True))
     for divergence, axes in panels.items():
         axes.set(title=DIVERGENCE_LABELS[divergence], xlabel="arm", yscale="log", ylim=(1e-7, 2.0))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.plot(ARMS, REWARDS, color="grey", label="reward of an arm")
         _draw(axes, REFERENCE, "reference")
     for (method, divergence, kappa), (policies, _) in outcomes.items():
         if method == "none" or (LABELS[method].startswith("GEB") and kappa == KAPPAS[-1]):
             _draw(panels[divergence], policies[0], LABELS[method])
-    axes.legend(frameon=False, fontsize=7)
+    drawn.legend(handles=axes.lines, loc="outside right center", frameon=False, fontsize=7)
     panels["reverse_kl"].set_ylabel(f"probability per {BIN} arms")
     return drawn
 

@@ -29,7 +29,7 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         Values for a JSON document, of which ``page`` is the report's address, and the Markdown.
     """
     folder = store.run_path(name)
-    headline, covered = coverage(findings)
+    headline = coverage(findings)
     tables = paper_tables(findings)
     sections = [f"# {findings.title}", headline, _LEGEND]
     for table in tables:
@@ -39,8 +39,6 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         name_of_file = re.sub("[, ]+", "-", f"kappa-{title}.png").lower()
         write_atomically(folder / name_of_file, png(figure))
         sections.append(f"![κ and mean reward: {title}]({name_of_file})")
-    sections.append("## Rows")
-    sections.append(covered.markdown())
     for run, error in findings.failed.items():
         sections.append(f"{run} failed: {error}")
     text = "\n\n".join(sections) + "\n"

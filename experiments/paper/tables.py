@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study import NAMES, FinishedRun, Row, read_rows
+from experiments.study import FinishedRun, Row, read_rows
 from flows.pipeline.grid import listed
 from flows.pipeline.presets import configs_folder
 from flows.report.differences import p_text
@@ -96,17 +96,21 @@ def _table(title: str, findings: Findings, rows: Sequence[Row]) -> FittedTable:
     papers = published()
     columns: dict[str, list[Cell]] = {}
     for name, column in COLUMNS.items():
+        estimates = {row: _estimates(findings, row, column) for row in rows}
         columns[name] = []
         for row in rows:
             paper = papers.get((*row.names, name))
-            columns[name].append(_cell(_estimates(findings, row, column), column, paper))
-    for name in COMPARED:
-        columns[f"{name} − {BASELINE}'s"] = _differences(findings, rows, COLUMNS[name])
+            columns[name].append(_cell(estimates[row], column, paper))
+        if name in COMPARED:
+            columns[f"{name} − {BASELINE}'s"] = _differences(estimates, column)
     shown = {name: cells for name, cells in columns.items() if set(cells) != {MISSING}}
+    done = Counter(run.row for run in findings.reported)
     lines: list[list[str | Cell]] = []
     for row, *cells in zip(rows, *shown.values(), strict=True):
-        lines.append([row.method, row.divergence, *cells])
-    return FittedTable(title, ["method", "divergence", *shown], lines)
+        coefficient = listed(findings.chosen.get(row, {})) or "-"
+        seeds = f"{done[row]} of {len(row.seeds)}"
+        lines.append([row.method, row.divergence, coefficient, seeds, *cells])
+    return FittedTable(title, ["method", "divergence", "coefficient", "seeds", *shown], lines)
 
 
 def _estimates(findings: Findings, row: Row, column: PaperColumn) -> list[Estimate]:
@@ -135,21 +139,21 @@ def _cell(estimates: Sequence[Estimate], column: PaperColumn, paper: str | None)
     return replace(cell, interval=f"{cell.interval} (paper: {paper})".lstrip())
 
 
-def _differences(findings: Findings, rows: Sequence[Row], column: PaperColumn) -> list[Cell]:
+def _differences(estimates: Mapping[Row, Sequence[Estimate]], column: PaperColumn) -> list[Cell]:
     """Difference from f-DPO under the same divergence, p by Welch over seeds, p by Holm."""
     values = {}
     baselines = {}
-    for row in rows:
-        values[row] = [estimate.value for estimate in _estimates(findings, row, column)]
+    for row, of_row in estimates.items():
+        values[row] = [estimate.value for estimate in of_row]
         if row.method == BASELINE:
             baselines[row.divergence] = values[row]
     tests = {}
-    for row in rows:
+    for row in values:
         base = baselines.get(row.divergence)
         if base and values[row] and row.method != BASELINE:
             tests[row] = welch(base, values[row], column_of(column.figure).bounds)
     adjusted = holm([test.p_value for test in tests.values()])
-    cells = dict.fromkeys(rows, MISSING)
+    cells = dict.fromkeys(values, MISSING)
     for (row, test), by_holm in zip(tests.items(), adjusted, strict=True):
         if by_holm is not None:
             cell = Cell.of(test, f"+{column.form}")
@@ -158,16 +162,9 @@ def _differences(findings: Findings, rows: Sequence[Row], column: PaperColumn) -
     return list(cells.values())
 
 
-def coverage(findings: Findings) -> tuple[str, FittedTable]:
-    """Runs of each row that are finished and asked for: a sentence, and a table."""
-    lines = []
-    whole = 0
-    done = Counter(run.row for run in (*findings.tuning, *findings.reported))
-    for row in findings.rows:
-        planned = len(row.coefficients) + len(row.seeds)
-        whole += done[row] == planned
-        coefficient = listed(findings.chosen.get(row, {})) or "-"
-        lines.append([*row.names, coefficient, f"{done[row]} of {planned}"])
-    runs = {run.config.name for run in (*findings.tuning, *findings.reported)}
-    sentence = f"{whole} of {len(lines)} rows are computed whole; {len(runs)} runs are finished."
-    return sentence, FittedTable("", [*NAMES, "coefficient chosen", "runs"], lines)
+def coverage(findings: Findings) -> str:
+    """How many rows have a run and how many runs are finished."""
+    runs = [*findings.tuning, *findings.reported]
+    started = {run.row for run in runs}
+    names = {run.config.name for run in runs}
+    return f"{len(started)} of {len(findings.rows)} rows have runs; {len(names)} are finished."

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from matplotlib.figure import Figure
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
@@ -13,7 +12,7 @@ from flows.pipeline.config import RunConfig
 from flows.report.comparison import Comparison
 from flows.report.plots import draw, png
 from flows.report.summary import Summary
-from flows.report.table import FittedTable
+from flows.report.table import FigureRow, FittedTable
 from flows.report.verdict import verdict
 
 MOST_COLUMNS = 7
@@ -34,44 +33,38 @@ def publish(summary: Summary, report: str) -> None:
     The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
     """
     judged = verdict(summary)
-    parts = [judged.sentence]
+    parts = [f"# {summary.run}", judged.sentence]
     for note in (*judged.reasons, *judged.cautions):
         parts.append(f"- {note}")
-    parts += _sections(summary.tables())
-    parts.append(_fenced([*summary.places(), f"report      {report}"]))
-    parts += _drawings(draw({summary.run: summary.rows}))
-    _publish_report(summary.run, parts, f"What run {summary.run} found.")
+    places = "\n".join([*summary.places(), f"report      {report}"])
+    parts += _results(summary.tables(), places, {summary.run: summary.rows})
+    create_markdown_artifact(
+        "\n\n".join(parts),
+        key=artifact_key(summary.run, "report"),
+        description=f"What run {summary.run} found.",
+    )
 
 
 @survives_outage
 def publish_comparison(comparison: Comparison) -> None:
     """Creates the artifact of a comparison: its verdict, tables and drawings."""
-    parts = [comparison.verdict()]
-    parts += _sections(comparison.tables())
-    parts.append(_fenced([comparison.page]))
-    parts += _drawings(draw(comparison.rows()))
-    _publish_report(comparison.name, parts, f"Comparison of {', '.join(comparison.methods)}.")
-
-
-def _publish_report(name: str, parts: Sequence[str], description: str) -> None:
+    parts = [f"# {comparison.name}", comparison.verdict()]
+    parts += _results(comparison.tables(), comparison.page, comparison.rows())
     create_markdown_artifact(
-        "\n\n".join([f"# {name}", *parts]),
-        key=artifact_key(name, "report"),
-        description=description,
+        "\n\n".join(parts),
+        key=artifact_key(comparison.name, "report"),
+        description=f"Comparison of {', '.join(comparison.methods)}.",
     )
 
 
-def _sections(tables: Iterable[FittedTable]) -> Iterator[str]:
+def _results(
+    tables: Iterable[FittedTable], places: str, rows: Mapping[str, Sequence[FigureRow]]
+) -> Iterator[str]:
+    """Tables, places of the results, and curves of each run's rows."""
     for table in tables:
         markdown = table.first_columns(MOST_COLUMNS).markdown()
         yield f"## {table.title}\n\n{markdown}\n\n{table.note}"
-
-
-def _fenced(lines: Sequence[str]) -> str:
-    return "\n".join(["```", *lines, "```"])
-
-
-def _drawings(figures: Mapping[str, Figure]) -> Iterator[str]:
-    for title, figure in figures.items():
+    yield f"```\n{places}\n```"
+    for title, figure in draw(rows).items():
         image = base64.b64encode(png(figure)).decode()
         yield f"![{title}](data:image/png;base64,{image})"

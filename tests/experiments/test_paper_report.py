@@ -83,7 +83,7 @@ def test_bonus_on_all_responses_has_a_table_of_its_own(two):
     tables = paper_tables(findings([*two.rows, row], *two.reported, result(row, 0, win_rate=0.7)))
     titles = [table.title for table in tables]
     assert titles == [f"{MISTRAL}: main", f"{MISTRAL}: responses"]
-    assert str(tables[1].rows[0][2]) == "70.00% (paper: 79.78)"
+    assert str(tables[1].rows[0][4]) == "70.00% (paper: 79.78)"
 
 
 def test_differences_have_p_values_of_welch_by_holm():
@@ -136,11 +136,14 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses():
 
 
 def test_the_report_says_how_much_is_computed(two, store, tmp_path):
-    document, text = write_report(store, "paper-full", two)
+    document, text = write_report(
+        store, "paper-full", findings([*two.rows, main("XPO")], *two.reported)
+    )
     folder = tmp_path / "store/runs/paper-full"
     assert document["page"] == str(folder / "report.md")
     assert (folder / "report.md").read_text() == text
-    assert "2 of 2 rows are computed whole; 6 runs are finished" in text
+    assert "2 of 3 rows have runs; 6 are finished" in text
+    assert [row["seeds"] for row in document["tables"][0]["rows"]] == ["3 of 3", "3 of 3", "0 of 3"]
     assert f"## {MISTRAL}: main" in text
     assert len(json.loads((folder / "report.json").read_text())["reported"]) == 6
 
