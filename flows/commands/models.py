@@ -21,7 +21,9 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     rows = []
     for name in sorted(registry.names(), key=lambda name: not registry.aliases(name)):
         versions = registry.versions(name)
-        aliases = {alias: moves[-1].version for alias, moves in registry.aliases(name).items()}
+        aliases = {}
+        for alias, moves in registry.aliases(name).items():
+            aliases[alias] = moves[-1].version
         document[name] = {
             "versions": [listed.model_dump(mode="json") for listed in versions],
             "aliases": aliases,

@@ -97,7 +97,8 @@ def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], follow:
     path = paths[-1]
     if path not in offsets:
         offsets[path] = 0
-        place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
+        folder = path.parent
+        place = escape(f"{folder.parent}/{folder.name[:12]}*/{path.name}")
         console.print(f"[bold]{step.record.step}[/] {step.state}, attempt {len(paths)}, {place}")
     new = path.read_bytes()[offsets[path] :]
     if step.state in AT_WORK:

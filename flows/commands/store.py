@@ -24,8 +24,11 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
     """Hash every file of every artifact; exit code 1 when one is damaged."""
     opened = open_store(store)
     keys = list(opened.artifacts())
-    faults = {f"{stage}/{key}": _fault(opened, stage, key) for stage, key in keys}
-    damaged = {name: fault for name, fault in faults.items() if fault is not None}
+    damaged = {}
+    for stage, key in keys:
+        fault = _fault(opened, stage, key)
+        if fault is not None:
+            damaged[f"{stage}/{key}"] = fault
     shown = [*damaged.values(), f"{len(keys)} artifacts, {len(damaged)} damaged"]
     if damaged:
         shown.append("a run that needs a damaged artifact sets it aside and computes it again")
@@ -56,8 +59,11 @@ def gc(
     if delete:
         garbage = remove_garbage(opened, garbage)
     total = sum(item.entry.bytes for item in garbage)
-    document = [{"path": entry.place, "why": why, "bytes": entry.bytes} for entry, why in garbage]
-    shown = [f"{_mib(entry.bytes):>10}  {entry.place}  {why}" for entry, why in garbage]
+    document = []
+    shown = []
+    for entry, why in garbage:
+        document.append({"path": entry.place, "why": why, "bytes": entry.bytes})
+        shown.append(f"{_mib(entry.bytes):>10}  {entry.place}  {why}")
     done = "deleted" if delete else "can go; --delete removes it"
     answer(as_json, document, *shown, f"{_mib(total)} {done}" if garbage else "nothing can go")
 
@@ -118,7 +124,8 @@ def _why(store: Store, entry: StoreEntry, needed: set[_Name], present: set[_Name
             why = "" if is_resumable else "state of an attempt that no run will go on with"
         case "scratch":
             # It may have become an artifact since the store was listed.
-            is_artifact = entry.place == f"artifacts/{entry.stage}/{entry.key}" and name in present
+            place = f"artifacts/{entry.stage}/{entry.key}"
+            is_artifact = entry.place == place and name in present
             why = "" if is_artifact else "left by an attempt that was killed"
     return why if why and store.lease(*name).holder() is None else ""
 

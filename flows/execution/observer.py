@@ -51,8 +51,11 @@ class StepLines:
             case Log():
                 return event
             case Metric(values=values):
-                names = [name for name in _SHOWN_METRICS if name in values]
-                self._metrics = " ".join(f"{name} {values[name]:.3g}" for name in names)
+                shown = []
+                for name in _SHOWN_METRICS:
+                    if name in values:
+                        shown.append(f"{name} {values[name]:.3g}")
+                self._metrics = " ".join(shown)
             case Progress(unit=unit) if event.done or event.note:
                 now = time.monotonic()
                 # By unit, so that the next phase of a stage has a line at once.

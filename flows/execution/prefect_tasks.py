@@ -72,7 +72,8 @@ class StepTasks:
         if self._executor.stopping:
             return
         self._steps[step.name] = step
-        upstream = {name: self._futures[name] for name in (*step.upstream(), *step.after)}
+        awaited = (*step.upstream(), *step.after)
+        upstream = {name: self._futures[name] for name in awaited}
         self._futures[step.name] = self._task(step).submit(step.name, upstream)
 
     def wait(self) -> dict[str, Artifact]:

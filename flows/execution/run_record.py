@@ -193,7 +193,8 @@ def runs(store: Store) -> list[str]:
 def recorded(store: Store) -> list[str]:
     """Names of everything that has steps on record: runs and evaluations."""
     store.refresh("runs")
-    return sorted({path.parents[1].name for path in (store.root / "runs").glob("*/steps/*.json")})
+    steps = (store.root / "runs").glob("*/steps/*.json")
+    return sorted({path.parents[1].name for path in steps})
 
 
 def _step_file(step: str) -> str:

@@ -108,8 +108,8 @@ def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
     if not files or not files[0].is_file():
         return []
     try:
-        rows = [row for _, row in itertools.islice(read_data_file(files[0]), _PROMPTS)]
-        prompts = [read_prompt(row, config.prepare, ()) for row in rows]
+        first_rows = itertools.islice(read_data_file(files[0]), _PROMPTS)
+        prompts = [read_prompt(row, config.prepare, ()) for _, row in first_rows]
     except UserError:
         # The stage `prepare` reports what is wrong with them.
         return []

@@ -80,8 +80,11 @@ def cells(
 
 def _run_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
     """Name of a run; one that a file cannot have in full is cut and gets a digest."""
-    parts = [f"{name.rpartition('.')[2]}_{value}" for name, value in fields.items()]
-    whole = "-".join([sweep, *parts, f"s{seed}"])
+    parts = [sweep]
+    for name, value in fields.items():
+        short = name.rpartition(".")[2]
+        parts.append(f"{short}_{value}")
+    whole = "-".join([*parts, f"s{seed}"])
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", whole)
     if plain == whole and len(plain) <= _MAX_NAME:
         return plain

@@ -175,7 +175,8 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         )
     extended: dict[str, Any] = {}
     for parent in named:
-        extended = merged(extended, read_sections(path.parent / parent, (*seen, path.resolve())))
+        sections = read_sections(path.parent / parent, (*seen, path.resolve()))
+        extended = merged(extended, sections)
     anchor_paths(values, path.parent)
     return merged(extended, values)
 

@@ -188,7 +188,10 @@ def _device_of(manifest: Manifest, resources: Resources) -> Device | None:
         is_here = manifest.accelerator == "cpu" and manifest.host == socket.gethostname()
         return this_cpu(resources.cpus) if is_here else None
     words = set(manifest.accelerator.lower().replace("-", " ").split())
-    return next((gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split("-"))), None)
+    for gpu in GPUS.values():
+        if words.issuperset(gpu.name.split("-")):
+            return gpu
+    return None
 
 
 def _estimate(
@@ -203,7 +206,8 @@ def _estimate(
     elif not work.unknown:
         is_vllm = step.params.image_for(from_hub=False) == "vllm"
         start = _VLLM_START_SECONDS if is_vllm else _START_SECONDS
-        seconds = start + work.operations / (device.bfloat16 * UTILISATION * _devices(resources))
+        assumed = device.bfloat16 * UTILISATION
+        seconds = start + work.operations / (assumed * _devices(resources))
     too_large = _too_large(step.stage, work, resources, device)
     return StepEstimate(
         step=step.name,

@@ -50,7 +50,9 @@ def count_parameters(config: Any) -> int:
     key_heads = values.get("num_key_value_heads") or heads
     attention = 2 * hidden * head_width * (heads + key_heads)
     tables = 1 if values.get("tie_word_embeddings") else 2
-    return layers * (attention + 3 * hidden * wide) + tables * vocabulary * hidden
+    layer = attention + 3 * hidden * wide
+    embeddings = tables * vocabulary * hidden
+    return layers * layer + embeddings
 
 
 def read_parameters(source: Input) -> int:

@@ -29,7 +29,8 @@ def new_log(request: Request) -> Path:
     stamp = time.strftime(_STARTED, time.gmtime())
     folder = Store.in_folder(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
+    name = f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
+    return folder / name
 
 
 def write_request(request: Request, log: Path) -> str:

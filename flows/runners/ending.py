@@ -64,7 +64,8 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         raise StoppedError(f"{where}: stopped")
     if ending.kind == "refused":
         raise RefusedError(f"{where}: {ending.message}", ending.remedy)
-    message = f"{where}: {ending.message or _explain(ending, log, request)}; log: {log.path}"
+    reason = ending.message or _explain(ending, log, request)
+    message = f"{where}: {reason}; log: {log.path}"
     if ending.kind == "taken":
         raise PreemptedError(message, tuple(log.lines))
     raise StageFailedError(message, tuple(log.lines))

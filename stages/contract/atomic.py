@@ -21,7 +21,8 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     Raises:
         UserError: The disk is full, or the folder cannot be written.
     """
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    suffix = uuid.uuid4().hex[:8]
+    scratch = path.with_name(f".{path.name}.{suffix}")
     with explain_disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -165,4 +165,5 @@ def check_folder(folder: Path) -> None:
 
 def set_aside(path: Path) -> Path:
     """Renames a damaged file or folder, so that nothing takes it for whole; returns its path."""
-    return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
+    name = f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"
+    return path.rename(path.with_name(name))

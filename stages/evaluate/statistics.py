@@ -64,7 +64,9 @@ def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
     ratios = []
     for _ in range(RESAMPLES // BATCH):
         drawn = rng.integers(0, prompts, (BATCH, prompts))
-        ratios.append(numerators[drawn].sum(axis=1) / denominators[drawn].sum(axis=1))
+        sums = numerators[drawn].sum(axis=1)
+        counts = denominators[drawn].sum(axis=1)
+        ratios.append(sums / counts)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(ratios), (tail, 1 - tail))
     return Estimate(value, float(low), float(high))
@@ -93,6 +95,8 @@ def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k:
     wrong = (samples - correct)[:, None]
     # The i-th of k draws without replacement is wrong with probability (n−c−i) / (n−i).
     drawn = np.arange(k)
-    missed = np.clip(wrong - drawn, 0, None) / (samples[:, None] - drawn)
+    wrong_left = np.clip(wrong - drawn, 0, None)
+    samples_left = samples[:, None] - drawn
+    missed = wrong_left / samples_left
     passed: Floats = 1.0 - missed.prod(axis=1)
     return passed

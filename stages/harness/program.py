@@ -260,7 +260,8 @@ def _checked_file(name: str, source: FileInput) -> Path:
     path = Path(source.location)
     if not path.exists():
         raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
-    size = sum(file.stat().st_size for file in ([path] if path.is_file() else files_of(path)))
+    files = [path] if path.is_file() else files_of(path)
+    size = sum(file.stat().st_size for file in files)
     seems_same = size > _HASHED_BYTES and source.state in (None, state_of(path))
     if not seems_same and digest_of(path) != source.digest:
         raise UserError(

@@ -120,7 +120,10 @@ def _describe(error: BaseException) -> str:
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
     ]
-    place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+    place = ""
+    if frames:
+        innermost = frames[-1]
+        place = f" (line {innermost.lineno} of {Path(innermost.filename).name})"
     return f"{type(error).__name__}: {error}{place}"
 
 

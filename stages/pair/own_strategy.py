@@ -37,7 +37,8 @@ class UserStrategy(UserFunction):
             first, second = map(operator.index, places)
         except (TypeError, ValueError):
             first = second = -1
-        if first == second or not all(0 <= place < len(responses) for place in (first, second)):
+        exist = all(0 <= place < len(responses) for place in (first, second))
+        if first == second or not exist:
             raise UserError(
                 f"{self.title} returned {places!r} for {len(responses)} responses",
                 f"return two different places from 0 to K − 1: {self.signature}",

@@ -155,7 +155,10 @@ def _gather(
     batch: ScoredBatch, chosen: list[int], rejected: list[int], ties: list[bool]
 ) -> pa.Table:
     rows = batch.rows
-    sides = {"chosen": pa.array(chosen, pa.int64()), "rejected": pa.array(rejected, pa.int64())}
+    sides = {
+        "chosen": pa.array(chosen, pa.int64()),
+        "rejected": pa.array(rejected, pa.int64()),
+    }
     columns = {
         "prompt_id": rows["prompt_id"].take(sides["chosen"]),
         "prompt": rows["messages"].take(sides["chosen"]),
@@ -173,7 +176,8 @@ def _messages(responses: pa.StringArray) -> pa.Array:
     """A list with one message of the assistant for each response."""
     roles = pa.repeat("assistant", len(responses))
     messages = pa.StructArray.from_arrays([roles, responses], ["role", "content"])
-    return pa.ListArray.from_arrays(pa.array(range(len(responses) + 1), pa.int32()), messages)
+    offsets = pa.array(range(len(responses) + 1), pa.int32())
+    return pa.ListArray.from_arrays(offsets, messages)
 
 
 def _check_not_empty(tally: Tally) -> None:

@@ -99,7 +99,9 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
         )
 
     sources = [(number, opened(source, params.split)) for number, source in enumerate(train, 1)]
-    return sources + [(_TEST_SOURCE, opened(source, params.test_split)) for source in test]
+    for source in test:
+        sources.append((_TEST_SOURCE, opened(source, params.test_split)))
+    return sources
 
 
 def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt | None, bytes]]:
@@ -170,7 +172,8 @@ def _write(
                         }
                     )
                 row += 1
-                ctx.events.progress(min(scan.counts["rows"] + row, total - 1), total, "rows")
+                done = min(scan.counts["rows"] + row, total - 1)
+                ctx.events.progress(done, total, "rows")
     ctx.events.progress(total, total, "rows")
 
 

@@ -46,5 +46,6 @@ class Oracle(Protocol):
 
 def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
     """Loads the oracle that the parameters name; its threads and processes end with this one."""
-    oracle: Oracle = importlib.import_module(ORACLES[ctx.params.oracle].module).load(ctx)
+    module = importlib.import_module(ORACLES[ctx.params.oracle].module)
+    oracle: Oracle = module.load(ctx)
     return oracle

@@ -189,7 +189,9 @@ class ScoreParams(StageParams):
 
     def reads(self, name: str) -> bool:
         """True if an oracle has a use for an input of this name."""
-        return name in self.needs or any(name in ORACLES[part].takes for part in self.parts)
+        if name in self.needs:
+            return True
+        return any(name in ORACLES[part].takes for part in self.parts)
 
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other oracles."""

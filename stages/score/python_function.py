@@ -68,7 +68,9 @@ class PythonOracle(UserFunction):
                 f"{self.title} returned {score!r} for {_place(row)}, a mapping without 'score'",
                 "put the number under 'score', components under other names",
             )
-        checked = {str(name): self._number(row, name, value) for name, value in values.items()}
+        checked = {}
+        for name, value in values.items():
+            checked[str(name)] = self._number(row, name, value)
         return OracleVerdict(checked.pop("score"), components=checked)
 
     def _number(self, row: Mapping[str, Any], name: str, value: Any) -> float:

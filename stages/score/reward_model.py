@@ -99,7 +99,8 @@ class RewardModel:
         ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         device = self.model.device
-        return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
+        output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+        return self.read(output)
 
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:

@@ -148,7 +148,8 @@ def _read_known(
     for start, stop in pairwise(prompts):
         keys = [(row["prompt_id"], row["sample_index"]) for row in rows[start:stop]]
         if all(key in saved for key in keys):
-            by_place |= {start + place: saved[key] for place, key in enumerate(keys)}
+            for place, key in enumerate(keys, start):
+                by_place[place] = saved[key]
     return by_place
 
 

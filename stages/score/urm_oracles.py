@@ -103,8 +103,9 @@ def load_urm(source: ModelSource, dtype: NumberType) -> Any:
 def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[OracleVerdict]:
     """One verdict for each conversation of a batch, with means and gate weights."""
     names = (*ATTRIBUTES, *(f"gate_{name}" for name in ATTRIBUTES))
-    rows = zip(reading(output).tolist(), output.means.tolist(), output.gates.tolist(), strict=True)
-    return [
-        finite_verdict(score, dict(zip(names, (*means, *gates), strict=True)))
-        for score, means, gates in rows
-    ]
+    scores = reading(output).tolist()
+    values = torch.cat([output.means, output.gates], dim=-1).tolist()
+    verdicts = []
+    for score, row in zip(scores, values, strict=True):
+        verdicts.append(finite_verdict(score, dict(zip(names, row, strict=True))))
+    return verdicts

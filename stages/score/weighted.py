@@ -52,7 +52,8 @@ class WeightedOracle:
         terms = []
         for part in self.parts:
             verdict = verdicts[part.name]
-            components |= {f"{part.name}.{name}": x for name, x in verdict.components.items()}
+            for name, value in verdict.components.items():
+                components[f"{part.name}.{name}"] = value
             if verdict.score is None:
                 errors.append(f"{part.name}: {verdict.error}")
             else:

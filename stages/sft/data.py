@@ -81,8 +81,8 @@ def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     special = [PAD, BOS, EOS, UNKNOWN, *(f"<|{role}|>" for role in ROLES)]
     words = [*special, *sorted(pieces - set(special))]
-    model = models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN)
-    tokenizer = Tokenizer(model)
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

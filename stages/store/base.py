@@ -246,7 +246,7 @@ class Store:
         """
         for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key}-*"):
             shutil.rmtree(stale)
-        scratch = self.root / "artifacts" / stage / f".scratch-{key}-{uuid.uuid4().hex[:8]}"
+        scratch = self.root / "artifacts" / stage / _scratch_name(key)
         scratch.mkdir(parents=True)
         return scratch
 
@@ -304,8 +304,13 @@ class Store:
         # Another collection may be at it; what both leave is found by the next one.
         with contextlib.suppress(FileNotFoundError):
             if gone.kind == "artifact":
-                path = path.rename(path.with_name(f".scratch-{gone.key}-{uuid.uuid4().hex[:8]}"))
+                path = path.rename(path.with_name(_scratch_name(gone.key)))
             shutil.rmtree(path)
+
+
+def _scratch_name(key: str) -> str:
+    """A new name for a folder that holds no artifact of its key yet, or not any longer."""
+    return f"{SCRATCH}{key}-{uuid.uuid4().hex[:8]}"
 
 
 def quarantine_place(stage: str, key: str) -> str:

@@ -153,7 +153,8 @@ class TableWriter:
     def write_batch(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Adds rows in columnar form as one row group, after the rows held so far."""
         self.flush()
-        table = pa.table({name: batch[name] for name in self._schema.names}, schema=self._schema)
+        columns = {name: batch[name] for name in self._schema.names}
+        table = pa.table(columns, schema=self._schema)
         self._writer.write_table(table)
         self.num_rows += table.num_rows
 

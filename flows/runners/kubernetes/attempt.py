@@ -158,7 +158,8 @@ class PodAttempt:
             PlaceAwayError: The API server has not answered for long.
         """
         try:
-            pods = {pod["metadata"]["name"]: pod for pod in self._cluster.pods(self._selector)}
+            listed = self._cluster.pods(self._selector)
+            pods = {pod["metadata"]["name"]: pod for pod in listed}
         except _AWAY as error:
             silent = time.monotonic() - self._answered_at
             if silent < _API_SECONDS:

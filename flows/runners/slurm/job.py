@@ -54,7 +54,8 @@ def batch_program(
     blind = [] if request.resources.gpus else ["/usr/bin/env", "CUDA_VISIBLE_DEVICES="]
     container = shlex.split(job.container or "")
     commands = node_commands(interpreter, request, execution, request_path)
-    first, other, *_ = [[*blind, *container, *command] for command in commands] + [[]]
+    first, *others = [[*blind, *container, *command] for command in commands]
+    other = others[0] if others else []
     variables = thread_variables(request.resources) | job.environment
     return "\n".join(
         [

@@ -178,7 +178,8 @@ class SlurmJob:
         if self._job.stopping.is_set():
             return Ending("exited", code)
         # A job whose node died may have the exit code 0.
-        if code == EXIT_OK and Store.in_folder(request.store).load(request.stage, request.key):
+        store = Store.in_folder(request.store)
+        if code == EXIT_OK and store.load(request.stage, request.key):
             return Ending("exited", code)
         # A job with a silent node is COMPLETING until Slurm gives the node up.
         final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS

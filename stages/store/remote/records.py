@@ -61,7 +61,8 @@ class Records:
             try:
                 yield
                 for path in self._changes(folder, there):
-                    self._replace(path, there.get(path.relative_to(self._root / folder).as_posix()))
+                    name = path.relative_to(self._root / folder).as_posix()
+                    self._replace(path, there.get(name))
             except BaseException:
                 self._drop_changes(folder, there)
                 raise

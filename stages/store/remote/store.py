@@ -70,8 +70,9 @@ class RemoteArtifact(Artifact):
         store = self.store
         manifest = self.manifest
         folder = _files_folder(manifest)
-        files = manifest.files_at(path).items()
-        downloads = [(f"{folder}/{name}", record, self.path / name) for name, record in files]
+        downloads = []
+        for name, record in manifest.files_at(path).items():
+            downloads.append((f"{folder}/{name}", record, self.path / name))
         # One process of this host at a time changes the local files of an artifact.
         guard = store.root / "leases" / manifest.stage / f"{manifest.key}.files.guard"
         try:
@@ -177,7 +178,8 @@ class RemoteStore(Store):
         """
         manifest = artifact.manifest
         folder = _files_folder(manifest)
-        upload_missing(self.bucket, folder, {name: artifact.path / name for name in manifest.files})
+        files = {name: artifact.path / name for name in manifest.files}
+        upload_missing(self.bucket, folder, files)
         name = f"{_folder(manifest.stage, manifest.key)}/{MANIFEST}"
         with contextlib.suppress(ConflictError):
             self.bucket.put(name, manifest.model_dump_json(indent=2).encode(), absent=True)
@@ -211,7 +213,8 @@ class RemoteStore(Store):
         """See :class:`Store`; what is here of it goes as well."""
         # First the manifest, which makes the others count.
         self.bucket.delete([f"{gone.place}/{MANIFEST}"])
-        self.bucket.delete(f"{gone.place}/{name}" for name in self.bucket.list(gone.place))
+        names = self.bucket.list(gone.place)
+        self.bucket.delete(f"{gone.place}/{name}" for name in names)
         if gone.kind in ("artifact", "work"):
             shutil.rmtree(self.root / gone.place, ignore_errors=True)
 
@@ -276,7 +279,8 @@ def _check_marker(bucket: Bucket, *, create: bool) -> None:
 def _local_folder(bucket: Bucket, home: Path) -> Path:
     """The local folder of a store in a bucket, made if there is none yet."""
     # The same bucket name at another endpoint is another bucket.
-    place = hashlib.sha256(f"{FORMAT} {bucket.endpoint} {bucket.url}".encode()).hexdigest()[:12]
+    identity = f"{FORMAT} {bucket.endpoint} {bucket.url}"
+    place = hashlib.sha256(identity.encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{bucket.name}-{bucket.prefix}").strip("-")
     root = home / f"{name}-{place}"
     marker = root / MARKER

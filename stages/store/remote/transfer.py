@@ -94,7 +94,8 @@ def check_object(
 
 def download_folder(bucket: Bucket, folder: str, target: Path) -> None:
     """Downloads all objects below a folder of the bucket; the caller checks them."""
-    sizes = {name: entry.size for name, entry in bucket.list(folder).items()}
+    entries = bucket.list(folder)
+    sizes = {name: entry.size for name, entry in entries.items()}
 
     def download(name: str) -> None:
         with atomic_path(target / name) as scratch, scratch.open("wb") as file:
@@ -196,8 +197,12 @@ class RemoteWork:
             shutil.copytree(
                 self._local, clone, copy_function=os.link, ignore=shutil.ignore_patterns(".*")
             )
-            records = {name: self._record(path) for name, path in files_by_name(clone).items()}
-            contents = {record.sha256: clone / name for name, record in records.items()}
+            records = {}
+            contents = {}
+            for name, path in files_by_name(clone).items():
+                record = self._record(path)
+                records[name] = record
+                contents[record.sha256] = path
             there = upload_missing(self._bucket, self._name, contents)
             snapshot = _Snapshot(writer=self._writer, files=records)
             self._bucket.put(f"{self._name}/{_SNAPSHOT}", snapshot.model_dump_json().encode())
@@ -206,7 +211,8 @@ class RemoteWork:
 
     def drop(self) -> None:
         """Removes the snapshot from the bucket: the artifact is there."""
-        self._bucket.delete(f"{self._name}/{name}" for name in self._bucket.list(self._name))
+        names = self._bucket.list(self._name)
+        self._bucket.delete(f"{self._name}/{name}" for name in names)
 
     @contextmanager
     def _scratch_folder(self) -> Iterator[Path]:

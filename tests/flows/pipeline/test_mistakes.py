@@ -117,7 +117,7 @@ SERVERS = {
 }
 COMMANDS = {
     "runn": ["runn"],
-    "train x.yaml": ["geb run"],
+    "train x.yaml": ["'train'", "--help"],
     "plan --jsn": ["--jsn"],
     "plan x.yaml --set train.kappa 1": ["--set NAME=VALUE"],
     # A file of another kind is not quoted: the test looks for its word `salt`.
