@@ -1,7 +1,7 @@
 """The flow `iterate`: T iterations of iterative online RLHF with an exploratory bonus."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from prefect.states import Completed, State
 from flows.execution.observer import Session
 from flows.execution.plan import plan
 from flows.execution.prefect_tasks import step_tasks
-from flows.execution.run_record import RunRecord, recorded_run_attempt, resume_command
+from flows.execution.run_record import RunRecord, recorded_run_attempt
 from flows.execution.stage_flow import call_as_flow, stage_flow
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
@@ -29,7 +29,6 @@ from flows.runners.choose import check_host, check_place
 from flows.tracking import tracked
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.events import Log
-from stages.store.opening import open_store
 
 Preset = Annotated[str, one_of(preset_names())]
 NOTHING: dict[str, Any] = {}
@@ -71,64 +70,51 @@ def iterate(
             store and computes nothing; with it each run has the date and time of its start in its
             name, and a separate seed.
     """
-    return _attempt(resolve_run(_chosen(preset, config, fresh)), Session())
+    return _checked_run(resolve_run(_chosen(preset, config, fresh)), Session())
 
 
 def run_as_flow(run: ResolvedRun, session: Session) -> RunResult:
-    """Makes an attempt at a run as a flow run of this process; GebError if it fails."""
-    return call_as_flow("iterate", run.config.name, lambda: _attempt(run, session))
+    """Checks and executes a run as a flow run of this process; GebError if it fails."""
+    return call_as_flow("iterate", run.config.name, lambda: _checked_run(run, session))
 
 
-def _attempt(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
-    """Checks a run before it goes on record, and computes it; within a flow run."""
+def _checked_run(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     config = run.config
     try_own_code(config)
     check_host(config.execution, config.resources)
     check_place(config.execution, config.resources, config.store)
-    with attempt_at(run):
-        return run_steps(run, session)
-
-
-@contextlib.contextmanager
-def attempt_at(run: ResolvedRun) -> Iterator[None]:
-    """Records the block as an attempt at a run, and reports its failure.
-
-    Raises:
-        UserError: A process of this host works on the run with another configuration.
-    """
-    record = RunRecord(open_store(run.config.store, create=True), run.config.name)
-
-    def begin() -> None:
-        unforced = replace(run, recompute=())
-        record.start(run.config, lambda: {line.step: line.key for line in plan(unforced)})
-
-    try:
-        with recorded_run_attempt(record, begin):
-            yield
-    except RunCancelledError:
-        raise
-    except GebError:
-        # The page of an earlier attempt may report a success. This error is the one to report.
-        with contextlib.suppress(GebError, OSError):
-            html.write(record, summarise(record))
-        raise
+    return run_steps(run, session)
 
 
 def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
-    """Computes what the store lacks of a run; within its attempt and flow run.
+    """Computes what the store lacks of a checked run; within a flow run, whose state it returns.
 
-    Returns the flow run's state. Errors have the command that resumes the run as their note.
+    Raises:
+        GebError: The run failed.
     """
     config = run.config
     tag_flow_run(config)
     executor = StepExecutor(config, session.observers, run.recompute)
+    record = executor.record
+    has_begun = False
     try:
-        result = _run(run, executor, session)
-    except BaseException as error:
-        error.add_note(resume_command(config.name, executor.store.location))
+        with recorded_run_attempt(record, lambda: _put_on_record(run, record)):
+            has_begun = True
+            result = _run(run, executor, session)
+    except GebError as error:
+        # One that was not to begin leaves the report to the attempt at work.
+        if has_begun and not isinstance(error, RunCancelledError):
+            # The page of an earlier attempt may report a success. This error is the one to report.
+            with contextlib.suppress(GebError, OSError):
+                html.write(record, summarise(record))
         raise
     message = f"{verdict(result.summary).sentence} Report: {result.report}"
     return Completed(message=message, data=result)
+
+
+def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:
+    run = replace(run, recompute=())
+    record.start(run.config, lambda: {line.step: line.key for line in plan(run)})
 
 
 def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:

@@ -24,7 +24,6 @@ from flows.commands.common import (
     answer,
     config_of_command,
     prefect_session,
-    quiet_prefect,
     watched,
 )
 from flows.commands.terminal import messages
@@ -153,15 +152,10 @@ def _execute(
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
     shown.print(cost_line(expected))
-    quiet_prefect()
-    from flows.execution.stage_flow import call_as_flow
-    from flows.iterate import attempt_at, run_steps
+    with prefect_session(config.store, config.name, as_json, len(lines)) as session:
+        from flows.execution.stage_flow import call_as_flow
+        from flows.iterate import run_steps
 
-    # On record before Prefect's server starts, which takes seconds.
-    with (
-        attempt_at(resolved),
-        prefect_session(config.store, config.name, as_json, len(lines)) as session,
-    ):
         result = call_as_flow("iterate", config.name, lambda: run_steps(resolved, session))
     _show_summary(result.summary, result.report, as_json)
 

@@ -25,6 +25,7 @@ from flows.pipeline.step import Step
 from stages.contract.errors import (
     PreemptedError,
     RefusedError,
+    StageFailedError,
     StoppedError,
     UserError,
 )
@@ -34,6 +35,17 @@ from stages.store.base import Artifact
 
 # The server keeps each line in its database.
 _PROGRESS_SECONDS = 30.0
+
+
+def _is_of_step(record: logging.LogRecord) -> bool:
+    """False for Prefect's line on a task whose input failed or was cancelled.
+
+    It would be an error for each of the many steps that then wait; their states say NotReady, too.
+    """
+    return "NotReady" not in record.getMessage()
+
+
+logging.getLogger("prefect.task_runs").addFilter(_is_of_step)
 
 
 @contextmanager
@@ -84,12 +96,11 @@ class StepTasks:
         """
         for future in self._futures.values():
             future.wait()
-        failed: list[PrefectFuture[Any]] = [
-            future for future in self._futures.values() if not future.state.is_completed()
-        ]
         # A step whose input failed is NotReady, a stopped one Cancelled; another is the cause.
-        failed.sort(key=lambda future: (future.state.is_pending(), future.state.is_cancelled()))
-        for future in failed:
+        for future in sorted(
+            self._futures.values(),
+            key=lambda future: (future.state.is_pending(), future.state.is_cancelled()),
+        ):
             future.result()
         if self._executor.stopping:
             raise StoppedError("the run stops")
@@ -115,6 +126,9 @@ class StepTasks:
         except RefusedError:
             # The others save and end: no retry helps, and a resumed run goes on with them.
             self._executor.stop()
+            raise
+        except StageFailedError as error:
+            get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
         except StoppedError as error:
             return Cancelled(message=str(error), data=error)

@@ -228,7 +228,8 @@ def recorded_run_attempt(
 ) -> Iterator[None]:
     """Records the block as an attempt at the run, with its end.
 
-    ``begin`` is called first, while no other attempt at the run begins on this host.
+    ``begin`` is called first, while no other attempt at the run begins on this host. Errors of the
+    block leave with the command that resumes the run as their note.
     """
     started = time.time()
     attempt = RunAttempt(
@@ -247,6 +248,7 @@ def recorded_run_attempt(
     try:
         yield
     except BaseException as error:
+        error.add_note(resume_command(record.name, record.store.location))
         state = _state_of(error)
         update = {"state": state, "ended": time.time(), "message": str(error)}
         # Where the store failed as well, the run's own error is the one to report.

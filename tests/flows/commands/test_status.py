@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.commands.cli import app
+from flows.execution.observer import Session
 from flows.execution.run_record import (
     RunAttempt,
     RunRecord,
     recorded_run_attempt,
     run_attempts,
 )
-from flows.iterate import attempt_at
+from flows.iterate import run_steps
 from flows.pipeline.algorithm import resolve_run, unread_steps
 from flows.pipeline.loading import load_config
 from flows.report.summary import summarise
@@ -118,30 +119,14 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
     assert record.config().seed == 0
 
 
-def test_an_attempt_is_on_record_while_prefect_starts(record, monkeypatch):
-    with pytest.raises(GebError), recorded_run_attempt(record):
-        raise GebError("the attempt before")
-
-    @contextmanager
-    def starting(*_):
-        status = told(record)
-        assert status["state"] == "running"
-        assert not status["steps"]
-        second = resolve_run(record.config().model_copy(update={"seed": 1}))
-        with pytest.raises(UserError, match="is at work with other settings"), attempt_at(second):
-            pass
-        raise GebError("no server starts")
-        yield
-
-    monkeypatch.setattr("flows.commands.run.prefect_session", starting)
-    words = ["resume", record.name, "--store", record.store.location]
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, GebError)
-    attempts = told(record)["attempts"]
-    assert [attempt["message"] for attempt in attempts] == [
-        "the attempt before",
-        "no server starts",
-    ]
+def test_a_refused_run_leaves_the_report_to_the_one_at_work(record, monkeypatch):
+    monkeypatch.setattr("flows.iterate.tag_flow_run", lambda config: None)
+    second = resolve_run(record.config().model_copy(update={"seed": 1}))
+    refused = pytest.raises(UserError, match="is at work with other settings")
+    with recorded_run_attempt(record), refused as caught:
+        run_steps(second, Session())
+    assert not (record.path / "report.html").exists()
+    assert not hasattr(caught.value, "__notes__"), "nothing to resume"
 
 
 def test_a_run_and_step_without_a_process_have_crashed(record):

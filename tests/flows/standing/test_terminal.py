@@ -1,5 +1,7 @@
 """A run that was started in a terminal, as Prefect shows it."""
 
+import logging
+
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -7,6 +9,8 @@ from prefect.client.schemas.filters import (
     ArtifactFilterKey,
     FlowRunFilter,
     FlowRunFilterTags,
+    LogFilter,
+    LogFilterFlowRunId,
 )
 from prefect.context import refresh_global_settings_context
 
@@ -33,6 +37,11 @@ def test_a_failed_run_shows_its_last_lines_and_resume_command(prefect_server, tm
         assert client.read_flow(run.flow_id).name == iterate.name
         key = ArtifactFilterKey(any_=["terminal-failure"])
         [shown] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
+        of_run = LogFilterFlowRunId(any_=[run.id])
+        log = client.read_logs(LogFilter(flow_run_id=of_run))
+    of_task = [line.message for line in log if line.task_run_id and line.level >= logging.ERROR]
+    assert any("the disk fell out" in line for line in of_task)
+    assert not any("NotReady" in line for line in of_task), "only the cause is an error"
     assert run.name == "terminal"
     assert "the disk fell out" in str(shown.data)
     assert run.state.is_failed()
