@@ -24,7 +24,7 @@ help: ## This list
 setup: $(STAMP) ## Make .venv: the orchestrator, the torch stages, buckets, Kubernetes, and the tools of tests and docs
 
 # Python compiles what it imports. All but PyTorch, whose build depends on the machine, is what a lock names, file by file.
-PIP_INSTALL = $(BIN)/pip install --progress-bar off --no-compile
+PIP_INSTALL = $(BIN)/python -m pip install --progress-bar off --no-compile
 
 $(RUN_STAMP): pyproject.toml constraints/torch.txt constraints/run.lock
 	PYTHON=$(PYTHON) scripts/install-lock.sh $(VENV) constraints/run.lock

@@ -150,9 +150,8 @@ class Steps:
         return self.add(f"{prefix}/score/{shard}", params, inputs)
 
     def _oracle_inputs(self) -> Externals:
-        """Inputs that the oracle uses; others must not change the key."""
-        reads = self.config.score.reads
-        return {name: self._external[title] for name, title in ORACLE_INPUTS.items() if reads(name)}
+        """Inputs that the oracle reads; the run has been refused if it names others."""
+        return {name: self._external[title] for name, title in ORACLE_INPUTS.items()}
 
     def pair(self, iteration: int, samples: Samples) -> Output:
         """Chooses a chosen and a rejected response per prompt."""
