@@ -135,11 +135,10 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
 
 
 def _require_own_code(config: RunConfig) -> None:
-    choices = {
-        "objective_code": ("train.objective", config.train.objective),
-        "strategy_code": ("pair.strategy", config.pair.strategy),
-    }
-    for name, (setting, value) in choices.items():
+    for name, setting, value in (
+        ("objective_code", "train.objective", config.train.objective),
+        ("strategy_code", "pair.strategy", config.pair.strategy),
+    ):
         is_named = getattr(config.inputs, name) is not None
         if is_named != (value == "python"):
             raise UserError(
@@ -154,9 +153,8 @@ def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
     score, section, title = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():
         if getattr(section, ORACLE_INPUTS[needed]) is None:
-            other = " or judge.url and judge.model" if oracle == "judge" else ""
             raise UserError(
-                f"the oracle {oracle} needs {title}.{ORACLE_INPUTS[needed]}{other}",
+                f"the oracle {oracle} needs {title}.{ORACLE_INPUTS[needed]}",
                 "name it, or choose another oracle; docs/oracles.md tells what each needs",
             )
     for name, field in ORACLE_INPUTS.items():

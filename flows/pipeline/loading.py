@@ -54,8 +54,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
-    values = with_overrides(read_sections(path), overrides)
-    return check_config(values, f"{path.absolute()}{' with --set' if overrides else ''}")
+    origin = f"{path.absolute()}{' with --set' if overrides else ''}"
+    return load_overridden(path, {}, overrides, origin)
 
 
 def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -156,17 +156,19 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """
     path = path.absolute()
     if path.resolve() in seen:
-        raise UserError(f"{path} extends itself", "remove it from its own `extends`")
+        raise UserError(
+            f"{seen[-1]} extends {path}, which extends it, too",
+            "remove one file from `extends` of the other",
+        )
     # What a file of another kind holds, such as passwords, is never quoted as unknown settings.
     if path.suffix not in _SUFFIXES:
         raise UserError(
             f"{path} is not a configuration file",
             f"name a file that ends in {_SUFFIXES[0]}; `geb resume RUN` goes on with a run",
         )
-    loaded = read_yaml(path)
-    if loaded is not None and not isinstance(loaded, dict):
+    values = read_yaml(path) or {}
+    if not isinstance(values, dict):
         raise UserError(f"{path} holds no settings", "write `name: value` lines")
-    values: dict[str, Any] = loaded or {}
     parents = values.pop("extends", [])
     named = [parents] if isinstance(parents, str) else parents
     if not isinstance(named, list) or not all(isinstance(parent, str) for parent in named):

@@ -143,8 +143,9 @@ def _control_tokens(config: RunConfig, external: Externals) -> list[str]:
     special = []
     for folder in _local(external["policy"]):
         for token in read_settings(folder / "tokenizer.json").get("added_tokens") or ():
-            if token.get("special") and str(token["content"]).strip():
-                special.append(str(token["content"]))
+            text = str(token["content"])
+            if token.get("special") and text.strip():
+                special.append(text)
     return special
 
 

@@ -150,8 +150,9 @@ class Steps:
         return self.add(f"{prefix}/score/{shard}", params, inputs)
 
     def _oracle_inputs(self) -> Externals:
-        """Inputs that the oracle reads; the run has been refused if it names others."""
-        return {name: self._external[title] for name, title in ORACLE_INPUTS.items()}
+        """Inputs that the oracle uses; others must not change the key."""
+        reads = self.config.score.reads
+        return {name: self._external[title] for name, title in ORACLE_INPUTS.items() if reads(name)}
 
     def pair(self, iteration: int, samples: Samples) -> Output:
         """Chooses a chosen and a rejected response per prompt."""
@@ -161,7 +162,7 @@ class Steps:
             {
                 "responses": samples.responses,
                 "scores": samples.scores,
-                **self._own_code("strategy_code", self.config.pair.strategy),
+                "code": self._external["strategy_code"],
             },
             self._seed("pair", iteration),
         )
@@ -192,14 +193,10 @@ class Steps:
                 "policy": [policy],
                 "reference": [reference],
                 "pairs": list(pairs),
-                **self._own_code("objective_code", params.objective),
+                "code": self._external["objective_code"],
             },
             self._seed("train", iteration),
         )
-
-    def _own_code(self, name: str, choice: str) -> Sources:
-        """The file of a function of the user's; one that is not asked must not change the key."""
-        return {"code": self._external[name]} if choice == "python" else {}
 
     def evaluate(self, name: str, policy: Samples, base: Samples, reference: Source) -> Output:
         """Compares the policy's samples on the held-out prompts with the base's."""

@@ -126,7 +126,7 @@ COMMANDS = {
     # A file of another kind is not quoted: the test looks for its word `salt`.
     "plan @/extending.yaml": ["shadow is not a configuration file", "ends in .yaml"],
     "plan @/shadow": ["shadow is not a configuration file", "ends in .yaml"],
-    "plan @/itself.yaml": ["extends itself"],
+    "plan @/itself.yaml": ["@/files/back.yaml extends @/files/../itself.yaml"],
     "run @/none.yaml": ["none.yaml", "No such file"],
     "run @/files/far.yaml": ["no such file or folder: @/files/data/none.jsonl"],
     "run @/small.yaml --set iterashuns=1": ["iterashuns"],
