@@ -139,29 +139,21 @@ def _require_own_code(config: RunConfig) -> None:
         ("objective_code", "train.objective", config.train.objective),
         ("strategy_code", "pair.strategy", config.pair.strategy),
     ):
-        is_named = getattr(config.inputs, name) is not None
-        if is_named != (value == "python"):
+        if value == "python" and getattr(config.inputs, name) is None:
             raise UserError(
-                f"{setting} is {value!r}, and inputs.{name} names {'a' if is_named else 'no'} file",
-                f"set {setting}=python and inputs.{name} to the Python file, or neither; "
-                "docs/research.md tells what its function takes",
+                f"{setting} is 'python', and inputs.{name} names no file",
+                "name the Python file; docs/research.md tells what its function takes",
             )
 
 
 def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
-    """Refuses a run, or a suite, whose oracle needs inputs that it does not name, or reads none."""
+    """Refuses a run, or a suite, that does not name the inputs which its oracle needs."""
     score, section, title = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():
         if getattr(section, ORACLE_INPUTS[needed]) is None:
             raise UserError(
                 f"the oracle {oracle} needs {title}.{ORACLE_INPUTS[needed]}",
                 "name it, or choose another oracle; docs/oracles.md tells what each needs",
-            )
-    for name, field in ORACLE_INPUTS.items():
-        if getattr(section, field) and not score.reads(name):
-            raise UserError(
-                f"{title}.{field} is set, and the oracle {score.oracle} does not read it",
-                "choose an oracle that does (docs/oracles.md), or set it to null",
             )
 
 

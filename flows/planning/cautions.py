@@ -18,6 +18,7 @@ _FEW_PROMPTS = 64
 def cautions(run: ResolvedRun) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
     config = run.config
+    yield from _unread(config)
     data = sizes.rows_of(run.inputs["prompts"])
     prompts = math.floor(sizes.train_prompts(config, data) or 0)
     yield from _training(config, prompts * config.pair.pairs_per_prompt)
@@ -33,6 +34,16 @@ def cautions(run: ResolvedRun) -> Iterator[str]:
             f"±{98 / math.sqrt(held_out):.0f} points. Raise {where}.test_prompts to {_FEW_PROMPTS} "
             "or more"
         )
+
+
+def _unread(config: RunConfig) -> Iterator[str]:
+    """Files of a person's code that the settings of this run leave out; a sweep may vary them."""
+    for name, setting, value in (
+        ("objective_code", "train.objective", config.train.objective),
+        ("strategy_code", "pair.strategy", config.pair.strategy),
+    ):
+        if value != "python" and getattr(config.inputs, name):
+            yield f"inputs.{name} is not read: {setting} is {value}. Set it to python"
 
 
 def _training(config: RunConfig, pairs: int) -> Iterator[str]:

@@ -32,6 +32,7 @@ def said_of(folder, rows, test=None, **changes):
     """Cautions about a configuration with a number of prompts."""
     prompts = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(rows)])
     inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}
+    inputs |= changes.pop("inputs", {})
     values = {"inputs": inputs, "iterations": 1} | changes
     config = RunConfig.model_validate(values)
     return list(cautions(ResolvedRun(config, every_input(config, unread), [])))
@@ -46,6 +47,16 @@ def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):
     assert "±24 points" in prompts
     train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
     assert said_of(tmp_path, 1000, train=train) == []
+
+
+def test_a_caution_names_code_that_no_setting_reads(tmp_path):
+    enough = {"train": {"global_batch_pairs": 32, "learning_rate": 1e-5}}
+    inputs = {"objective_code": "loss.py", "strategy_code": "choice.py"}
+    loss, choice = said_of(tmp_path, 1000, inputs=inputs, **enough)
+    assert "inputs.objective_code" in loss and "train.objective is geb" in loss
+    assert "inputs.strategy_code" in choice and "pair.strategy is best_worst" in choice
+    used = enough | {"pair": {"strategy": "python"}}
+    assert len(said_of(tmp_path, 1000, inputs=inputs, **used)) == 1
 
 
 def test_a_prompt_longer_than_a_command_line_is_left_to_the_stage(tmp_path):

@@ -42,9 +42,6 @@ SETTINGS = {
     f"promote.aliases=[{'a' * 300}]": ["promote.aliases.0: String should have at most 200"],
     "train.objective=python": ["train.objective is 'python', and inputs.objective_code"],
     "pair.strategy=python": ["pair.strategy is 'python', and inputs.strategy_code"],
-    "inputs.objective_code=@/shadow": ["'geb'", "inputs.objective_code names a file"],
-    "inputs.strategy_code=@/shadow": ["inputs.strategy_code names a file"],
-    "inputs.oracle_model=@/checkpoint": ["inputs.oracle_model is set", "oracle python"],
     "score.oracle=python inputs.oracle_code=null": ["inputs.oracle_code"],
     "score.oracle=reward_model": ["inputs.oracle_model"],
     "score.oracle=http": ["needs http.url"],
@@ -97,7 +94,7 @@ SETTINGS = {
         "LlamaForSequenceClassification",
     ],
     "inputs.policy=@/own-code inputs.warm_start=null": ["inputs.policy: ", "never run"],
-    "score.oracle=reward_model inputs.oracle_model=@/checkpoint inputs.oracle_code=null": [
+    "score.oracle=reward_model inputs.oracle_model=@/checkpoint": [
         "inputs.oracle_model: ",
         "LlamaForCausalLM",
     ],
@@ -186,9 +183,7 @@ def mistakes():
             section = {"url": "http://host", ("identity", "model")[oracle == "judge"]: "m"}
             values = {"oracle": oracle, oracle: section | settings}
             given = [f"{place}={json.dumps(values)}"]
-            if place == "score":
-                given.append("inputs.oracle_code=null")
-            else:
+            if place != "score":
                 given.append("suites.extra.prompts=@/good.jsonl")
             rows[plan_with(given)] = [place, part.format(oracle)]
     return rows

@@ -10,6 +10,7 @@ from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
 from tests.flows.loop import ROOT
 from tests.flows.pipeline.test_iterations import steps_of
+from tests.flows.planning.test_estimate import write_checkpoint
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
@@ -167,6 +168,23 @@ def test_what_each_oracle_of_a_sum_needs_must_be_named():
     weighted = ["score.oracle=weighted", "score.weighted.weights={python: 1, reward_model: 1}"]
     with pytest.raises(UserError, match=r"the oracle reward_model needs inputs\.oracle_model"):
         steps_of(*weighted)
+
+
+def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
+    write_checkpoint(tmp_path, {"model_type": "llama"})
+
+    def given(*overrides):
+        step = steps_of("iterations=1", f"inputs.oracle_model={tmp_path}", *overrides)
+        return step["iteration-1/score/0"].inputs.keys()
+
+    assert given() == {"responses", "code"}
+    assert given("score.oracle=urm_gated") == {"responses", "model"}
+    assert given("score.oracle=math_verify") == {"responses"}
+    judge = 'score={oracle: judge, judge: {url: "http://localhost", model: m}}'
+    assert given(judge) == {"responses", "code"}
+    weighted = "score={oracle: weighted, weighted: {weights: {%s}}}"
+    assert given(weighted % "math_verify: 1, urm_gated: 1") == {"responses", "model"}
+    assert given(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
 
 
 def test_a_run_starts_again_from_a_step_and_all_that_comes_of_it():
