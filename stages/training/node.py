@@ -240,8 +240,9 @@ def host(work: Path, resources: Resources, call: str) -> Node:
     address = os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()
     if resources.nodes == 1:
         address = "127.0.0.1"
-    is_v6 = address.count(":") > 1
-    name, _, requested = (address, "", "") if is_v6 else address.partition(":")
+    separator = ":" if address.count(":") < 2 else "]:"
+    name, _, requested = address.partition(separator)
+    name = name.strip("[]")
     listener = _listen(name, requested or "0")
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
@@ -291,14 +292,16 @@ def _listen(host: str, port: str) -> socket.socket:
     except (OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"cannot listen for the other nodes on {host}:{port}: {error}",
-            f"set {ADDRESS_VARIABLE} to an address, or to address:port, of the first node",
+            f"set {ADDRESS_VARIABLE} to an address of the first node, to address:port, or to "
+            "[address]:port for IPv6",
         ) from error
 
 
 def _take_part(events: Emitter) -> None:
-    if len(sys.argv) != 2:
+    work = sys.argv[-1]
+    if len(sys.argv) != 2 or work.startswith("-"):
         raise UserError("usage: python -m stages.training.node WORK")
-    node = join(Path(sys.argv[1]))
+    node = join(Path(work))
     events.info(f"joins {node.resources.nodes} nodes at {node.store.host}")
     node.train(events)
 

@@ -15,6 +15,7 @@ from stages.contract.errors import UserError
 from stages.modeling.save import save_checkpoint
 from stages.training.adapters import add_adapters, merge_adapters
 from stages.training.params import LoraParams
+from tests.stages.train.train_helpers import train
 from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
 
@@ -62,6 +63,19 @@ def test_what_is_saved_answers_as_the_model_with_adapters_did(tmp_path, config):
     save_checkpoint(model, weights, make_tiny_tokenizer(), tmp_path / "merged")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(loaded(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_with_dropout_gets_its_adapters_merged(tmp_path, pairs):
+    tokenizer = make_tiny_tokenizer()
+    sizes = SIZES | {"vocab_size": len(tokenizer)}
+    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes, attn_pdrop=0.1, resid_pdrop=0.1))
+    policy = tmp_path / "policy"
+    model.save_pretrained(policy)
+    tokenizer.save_pretrained(policy)
+    settings = {"epochs": 1, "row_layout": "padded", "learning_rate": 1e-2, "lora": {"rank": 4}}
+    trained = train(tmp_path / "store", policy, [pairs], **settings).tensors
+    name = "transformer.h.0.attn.c_attn.weight"
+    assert not torch.equal(trained[name], model.state_dict()[name])
 
 
 def test_adapters_that_could_not_be_merged_are_refused():

@@ -1,11 +1,14 @@
 """Nodes of a training, without workers: where they meet, who is first, how failures spread."""
 
 import io
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 
+from flows.standing.server import free_port
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Resources
@@ -67,11 +70,24 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
     assert "training started without need of this node" in events.getvalue()
 
 
-def test_nodes_meet_at_an_address_of_version_6(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEB_NODE_ADDRESS", "::1")
+@pytest.mark.parametrize("form", ["::1", "[::1]", "[::1]:{port}"])
+def test_nodes_meet_at_an_address_of_version_6(tmp_path, monkeypatch, form):
+    port = free_port()
+    monkeypatch.setenv("GEB_NODE_ADDRESS", form.format(port=port))
     first = host(tmp_path, TWO, "")
     assert listening(first.store.port) == {"::1"}
+    assert (first.store.port == port) == ("port" in form)
     assert join(tmp_path).rank == 1
+
+
+def test_an_option_is_not_awaited_as_a_folder():
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.training.node", "--help"],
+        stdout=subprocess.PIPE,
+        timeout=60,
+        text=True,
+    )
+    assert "usage: python -m stages.training.node WORK" in done.stdout
 
 
 @pytest.mark.parametrize("closed", [0, 1], ids=["first", "second"])
