@@ -56,7 +56,15 @@ def run(ctx: StageContext[PairParams]) -> None:
             if pairs.num_rows:
                 writer.write_batch(pairs)
             ctx.events.progress(len(tally.lengths), total, "responses")
-    _check_not_empty(tally)
+    if not tally.margins:
+        raise UserError(
+            f"no pair is left to train on: of {tally.prompts} prompts {tally.ties} make a tie, "
+            f"{tally.prompts_with_null_score} have a response without a score, and "
+            f"{tally.prompts_cut_off} fewer than two responses that may be in a pair",
+            "ties: set `pair.ties: keep`, sample more responses a prompt, or use an oracle that "
+            "tells the responses apart; no score: see the `error` column of scores.parquet; cut "
+            "off, or no prompts: change `generate.max_new_tokens`",
+        )
     report = tally.report()
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
@@ -178,19 +186,6 @@ def _messages(responses: pa.StringArray) -> pa.Array:
     messages = pa.StructArray.from_arrays([roles, responses], ["role", "content"])
     offsets = pa.array(range(len(responses) + 1), pa.int32())
     return pa.ListArray.from_arrays(offsets, messages)
-
-
-def _check_not_empty(tally: Tally) -> None:
-    if tally.margins:
-        return
-    raise UserError(
-        f"no pair is left to train on: of {tally.prompts} prompts {tally.ties} make a tie, "
-        f"{tally.prompts_with_null_score} have a response without a score, and "
-        f"{tally.prompts_cut_off} fewer than two responses that may be in a pair",
-        "ties: set `pair.ties: keep`, sample more responses a prompt, or use an oracle that tells "
-        "the responses apart; no score: see the `error` column of scores.parquet; cut off, or no "
-        "prompts: change `generate.max_new_tokens`",
-    )
 
 
 STAGE = Stage(PairParams, run)

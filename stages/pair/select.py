@@ -12,7 +12,8 @@ Selection = tuple[int, int]
 
 def best_worst(scores: Sequence[float], seed: int) -> Selection:
     """The best against the worst; if all tie, the first against the last."""
-    return _best(scores), _worst(scores)
+    worst = min(reversed(range(len(scores))), key=scores.__getitem__)
+    return _best(scores), worst
 
 
 def best_random(scores: Sequence[float], seed: int) -> Selection:
@@ -28,11 +29,7 @@ def first_two(scores: Sequence[float], seed: int) -> Selection:
 
 
 def _best(scores: Sequence[float]) -> int:
-    return max(range(len(scores)), key=lambda index: (scores[index], -index))
-
-
-def _worst(scores: Sequence[float]) -> int:
-    return min(range(len(scores)), key=lambda index: (scores[index], -index))
+    return max(range(len(scores)), key=scores.__getitem__)
 
 
 def ranked(scores: Sequence[float], first: int, second: int) -> Selection:

@@ -23,10 +23,6 @@ from stages.score.params import JudgeSettings, ScoreParams
 from stages.score.remote import Remote, RequestRows
 from stages.tables.join import prompt_starts
 
-_TEMPLATES = {
-    "scored": "judge.jinja",
-    "pairwise": "judge_pairwise.jinja",
-}
 _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
 # Share of the point that the answer shown as A gets.
 _POINTS = {"Verdict: A": 1.0, "Verdict: B": 0.0, "Verdict: tie": 0.5}
@@ -57,9 +53,9 @@ class Reply(BaseModel):
 
     @property
     def last_line(self) -> str:
-        """The last line that is not empty, without space around it."""
+        """The last line that is not empty, without space around it; cut for messages."""
         text = self.choices[0].message.content or ""
-        return text.rstrip().rpartition("\n")[2].strip()
+        return text.rstrip().rpartition("\n")[2].strip()[:_SHOWN_CHARACTERS]
 
 
 @dataclass(frozen=True)
@@ -108,11 +104,10 @@ class Judge:
         """The judge's mark of a response."""
         lowest, highest = self.settings.marks
         shown = {name: row[name] for name in ("messages", "response", "reference_answer")}
-        line = self._ask({**shown, "lowest": f"{lowest:g}", "highest": f"{highest:g}"}).last_line
+        line = self._ask({**shown, "lowest": f"{lowest:g}", "highest": f"{highest:g}"})
         match = _SCORE_LINE.fullmatch(line)
         if match is None:
-            shown_line = line[:_SHOWN_CHARACTERS]
-            raise UnscoredError(f"the judge's last line is {shown_line!r}, not 'Score: <number>'")
+            raise UnscoredError(f"the judge's last line is {line!r}, not 'Score: <number>'")
         mark = float(match[1])
         if not lowest <= mark <= highest:
             raise UnscoredError(
@@ -152,7 +147,7 @@ class Judge:
         """Share of the point that the judge gives to the answer shown first."""
         # The judge does not learn which of the two the reference answer is.
         is_hidden = self.settings.against == "reference"
-        reply = self._ask(
+        line = self._ask(
             {
                 "messages": row["messages"],
                 "first": first,
@@ -160,15 +155,14 @@ class Judge:
                 "reference_answer": None if is_hidden else row["reference_answer"],
             }
         )
-        share = _POINTS.get(reply.last_line)
+        share = _POINTS.get(line)
         if share is None:
             forms = ", ".join(map(repr, _POINTS))
-            line = reply.last_line[:_SHOWN_CHARACTERS]
             raise UnscoredError(f"the judge's last line is {line!r}, not {forms}")
         return share
 
-    def _ask(self, variables: Mapping[str, Any]) -> Reply:
-        """The reply to the template's message with these variables."""
+    def _ask(self, variables: Mapping[str, Any]) -> str:
+        """The last line of the reply to the template's message with these variables."""
         try:
             question = self.template.render(variables)
         except TemplateError as error:
@@ -182,28 +176,27 @@ class Judge:
             "temperature": 0,
             "max_tokens": self.settings.max_tokens,
         }
-        return self.remote.post(payload, Reply)
+        return self.remote.post(payload, Reply).last_line
 
 
 def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Prepares questions to the model that the parameters name."""
     settings = ctx.params.judge
-    shipped = Path(__file__).with_name(_TEMPLATES[settings.mode])
-    path = ctx.path("code") if ctx.has("code") else shipped
     name = "judge" if settings.mode == "scored" else "judge-pairwise"
-    return Judge(
-        remote=Remote(settings, "score.judge"),
-        template=_read_template(path),
-        settings=settings,
-        identity=f"{name}:{settings.model}@{sha256_file(path)[:16]}",
-    )
-
-
-def _read_template(path: Path) -> Template:
+    path = ctx.path("code") if ctx.has("code") else Path(__file__).with_name(f"{name}.jinja")
+    identity = f"{name}:{settings.model}@{sha256_file(path)[:16]}"
+    if settings.mode == "scored":
+        identity += ":{:g}-{:g}".format(*settings.marks)
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True)
     try:
-        return environment.from_string(path.read_text(encoding="utf-8"))
+        template = environment.from_string(path.read_text(encoding="utf-8"))
     except (TemplateError, UnicodeDecodeError) as error:
         raise UserError(
             f"the judge's template {path} cannot be read: {error}", "correct the template"
         ) from error
+    return Judge(
+        remote=Remote(settings, "score.judge"),
+        template=template,
+        settings=settings,
+        identity=identity,
+    )

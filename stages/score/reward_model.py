@@ -105,7 +105,11 @@ class RewardModel:
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the reward model given as input ``model``."""
-    return load_reward_model(ctx, load_classifier, _read_first_logit)
+    return load_reward_model(
+        ctx,
+        load_classifier,
+        lambda output: [finite_verdict(reward) for reward in output.logits[:, 0].float().tolist()],
+    )
 
 
 def load_reward_model(
@@ -153,10 +157,6 @@ def _widen_head(model: Any) -> None:
             head.float().register_forward_pre_hook(
                 lambda module, states: tuple(state.float() for state in states)
             )
-
-
-def _read_first_logit(output: Any) -> list[OracleVerdict]:
-    return [finite_verdict(reward) for reward in output.logits[:, 0].float().tolist()]
 
 
 def finite_verdict(score: float, components: Mapping[str, float] = {}) -> OracleVerdict:

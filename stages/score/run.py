@@ -15,7 +15,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import Emitter, dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.score.oracle import Oracle, OracleVerdict, load_oracle
+from stages.score.oracle import Oracle, load_oracle
 from stages.score.params import ScoreParams
 from stages.tables.join import prompt_starts
 from stages.tables.parts import Part
@@ -174,7 +174,14 @@ def _ask(
     try:
         for index, verdict in oracle.score([rows[place] for place in places]):
             place = places[index]
-            scored[place] = _to_row(rows[place], verdict, oracle.identity)
+            scored[place] = {
+                "prompt_id": rows[place]["prompt_id"],
+                "sample_index": rows[place]["sample_index"],
+                "score": verdict.score,
+                "error": verdict.error,
+                "components": list(verdict.components.items()),
+                "oracle": oracle.identity,
+            }
             if time.monotonic() >= save_at:
                 _save(scored, part)
                 save_at = time.monotonic() + _SAVE_SECONDS
@@ -189,16 +196,6 @@ def _ask(
 
 def _save(scored: dict[int, ResponseRow], part: Part) -> None:
     part.save(scored[place] for place in sorted(scored))
-
-
-def _to_row(row: ResponseRow, verdict: OracleVerdict, identity: str) -> ResponseRow:
-    return {
-        **{name: row[name] for name in ("prompt_id", "sample_index")},
-        "score": verdict.score,
-        "error": verdict.error,
-        "components": list(verdict.components.items()),
-        "oracle": identity,
-    }
 
 
 STAGE = Stage(ScoreParams, run)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaModel, LlamaPreTrainedModel
 
 from stages.contract.errors import UserError
-from stages.contract.number_types import NumberType
-from stages.harness.context import ModelSource, StageContext
+from stages.harness.context import StageContext
 from stages.modeling.chat import render_conversation
 from stages.modeling.load import load_model
 from stages.score.oracle import OracleVerdict
@@ -83,7 +82,12 @@ _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
     reading = _READINGS[ctx.params.oracle]
-    model = load_reward_model(ctx, load_urm, lambda output: to_verdicts(output, reading))
+    model = load_reward_model(
+        ctx,
+        # Weights that are not URM's are refused.
+        lambda source, dtype: load_model(UrmModel, source, dtype=dtype, exactly=True),
+        lambda output: to_verdicts(output, reading),
+    )
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
     bos_id = model.tokenizer.bos_token_id
     if bos_id is not None and render_conversation(model.tokenizer, turns)[0] != bos_id:
@@ -93,11 +97,6 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
             "correct the tokenizer's chat template, or use the checkpoint's own tokenizer",
         )
     return model
-
-
-def load_urm(source: ModelSource, dtype: NumberType) -> Any:
-    """Loads the model; refuses weights that are not URM's."""
-    return load_model(UrmModel, source, dtype=dtype, exactly=True)
 
 
 def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[OracleVerdict]:

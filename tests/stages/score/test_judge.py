@@ -1,7 +1,9 @@
 import pytest
+from pydantic import ValidationError
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
+from stages.score.params import JudgeSettings
 from tests.flows.loop import ROOT
 from tests.scripted_server import completion
 from tests.stage_calls import response, score_params
@@ -35,6 +37,7 @@ def test_each_response_gets_its_mark(serve, score):
     rows = score(server.url)
     assert [row["score"] for row in rows] == [9.0, 2.5]
     assert rows[0]["oracle"].startswith("judge:some-judge@")
+    assert rows[0]["oracle"].endswith(":1-10")
 
 
 def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
@@ -76,7 +79,7 @@ def test_a_template_may_be_the_user_s(serve, score, tmp_path):
     server = serve(lambda number, request: completion("Score: 3"))
     [row] = score(server.url, ROWS[:1], template="{{ response }} Mark it up to {{ highest }}.")
     assert asked(server.requests[0]) == "It is 42. Mark it up to 10."
-    assert row["oracle"] == f"judge:some-judge@{sha256_file(tmp_path / 'oracle.py')[:16]}"
+    assert row["oracle"] == f"judge:some-judge@{sha256_file(tmp_path / 'oracle.py')[:16]}:1-10"
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,23 @@ def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
     template = (ROOT / "configs/suites/coherence.jinja").read_text()
     rows = score(server.url, template=template, marks=(0, 3))
     assert [row["score"] for row in rows] == [3.0, 3.0]
+    assert rows[0]["oracle"].endswith(":0-3")
     texts = [asked(request) for request in server.requests]
     assert all("0: fully coherent" in text for text in texts)
     assert all("a number from 0 to 3" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"marks": (3, 0)}, "lowest"),
+        ({"marks": (5, 5)}, "lowest"),
+        ({"marks": (0, 3), "mode": "pairwise"}, "scored"),
+    ],
+)
+def test_marks_that_no_judge_could_give_are_refused(settings, said):
+    with pytest.raises(ValidationError, match=f"marks.*{said}"):
+        JudgeSettings(**settings)
 
 
 def test_an_answer_of_another_kind_is_named(serve, score):
