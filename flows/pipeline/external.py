@@ -90,8 +90,9 @@ def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
         # Whatever else it is comes from the client's transport, which is another library with
         # each of its major versions.
         raise HubUnreachableError(
-            f"cannot ask the hub for the revision of {repo} ({type(error).__name__}: {error}); "
-            f"name a commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
+            f"no such file or folder: {repo}, and the hub cannot be asked for its revision "
+            f"({type(error).__name__}: {error}); name a commit (`{repo}@<40 hex digits>`) "
+            f"or a local folder to run without it"
         ) from error
     assert info.sha is not None
     return info.sha

@@ -175,7 +175,9 @@ def _check_context(config: RunConfig, external: Externals) -> None:
         context = config.sft.architecture.max_position_embeddings
     for folder in _local(external["policy"]):
         context = read_settings(folder / "config.json").get("max_position_embeddings")
-    for section in ("generate", "evaluation"):
+    # With preferences nothing is sampled for training.
+    sampled = ("evaluation",) if config.inputs.preferences else ("generate", "evaluation")
+    for section in sampled:
         longest = getattr(config, section).max_new_tokens
         if isinstance(context, int) and longest >= context:
             setting = f"{section}.max_new_tokens"

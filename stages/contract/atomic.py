@@ -54,7 +54,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def explain_disk_errors(folder: Path) -> Iterator[None]:
-    """Turns "no space left", "read-only" and "denied" into one clear message about the store.
+    """Turns "no space left", "read-only" and "denied" into one clear message.
 
     A file that is denied outside of the store is named itself.
     """
@@ -78,7 +78,7 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
                 ) from error
             raise UserError(
                 f"{folder} cannot be written: {os.strerror(number)}",
-                "check the permissions of the store, or set `store` to a folder of yours",
+                "change its permissions, or name another folder (`store`, if it is of the store)",
             ) from error
         raise
 

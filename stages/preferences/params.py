@@ -13,7 +13,7 @@ class PreferencesParams(StageParams, ChatSettings):
     """
 
     stage: ClassVar[str] = "preferences"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     inputs = {
         "data": InputSpec("file"),
         "prompts": InputSpec("prompts"),

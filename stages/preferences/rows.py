@@ -16,7 +16,6 @@ from stages.contract.messages import (
 )
 from stages.preferences.params import PreferencesParams
 
-_UNSCORED = (1.0, 0.0)
 _REMEDY = (
     'write rows as {"prompt": …, "chosen": …, "rejected": …}, each text or messages (TRL\'s '
     "preference format)"
@@ -32,26 +31,22 @@ class Preference:
     rejected: str
     scores: tuple[float, float]
 
-    @property
-    def tie(self) -> bool:
-        """True if nothing is preferred."""
-        return self.chosen == self.rejected or self.scores[0] <= self.scores[1]
-
 
 def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Preference:
     """Reads a row; UserError if it holds no preference."""
     require_text_alone(row)
-    given = row.get("prompt")
-    prompt, chosen = _side(row, "chosen", given)
-    other, rejected = _side(row, "rejected", given)
+    prompt, chosen = _side(row, "chosen")
+    other, rejected = _side(row, "rejected")
     if prompt != other:
         raise UserError(
             "chosen and rejected answer different prompts",
             "give both conversations the same turns before their last",
         )
+    if not any(turn["role"] == "user" for turn in prompt):
+        raise UserError("no user turn is before the responses", _REMEDY)
     better = _score(row.get("score_chosen"))
     worse = _score(row.get("score_rejected"))
-    scores = _UNSCORED if better is None or worse is None else (better, worse)
+    scores = (1.0, 0.0) if better is None or worse is None else (better, worse)
     return Preference(with_system(prompt, params.prompt_system), chosen, rejected, scores)
 
 
@@ -62,23 +57,19 @@ def _score(value: Any) -> float | None:
     return float(value)
 
 
-def _side(row: Mapping[str, Any], name: str, given: Any) -> tuple[Messages, str]:
+def _side(row: Mapping[str, Any], name: str) -> tuple[Messages, str]:
     """The prompt and the response of one side."""
     value = row.get(name)
+    if value is None:
+        raise UserError(f"no value in column {name!r} (columns: {', '.join(row)})", _REMEDY)
     turns = listed_messages(value, name)
     # An answer alone, behind a prompt in its own column; otherwise a whole conversation.
     if turns is None or len(turns) == 1:
+        given = row.get("prompt")
         if given is None:
             raise UserError(f"{name!r} is one turn, and the row has no prompt", _REMEDY)
-        prompt = read_messages(given, "prompt")
-        return _with_user_turn(prompt, name), read_answer(value, name)
+        return read_messages(given, "prompt"), read_answer(value, name)
     *prompt, answer = read_messages(turns, name)
     if answer["role"] != "assistant":
         raise UserError(f"{name!r} does not end with an assistant turn", _REMEDY)
-    return _with_user_turn(prompt, name), answer["content"]
-
-
-def _with_user_turn(prompt: Messages, name: str) -> Messages:
-    if not any(turn["role"] == "user" for turn in prompt):
-        raise UserError(f"no user turn is before the response in {name!r}", _REMEDY)
-    return prompt
+    return prompt, answer["content"]

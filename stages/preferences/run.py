@@ -28,7 +28,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     prompts = {
         row["prompt_id"] for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
-    counts = Counter(rows=0, pairs=0, ties=0, other_prompts=0)
+    counts = Counter(rows=0, pairs=0, ties=0, reversed=0, other_prompts=0)
     [data] = ctx.inputs["data"]
     source = open_source(data, subset=ctx.params.subset, split=ctx.params.split)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
@@ -44,10 +44,14 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
     source.warn_of_unread_fields(ctx.events)
     if not counts["pairs"]:
+        remedy = "name the data set as inputs.prompts as well, or leave inputs.prompts out"
+        if counts["ties"] + counts["reversed"] > counts["other_prompts"]:
+            remedy = "correct the columns chosen and rejected, or their scores"
         raise UserError(
-            f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "
-            f"prompts of {counts['other_prompts']} are not among the iteration's",
-            "name the data set as inputs.prompts as well, or leave inputs.prompts out",
+            f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, in "
+            f"{counts['reversed']} the rejected response has the higher score, and the prompts of "
+            f"{counts['other_prompts']} are not among the iteration's",
+            remedy,
         )
     (ctx.out / "metrics.json").write_text(dump_json(dict(counts)))
 
@@ -64,18 +68,10 @@ def _pair(
     if identity not in prompts:
         counts["other_prompts"] += 1
         return None
-    row = _tokenized(tokenizer, identity, preference, params)
-    # Different texts may have the same tokens, between which no training distinguishes.
-    if preference.tie or row["chosen_token_ids"] == row["rejected_token_ids"]:
-        counts["ties"] += 1
+    better, worse = preference.scores
+    if better < worse:
+        counts["reversed"] += 1
         return None
-    counts["pairs"] += 1
-    return row
-
-
-def _tokenized(
-    tokenizer: Any, identity: str, preference: Preference, params: PreferencesParams
-) -> dict[str, Any]:
     row: dict[str, Any] = {"prompt_id": identity, "prompt": preference.messages, "tie": False}
     for index, side in enumerate(("chosen", "rejected")):
         text = getattr(preference, side)
@@ -90,6 +86,11 @@ def _tokenized(
             f"{side}_finish_reason": "stop",
             f"{side}_score": preference.scores[index],
         }
+    # Different texts may have the same tokens, between which no training distinguishes.
+    if better == worse or row["chosen_token_ids"] == row["rejected_token_ids"]:
+        counts["ties"] += 1
+        return None
+    counts["pairs"] += 1
     return row
 
 

@@ -10,6 +10,7 @@ from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.contract.messages import (
     Messages,
+    listed_messages,
     read_messages,
     require_text_alone,
     whole_text,
@@ -65,6 +66,10 @@ def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Mess
     for name in names:
         if row.get(name) is not None:
             return read_messages(row[name], name)
+    # TRL's preferences may have their prompt in the conversations alone.
+    chosen = listed_messages(row.get("chosen"), "chosen")
+    if chosen is not None:
+        return read_messages(chosen, "chosen")
     raise UserError(
         f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",
         "set `messages_column` or `prompt_column` to the column that holds the prompts",

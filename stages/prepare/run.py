@@ -88,6 +88,7 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
         *CARRIERS,
         params.messages_column,
         params.prompt_column,
+        "chosen",
         params.reference_column,
         params.reference_column.partition(".")[0],
         *params.reference_columns,

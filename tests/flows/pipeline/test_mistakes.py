@@ -255,6 +255,17 @@ def test_a_mistake_is_refused_before_a_server_starts(place, geb_here, monkeypatc
     assert [path.name for path in (place / "letters").iterdir()] == ["letter.txt"]
 
 
+def test_a_run_on_preferences_is_not_asked_how_it_samples(tmp_path, geb_here):
+    answer = {"role": "assistant", "content": "yes"}
+    turns = [[{"role": "user", "content": f"red {number}"}, answer] for number in range(40)]
+    rows = [{"chosen": chosen, "rejected": chosen} for chosen in turns]
+    data = write_jsonl(tmp_path / "preferences.jsonl", rows)
+    inputs = {"prompts": [], "preferences": str(data)}
+    config = write_config(tmp_path, inputs=inputs, generate={"max_new_tokens": 64})
+    code, message = geb_here("plan", config)
+    assert code == 0, message
+
+
 def test_settings_named_as_in_trl_exist_here():
     assert set(OUR_NAMES.values()) <= {row.name for row in run_rows()}
 
@@ -268,7 +279,8 @@ def test_a_hub_that_does_not_answer_is_named_as_a_failure(tmp_path):
     )
     message = " ".join(done.stderr.split())
     assert done.returncode == 1, message
-    assert "cannot ask the hub for the revision of RLHFlow/LLaMA3-SFT" in message
+    assert "no such file or folder: RLHFlow/LLaMA3-SFT" in message
+    assert "the hub cannot be asked" in message
     assert "Traceback" not in message
 
 

@@ -57,4 +57,4 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path, monkeypatch,
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(UserError, match=f"^{tmp_path / 'new'} cannot be written") as caught:
         write_atomically(tmp_path / "new/file.json", "text")
-    assert "store" in caught.value.remedy
+    assert "another folder" in caught.value.remedy

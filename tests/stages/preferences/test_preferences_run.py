@@ -110,11 +110,30 @@ def test_other_prompts_and_ties_are_counted(paired):
             row | {"prompt": "color blue"},
             row | {"rejected": CHOSEN},
             row | {"score_chosen": 2.0, "score_rejected": 2.0},
+            row | {"score_chosen": 1.0, "score_rejected": 2.0},
         ]
     )
-    assert metrics(artifact) == {"rows": 4, "pairs": 1, "ties": 2, "other_prompts": 1}
-    with pytest.raises(UserError, match="none of 1 rows makes a pair: 0 are ties"):
-        paired([row | {"prompt": "color blue"}])
+    assert metrics(artifact) == {
+        "rows": 5,
+        "pairs": 1,
+        "ties": 2,
+        "reversed": 1,
+        "other_prompts": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said_of_it", "remedy"),
+    [
+        ({"prompt": "color blue"}, "0 are ties, .* of 1 are not", "inputs.prompts"),
+        ({"rejected": CHOSEN}, "1 are ties", "scores"),
+        ({"score_chosen": 1.0, "score_rejected": 2.0}, "in 1 the rejected", "scores"),
+    ],
+)
+def test_data_without_pairs_is_refused_by_its_cause(paired, change, said_of_it, remedy):
+    with pytest.raises(UserError, match=f"none of 1 rows makes a pair: .*{said_of_it}") as refused:
+        paired([LAYOUTS["text"] | change])
+    assert remedy in refused.value.remedy
 
 
 def test_system_prompts_match_prepare_and_generate(paired):
@@ -130,7 +149,10 @@ def test_system_prompts_match_prepare_and_generate(paired):
     ("row", "said_of_it"),
     [
         ({"chosen": CHOSEN, "rejected": REJECTED}, "'chosen' is one turn"),
-        ({"prompt": ASKED, "chosen": CHOSEN}, "'rejected' holds neither"),
+        (
+            {"prompt": ASKED, "chosen": CHOSEN},
+            "no value in column 'rejected' .*prompt, chosen",
+        ),
         (
             {"chosen": PROMPT + said("blue"), "rejected": user_turn("one") + said("two")},
             "different prompts",

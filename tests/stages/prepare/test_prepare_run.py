@@ -147,6 +147,19 @@ def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_pa
     assert sorted((row["messages"] for row in rows), key=str) == [plain, chat]
 
 
+@pytest.mark.parametrize("written", [list, json.dumps], ids=["list", "JSON"])
+def test_a_preference_s_prompt_may_be_in_its_conversations_alone(store, tmp_path, written):
+    answer = {"role": "assistant", "content": "yes"}
+    rows = [
+        {"rejected": written(row["messages"]), "chosen": written([*row["messages"], answer])}
+        for row in questions(4)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    artifact = prepare(store, tmp_path / "p.parquet", iterations=1, test_prompts=1)
+    prompts = table(artifact, "iteration-1") + table(artifact, "test")
+    assert sorted(map(text, prompts)) == sorted(f"question {number}" for number in range(4))
+
+
 def test_a_folder_of_files_is_one_source(store, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
