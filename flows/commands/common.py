@@ -41,7 +41,7 @@ Registered = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="NAME (in production, else the newest), NAME:VERSION or NAME@ALIAS of the registry.",
+        help="NAME:VERSION, NAME@ALIAS, or NAME: what its alias production means, else the newest.",
     ),
 ]
 StorePath = Annotated[

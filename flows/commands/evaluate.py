@@ -31,7 +31,8 @@ PolicyArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Registered model (NAME, NAME@ALIAS, NAME:VERSION), folder (./NAME), or hub id.",
+        help="Registered model (NAME:VERSION, NAME@ALIAS, or NAME: what its alias production "
+        "means, else the newest), folder (./NAME), or hub id.",
     ),
 ]
 
@@ -92,7 +93,8 @@ def sweep(
     """Run a grid of settings over seeds, and compare them: mean ± standard deviation, tests."""
     settings = config_of_command(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
-    planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
+    [listed_seeds] = parse_axes([f"--seeds={seeds}"]).values()
+    planned = cells(title, settings, parse_axes(grid or ()), listed_seeds)
     if len(planned) == 1:
         raise UserError(
             f"the sweep {title} has one run", "give --grid FIELD=VALUE,VALUE or several --seeds"
@@ -108,15 +110,6 @@ def sweep(
             "sweep", title, lambda: sweep_cells(title, planned, parallel_runs, session)
         )
     answer_comparison(as_json, comparison)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"--seeds {text!r} is not SEED,SEED", "write for example --seeds 0,1,2"
-        ) from None
 
 
 def _show_runs(planned: list[SweepCell], as_json: bool) -> None:

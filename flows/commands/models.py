@@ -1,5 +1,6 @@
 """Commands of registered models, ``geb models`` to ``geb export``."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -8,8 +9,9 @@ import typer
 from flows.commands.common import AsJson, NewFolder, Registered, StorePath, answer, console
 from flows.report.model_card import export_model as copy_model
 from flows.report.table import FittedTable
+from stages.contract.errors import UserError
 from stages.store.opening import open_store
-from stages.store.registry import ModelRegistry, ModelVersion
+from stages.store.registry import LATEST, ModelRegistry, ModelVersion
 
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 
@@ -33,7 +35,7 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
 
 
 def _row(version: ModelVersion, aliases: Mapping[str, int]) -> list[str]:
-    names = [alias for alias, number in aliases.items() if number == version.version]
+    names = [f"@{alias}" for alias, number in aliases.items() if number == version.version]
     figures = []
     for name in ("win_rate", "mean_reward"):
         value = version.metrics.get(name)
@@ -41,19 +43,25 @@ def _row(version: ModelVersion, aliases: Mapping[str, int]) -> list[str]:
     return [
         version.name,
         str(version.version),
-        " ".join(f"@{alias}" for alias in names),
+        " ".join(names),
         *figures,
         f"{version.run}, {version.step}",
     ]
 
 
 def promote(
-    model: Registered,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL:VERSION", help="NAME:VERSION or NAME@ALIAS of the registry."),
+    ],
     store: StorePath = "store",
     alias: Annotated[str, typer.Option(help="Alias to move.")] = "production",
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
     registry = ModelRegistry(open_store(store))
+    if not re.search("[:@].", model):
+        newest = registry.find(f"{model}@{LATEST}")
+        raise UserError(f"{model!r} names no version", f"the newest is {model}:{newest.version}")
     version, _ = registry.resolve(model)
     registry.set_alias(version.name, alias, version.version, reason="by hand")
     console.print(f"{version.name}@{alias} is version {version.version}", markup=False)

@@ -19,7 +19,7 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
         UserError: A run does not exist, there is nothing to compare, or a run has the name.
     """
     summaries = [summarise(RunRecord.existing(store, run)) for run in runs]
-    if len(set(runs)) < 2 or len(set(runs)) != len(runs):
+    if len(runs) < 2 or len(set(runs)) != len(runs):
         raise UserError(
             f"{', '.join(runs) or 'nothing'} cannot be compared",
             "name two or more runs, each once; `geb status` lists them",

@@ -41,7 +41,7 @@ def model_card(store: Store, version: ModelVersion, artifact: Artifact) -> str:
     origin = {
         "run": version.run,
         "step": version.step,
-        "created": str(version.created),
+        "created": version.created,
         "artifact": f"{manifest.stage}/{manifest.key}",
         "digest": version.checkpoint.digest,
         "policies": policies,

@@ -95,10 +95,9 @@ class FigureRow:
 
     def cells(self) -> dict[str, Cell]:
         """The figures for a person."""
-        cells = {}
-        for name, figure in self.figures.items():
-            cells[name] = Cell.of(figure, column_of(name).form)
-        return cells
+        return {
+            name: Cell.of(figure, column_of(name).form) for name, figure in self.figures.items()
+        }
 
 
 def column_of(name: str) -> FigureColumn:

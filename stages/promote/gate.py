@@ -15,7 +15,6 @@ class GateResult:
     """Verdict of one gate: the value that it compared with its limit, and why in words."""
 
     gate: str
-    metric: str
     value: float | None
     limit: float
     passed: bool
@@ -31,11 +30,13 @@ def decide(
     metrics: Mapping[str, Any],
     held: Mapping[str, Mapping[str, Any]],
     suites: Mapping[str, Mapping[str, Any]] = {},
+    candidate: str = "MODEL",
 ) -> list[GateResult]:
     """Applies the gates that ``params`` set; a checkpoint is promoted if all of them pass.
 
     It must not fall behind the evaluations ``held``, by the name of the version that an alias
-    holds. One without figures cannot be compared, and fails its gate.
+    holds. One without figures cannot be compared, and fails its gate; the reason says how to
+    compare it with the ``candidate``, by its name.
     """
     gates = []
     if params.better_than_base_confidence is not None:
@@ -45,11 +46,14 @@ def decide(
     if params.max_regression is not None:
         for version, before in held.items():
             fall = params.max_regression
-            gates.append(_holds("max_regression", params, metrics, before, version, fall))
+            gates.append(
+                _holds("max_regression", params, metrics, before, version, fall, candidate)
+            )
     for suite, allowed in params.suites_hold.items():
         policy = suites[suite]
         base = {name: policy.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
-        gates.append(_holds(f"suites_hold.{suite}", params, policy, base, "the base", allowed))
+        gate = f"suites_hold.{suite}"
+        gates.append(_holds(gate, params, policy, base, "the base", allowed, candidate))
     return gates
 
 
@@ -57,7 +61,7 @@ def _win_rate(limit: float, metrics: Mapping[str, Any]) -> GateResult:
     gate = "min_win_rate"
     value = metrics["win_rate"]
     reason = f"{gate}: win_rate is {value:.6g}; the gate wants at least {limit:.6g}"
-    return GateResult(gate, "win_rate", value, limit, value >= limit, reason)
+    return GateResult(gate, value, limit, value >= limit, reason)
 
 
 def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResult:
@@ -68,7 +72,7 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
     ties = metrics.get("tied_prompts")
     if rate is None or not prompts or ties is None:
         reason = f"{gate}: no prompt is compared; the gate wants more wins than losses"
-        return GateResult(gate, "win_rate", None, _EVEN, False, reason)
+        return GateResult(gate, None, _EVEN, False, reason)
     wins = round(rate * prompts)
     decided = prompts - ties
     # The lower end of the two-sided interval that leaves out as much above its upper end.
@@ -78,7 +82,7 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
         f"{confidence:g} at least {bound:.3f} of the decided prompts are won, and the gate wants "
         f"more than {_EVEN:g}"
     )
-    return GateResult(gate, "win_rate", bound, _EVEN, bound > _EVEN, reason)
+    return GateResult(gate, bound, _EVEN, bound > _EVEN, reason)
 
 
 def _holds(
@@ -88,6 +92,7 @@ def _holds(
     other: Mapping[str, Any],
     holder: str,
     tolerance: float,
+    candidate: str,
 ) -> GateResult:
     """Compares mean rewards as separate samples, although they may share prompts."""
     confidence = params.better_than_base_confidence
@@ -96,10 +101,10 @@ def _holds(
     if held is None:
         reason = (
             f"{gate}: {holder} has no mean_reward by this oracle, sampling and prompts; "
-            f"`geb evaluate CONFIG MODEL --base {holder}` compares the two, and `geb promote "
-            "MODEL` moves an alias by hand"
+            f"`geb evaluate CONFIG {candidate} --base {holder}` compares the two, and "
+            f"`geb promote {candidate}` moves an alias by hand"
         )
-        return GateResult(gate, "mean_reward", value, tolerance, False, reason)
+        return GateResult(gate, value, tolerance, False, reason)
     limit = held - tolerance
     errors: list[Any] = [rewards.get("mean_reward_se") for rewards in (metrics, other)]
     bound = value
@@ -109,7 +114,7 @@ def _holds(
             f"{gate}: mean_reward {shown}; {holder} has {held:.6g}, and a single prompt says "
             "nothing of its error"
         )
-        return GateResult(gate, "mean_reward", value, limit, False, reason)
+        return GateResult(gate, value, limit, False, reason)
     if confidence is not None:
         bound = value - NormalDist().inv_cdf(confidence) * math.hypot(*errors)
         shown += f", with confidence {confidence:g} of the difference at least {bound:.6g}"
@@ -117,4 +122,4 @@ def _holds(
         f"{gate}: mean_reward {shown}; {holder} has {held:.6g}, and the gate wants at least "
         f"{limit:.6g}"
     )
-    return GateResult(gate, "mean_reward", bound, limit, bound >= limit, reason)
+    return GateResult(gate, bound, limit, bound >= limit, reason)

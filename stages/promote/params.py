@@ -14,7 +14,7 @@ class PromoteParams(StageParams):
     """The gates that a checkpoint must pass, and the aliases that move when it does."""
 
     stage: ClassVar[str] = "promote"
-    version: ClassVar[str] = "5"
+    version: ClassVar[str] = "6"
     inputs = {
         "checkpoint": InputSpec("model"),
         "metrics": InputSpec("metrics"),

@@ -49,10 +49,11 @@ def run(ctx: StageContext[PromoteParams]) -> None:
             if holder := _held_before(registry, version, present.get(alias, [])):
                 figures = holder.figures.get(ctx.params.measured_by, {})
                 before[f"{name}:{holder.version}"] = figures
-        gates = decide(ctx.params, metrics, before, suites)
+        candidate = f"{name}:{version.version}"
+        gates = decide(ctx.params, metrics, before, suites, candidate)
         failed = [gate for gate in gates if not gate.passed]
         for gate in failed:
-            ctx.events.warning(f"{name}:{version.version} is not promoted: {gate.reason}")
+            ctx.events.warning(f"{candidate} is not promoted: {gate.reason}")
         promoted_to = []
         for alias in () if failed else ctx.params.aliases:
             if _move_alias(ctx, registry, version, alias, present.get(alias, [])):

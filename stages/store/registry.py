@@ -6,8 +6,8 @@ Layout under the store's root::
     models/<name>.lock    held while the file is written
 
 Files appear by rename: a reader needs no lock and never sees half of one. The alias ``latest`` is
-in no file; it means the version registered last. A name alone means the version in production, or
-the version registered last if none is.
+in no file; it means the version registered last. A name alone means the version of the alias
+``production``, or the version registered last if the model has no such alias.
 """
 
 import datetime
@@ -167,7 +167,7 @@ class ModelRegistry:
     def alias(self, name: str, alias: str) -> Alias:
         """Moves of an alias; UserError if the model has no such alias."""
         aliases = self._existing(name).aliases
-        if alias not in aliases:
+        if not aliases.get(alias):
             raise UserError(
                 f"model {name!r} has no alias {alias!r}",
                 f"it has: {', '.join([LATEST, *aliases])}; or name a version",
@@ -196,10 +196,10 @@ class ModelRegistry:
                     f"{model!r} names no model", "write name, name@alias or name:version"
                 )
             return self.version(name, int(number))
-        # A name alone is what is in production: the newest version may have failed its gates.
+        # A name alone means its production version: the newest one may have failed its gates.
         existing = self._existing(name)
         moves = existing.aliases.get(alias or "production")
-        return existing.versions[moves[-1].version - 1 if moves else -1]
+        return self.version(name, moves[-1].version) if moves else existing.versions[-1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
         """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.

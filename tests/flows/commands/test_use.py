@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from flows.commands.cli import app
 from flows.report.model_card import export_model
+from stages.contract.errors import UserError
 from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import HubInput
 from stages.store.base import Store
@@ -52,6 +53,22 @@ def test_models_with_an_alias_are_listed_first(tmp_path):
     registry.set_alias("nightly", "production", 1)
     shown = CliRunner().invoke(app, ["models", "--store", str(tmp_path)]).output
     assert shown.index("nightly") < shown.index("kappa-s0")
+
+
+def test_a_name_alone_is_not_promoted(tmp_path):
+    store = Store.in_folder(str(tmp_path), create=True)
+    registry = ModelRegistry(store)
+    for number in (1, 2):
+        trained = checkpoint_artifact(store, f"number {number}")
+        registry.register("chat", trained.ref("checkpoint"), metrics={}, measured_by="it")
+    registry.set_alias("chat", "production", 1)
+    for name in ("chat", "chat:", "chat@"):
+        refused = CliRunner().invoke(app, ["promote", name, "--store", str(tmp_path)])
+        assert isinstance(refused.exception, UserError), name
+    refused = CliRunner().invoke(app, ["promote", "chat", "--store", str(tmp_path)])
+    assert "chat:2" in refused.exception.remedy
+    CliRunner().invoke(app, ["promote", "chat@latest", "--store", str(tmp_path)])
+    assert registry.find("chat").version == 2
 
 
 def documents(card):

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import shutil
 
@@ -55,6 +56,19 @@ def test_names_mean_versions(registry):
         for spec in ("tiny", "tiny@latest", "tiny@production", "tiny:1", "tiny:3")
     }
     assert meant == {"tiny": 2, "tiny@latest": 3, "tiny@production": 2, "tiny:1": 1, "tiny:3": 3}
+
+
+def test_a_record_changed_by_hand_is_refused_with_its_mistake(store, registry):
+    add(registry, "a")
+    registry.set_alias("tiny", "production", 1)
+    [path] = (store.root / "models").glob("*.json")
+    record = json.loads(path.read_text())
+    record["aliases"] = {"production": record["aliases"]["production"], "staging": []}
+    record["aliases"]["production"][0]["version"] = 9
+    path.write_text(json.dumps(record))
+    for name, message in {"tiny": "no version 9", "tiny@staging": "no alias 'staging'"}.items():
+        with pytest.raises(UserError, match=message):
+            registry.find(name)
 
 
 def test_the_history_of_an_alias_has_every_move_and_its_reason(registry):

@@ -106,7 +106,8 @@ def test_figures_of_another_oracle_are_not_compared(store, tmp_path):
     assert registry.find("tiny@production").version == 1
     [gate] = decision(refused)["gates"]
     assert "tiny:1 has no mean_reward by this oracle" in gate["reason"]
-    assert "geb evaluate CONFIG MODEL --base tiny:1" in gate["reason"]
+    assert "`geb evaluate CONFIG tiny:2 --base tiny:1`" in gate["reason"]
+    assert "`geb promote tiny:2`" in gate["reason"]
     # The other oracle measures what the alias holds: now the two can be compared.
     old = evaluated(tmp_path, "old.json", mean_reward=60.0)
     again = promote(store, first, old, run="weekly", measured_by="another")
