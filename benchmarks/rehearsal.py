@@ -24,7 +24,7 @@ from flows.pipeline.presets import configured
 from stages.contract.errors import GebError
 
 NAME = "rehearsal"
-"""Name of the rehearsal's report."""
+"""Name of the rehearsal's report, with which the names of its runs begin."""
 TITLE = (
     "A rehearsal on tiny models and made-up rows: its figures mean nothing. It cannot show "
     "that the hub's repositories still have these names and columns, that models of billions of "
@@ -100,6 +100,7 @@ def _small(row: Row) -> Row:
         fields["generate.stop_token_ids"] = [_END_OF_TURN]
     return replace(
         row,
+        prefix=NAME,
         fields=fields,
         coefficients=row.coefficients[:_VALUES],
         seeds=row.seeds[:_SEEDS],

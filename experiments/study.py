@@ -6,6 +6,7 @@ custom study.
 """
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,8 +25,6 @@ from stages.contract.errors import UserError
 from stages.evaluate.statistics import Estimate
 from stages.store.opening import open_store
 
-NAMES = ("experiment", "setting", "method", "divergence")
-"""Columns whose values name a row."""
 TUNING_SEED = 100
 """Seed of the runs by which coefficients are chosen; they are not reported."""
 
@@ -50,6 +49,8 @@ class Row:
     """Values of one field, of which the best is chosen; empty if the preset's is taken."""
     seeds: Sequence[int] = ()
     """Seeds of the runs that are reported."""
+    prefix: str = "study"
+    """Name of the study, with which the names of its runs begin."""
 
     @property
     def names(self) -> tuple[str, str, str, str]:
@@ -80,8 +81,8 @@ class FinishedRun(StudyRun):
         return rows[-1].figures if rows else {}
 
 
-def read_rows(table: Path) -> list[Row]:
-    """The rows of a CSV file.
+def read_rows(table: Path, prefix: str = "study") -> list[Row]:
+    """The rows of a CSV file; names of their runs begin with ``prefix``.
 
     It has a column for each field of :class:`Row`; the column of the coefficients is ``grid``.
 
@@ -93,8 +94,8 @@ def read_rows(table: Path) -> list[Row]:
     rows = []
     for number, values in enumerate(lines, 2):
         try:
-            rows.append(_row(values))
-        except (KeyError, ValueError, AttributeError) as error:
+            rows.append(_row(values, prefix))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{table}:{number} is not a row of a study: {error}",
                 "compare it with the other rows",
@@ -102,36 +103,43 @@ def read_rows(table: Path) -> list[Row]:
     return rows
 
 
-def _row(values: Mapping[str, str]) -> Row:
-    fields = parse_axes(filter(str.strip, values["fields"].split(";")))
+def _row(values: Mapping[str, str], prefix: str) -> Row:
+    plain: dict[str, Any] = dict(values)
+    fields = parse_axes(filter(str.strip, plain.pop("fields").split(";")))
     coefficients = []
-    for name, grid in parse_axes([values["grid"]] if values["grid"] else []).items():
+    for name, grid in parse_axes(filter(None, [plain.pop("grid")])).items():
         coefficients = [{name: value} for value in grid]
+    seeds = [int(seed) for seed in plain.pop("seeds").split()]
+    if coefficients and TUNING_SEED in seeds:
+        raise ValueError(f"seed {TUNING_SEED} chooses the coefficient; report others")
     return Row(
-        **{name: values[name] for name in (*NAMES, "configuration")},
+        **plain,
         fields={name: value for name, [value] in fields.items()},
         coefficients=coefficients,
-        seeds=[int(seed) for seed in values["seeds"].split()],
+        seeds=seeds,
+        prefix=prefix,
     )
 
 
 def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
-    """The rows that have the names of one entry, which are joined by colons; all without entries.
+    """The rows with the given experiments, settings, methods and divergences; all if none is.
+
+    Names of one kind are alternatives, names of different kinds are conditions.
 
     Raises:
-        UserError: No row has the names of an entry.
+        UserError: No row has a name, or has all of them.
     """
-    kept = set()
-    for entry in only:
-        having = {row for row in rows if set(entry.split(":")).issubset(row.names)}
-        if not having:
-            names = sorted({name for row in rows for name in row.names})
-            raise UserError(
-                f"no row has {entry!r}",
-                f"name one, or several of a row joined by colons, of: {', '.join(names)}",
-            )
-        kept |= having
-    return [row for row in rows if row in kept or not only]
+    kept = list(rows)
+    every = {name for row in rows for name in row.names}
+    for kind in zip(*[row.names for row in rows], strict=True):
+        names = set(kind).intersection(only)
+        kept = [row for row in kept if names.intersection(row.names) or not names]
+    if not kept or not every.issuperset(only):
+        raise UserError(
+            f"no row has {' and '.join(only)}",
+            f"name one, or several that a row has, of: {', '.join(sorted(every))}",
+        )
+    return kept
 
 
 def tuning_runs(rows: Iterable[Row], overrides: Mapping[str, Any]) -> list[StudyRun]:
@@ -183,36 +191,39 @@ def _runs(
 ) -> list[StudyRun]:
     config = configured(row.configuration, overrides)
     axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
-    planned = cells(row.configuration, config, axes, seeds)
+    planned = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
     return [StudyRun(row, cell.config, coefficient) for cell in planned]
 
 
 def choose(tuning: Iterable[FinishedRun]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row whose run has the highest mean reward; of equal ones the first.
 
-    A row without a finished run has none.
+    A row without a finished run of a finite reward has none.
     """
-    best: dict[Row, FinishedRun] = {}
+    chosen = {}
+    highest: dict[Row, float] = {}
     for run in tuning:
         reward = run.figures()["mean_reward"].value
-        if run.row not in best or reward > best[run.row].figures()["mean_reward"].value:
-            best[run.row] = run
-    return {row: run.coefficient for row, run in best.items()}
+        if highest.get(run.row, -math.inf) < reward < math.inf:
+            highest[run.row] = reward
+            chosen[run.row] = run.coefficient
+    return chosen
 
 
 def finished(runs: Iterable[StudyRun]) -> list[FinishedRun]:
     """Runs whose every step the store has under today's key, with their results."""
     done = []
     for run in runs:
+        store = open_store(run.config.store, create=True)
         # The record of another version of the settings is none.
         with suppress(UserError):
-            record = RunRecord(open_store(run.config.store, create=True), run.config.name)
+            record = RunRecord(store, run.config.name)
             if not _is_finished(record, run.config):
                 continue
             summary = summarise(record)
             # Its evaluations may be damaged.
             if summary.last_iteration:
-                done.append(FinishedRun(run.row, run.config, run.coefficient, summary))
+                done.append(FinishedRun(**vars(run), summary=summary))
     return done
 
 

@@ -74,18 +74,18 @@ def sweep_cells(
         else:
             summaries.append(result)
             labels[result.run] = listed(cell.fields) or name
-    comparison = None
+    others = ""
     if summaries:
         store = open_store(planned[0].config.store, create=True)
         comparison = write_comparison(store, compare_summaries(summaries, labels), name)
         publish_comparison(comparison)
-    if failed or comparison is None:
-        others = f"; the others are in {comparison.page}" if comparison else ""
-        raise GebError(
-            f"{len(failed)} of {len(planned)} runs failed: {', '.join(failed)}; the first because "
-            f"{next(iter(failed.values()))}{others}"
-        )
-    return comparison
+        if not failed:
+            return comparison
+        others = f"; the others are in {comparison.page}"
+    raise GebError(
+        f"{len(failed)} of {len(planned)} runs failed: {', '.join(failed)}; the first because "
+        f"{next(iter(failed.values()))}{others}"
+    )
 
 
 def run_all(
@@ -113,9 +113,7 @@ def run_all(
         return {config.name: run(config) for config in configs}
     with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
         # Each thread needs the flow run's context to be below it.
-        futures = {}
-        for config in configs:
-            futures[config.name] = pool.submit(copy_context().run, run, config)
+        futures = {config.name: pool.submit(copy_context().run, run, config) for config in configs}
         try:
             return {name: future.result() for name, future in futures.items()}
         except BaseException:

@@ -38,8 +38,8 @@ def paper(
     Args:
         scale: `small`, tasks that a model trained on this machine can do; `chat`, two that a small
             chat model can, which `inputs.policy` names; `full`, the paper's.
-        only: Experiments, settings, methods and divergences to compute, or several of a row joined
-            by colons; all if empty.
+        only: Experiments, settings, methods and divergences to compute; names of one kind are
+            alternatives, names of different kinds are conditions; all if empty.
         parallel_runs: Runs at the same time.
         config: Settings that differ from the rows' configurations in all runs.
     """
@@ -96,8 +96,5 @@ def _compute(
     lacking = {run.config.name: run.config for run in of_rows}
     for run in study.finished(of_rows):
         lacking.pop(run.config.name, None)
-    errors = {}
-    for name, result in run_all(list(lacking.values()), parallel_runs, session).items():
-        if isinstance(result, GebError):
-            errors[name] = str(result)
-    return errors
+    results = run_all(list(lacking.values()), parallel_runs, session)
+    return {name: str(result) for name, result in results.items() if isinstance(result, GebError)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.paper.tables import Findings, coverage, paper_tables
+from experiments.paper.tables import Findings, paper_tables
 from experiments.study import FinishedRun
 from flows.report.files import json_text
 from flows.report.plots import course_figure, png
@@ -29,12 +29,12 @@ def write_report(store: Store, name: str, findings: Findings) -> tuple[dict[str,
         Values for a JSON document, of which ``page`` is the report's address, and the Markdown.
     """
     folder = store.run_path(name)
-    headline = coverage(findings)
+    runs = {run.config.name for run in (*findings.tuning, *findings.reported)}
+    headline = f"{len(runs)} runs of {len(findings.rows)} rows are finished."
     tables = paper_tables(findings)
     sections = [f"# {findings.title}", headline, _LEGEND]
     for table in tables:
-        sections.append(f"## {table.title}")
-        sections.append(table.markdown())
+        sections += [f"## {table.title}", table.markdown()]
     for title, figure in kappa_figures(findings).items():
         name_of_file = re.sub("[, ]+", "-", f"kappa-{title}.png").lower()
         write_atomically(folder / name_of_file, png(figure))
@@ -75,13 +75,14 @@ def kappa_figures(findings: Findings) -> dict[str, Figure]:
         row = run.row
         # Designs of GEB on rejected responses, as in the paper; ten lines hide each other.
         in_paper = row.method.startswith("GEB") and row.experiment != "responses"
-        if in_paper and "train.kappa" in run.coefficient:
+        kappa = run.coefficient.get("train.kappa")
+        # Zero has no logarithm.
+        if in_paper and kappa:
             line = lines.setdefault(f"{row.setting}, {row.divergence}", {})
             points = line.setdefault(row.method, {})
-            points[math.log10(run.coefficient["train.kappa"])] = run.figures()["mean_reward"]
+            points[math.log10(kappa)] = run.figures()["mean_reward"]
     figures = {}
     for title, by_method in sorted(lines.items()):
         ordered = {method: dict(sorted(points.items())) for method, points in by_method.items()}
-        if any(len(points) > 1 for points in ordered.values()):
-            figures[title] = course_figure(title, ordered, "log₁₀ κ", "mean reward")
+        figures[title] = course_figure(title, ordered, "log₁₀ κ", "mean reward")
     return figures

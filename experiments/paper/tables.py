@@ -64,7 +64,7 @@ class Findings:
 
 def paper_rows(scale: str) -> list[Row]:
     """The rows of a scale."""
-    return read_rows(_table_of(scale))
+    return read_rows(_table_of(scale), "paper")
 
 
 def published() -> dict[tuple[str, ...], str]:
@@ -160,11 +160,3 @@ def _differences(estimates: Mapping[Row, Sequence[Estimate]], column: PaperColum
             p_values = f"{p_text(test.p_value)}, by Holm {p_text(by_holm)}"
             cells[row] = replace(cell, interval=f"{cell.interval}, {p_values}")
     return list(cells.values())
-
-
-def coverage(findings: Findings) -> str:
-    """How many rows have a run and how many runs are finished."""
-    runs = [*findings.tuning, *findings.reported]
-    started = {run.row for run in runs}
-    names = {run.config.name for run in runs}
-    return f"{len(started)} of {len(findings.rows)} rows have runs; {len(names)} are finished."

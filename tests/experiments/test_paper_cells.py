@@ -1,5 +1,6 @@
 """Tables of the paper's rows: complete, readable, and planned with what they share."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from experiments.study import (
     TUNING_SEED,
     FinishedRun,
     choose,
+    finished,
     read_rows,
     reported_runs,
     selected,
@@ -108,13 +110,16 @@ def test_one_run_serves_all_cells_that_ask_for_it(tmp_path):
 def test_a_part_is_named_by_what_its_cells_have(tmp_path):
     rows = read_rows(table(tmp_path, FDPO, GEB, FDPO.replace("KL", "Hellinger")))
     assert [row.method for row in selected(rows, ["GEB-π"])] == ["GEB-π"]
-    two = selected(rows, ["GEB-π", "f-DPO:KL"])
+    two = selected(rows, ["GEB-π", "f-DPO", "KL"])
     assert [row.names[2:] for row in two] == [("f-DPO", "KL"), ("GEB-π", "KL")]
-    with pytest.raises(UserError, match="no row has 'PPO'") as refused:
+    [one] = selected(rows, ["f-DPO", "Hellinger"])
+    assert one.names[2:] == ("f-DPO", "Hellinger")
+    assert selected(rows, []) == rows
+    with pytest.raises(UserError, match="no row has f-DPO and PPO") as refused:
         selected(rows, ["f-DPO", "PPO"])
     assert "GEB-π" in str(refused.value.remedy)
-    with pytest.raises(UserError, match="no row has 'GEB-π:Hellinger'"):
-        selected(rows, ["GEB-π:Hellinger"])
+    with pytest.raises(UserError, match="no row has GEB-π and Hellinger"):
+        selected(rows, ["GEB-π", "Hellinger"])
 
 
 @pytest.mark.parametrize(
@@ -122,11 +127,33 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path):
     [
         (FDPO.replace("0 1", "one"), "small.csv:2 is not a row"),
         (FDPO.replace("train.design=none", "none"), "'none' is not FIELD=VALUE"),
+        (GEB.replace("0 1", "0 100"), "seed 100"),
     ],
 )
 def test_a_broken_row_is_named_by_its_line(tmp_path, row, said):
     with pytest.raises(UserError, match=said):
         read_rows(table(tmp_path, row))
+
+
+def test_a_column_without_a_field_is_refused_by_its_name(tmp_path):
+    place = table(tmp_path, FDPO)
+    place.write_text(place.read_text().replace("grid", "grid,tuning_seeds").replace(",,", ",,,"))
+    with pytest.raises(UserError, match="tuning_seeds"):
+        read_rows(place)
+
+
+def test_runs_of_two_studies_have_different_names(tmp_path):
+    [row] = read_rows(table(tmp_path, FDPO), "paper")
+    [run, _] = reported_runs([row], {}, {})
+    [other, _] = reported_runs([replace(row, prefix="rehearsal")], {}, {})
+    assert run.config.name == "paper-quickstart-design_none-s0"
+    assert other.config.name == "rehearsal-quickstart-design_none-s0"
+
+
+def test_a_store_that_cannot_be_opened_is_not_taken_for_an_empty_one(tmp_path):
+    [row] = read_rows(table(tmp_path, FDPO))
+    with pytest.raises(UserError, match="nowhere"):
+        finished(reported_runs([row], {"store": "nowhere://bucket/place"}, {}))
 
 
 def measured(run, reward):
@@ -146,6 +173,7 @@ def test_the_coefficient_has_the_highest_mean_reward(tmp_path):
     assert choose([measured(low, 0.5), measured(high, 0.4)]) == {row: {"train.kappa": 0.5}}
     # The first of values that are as good.
     assert choose([measured(run, 0.5) for run in runs]) == {row: {"train.kappa": 0.5}}
+    assert choose([measured(low, math.nan), measured(high, 0.4)]) == {row: {"train.kappa": 2}}
     assert choose([]) == {}
     assert reported_runs([row], {}, {}) == [], "nothing is reported before its coefficient is known"
     [first, _] = reported_runs([row], {}, {row: {"train.kappa": 2}})

@@ -22,7 +22,7 @@ def score(prompts, responses, references):
 """
 ROWS = (
     "main,front desk,f-DPO,KL,tiny,train.design=none,,100",
-    'main,front desk,GEB-π,KL,tiny,,"train.kappa=0.5,1",100',
+    'main,front desk,GEB-π,KL,tiny,,"train.kappa=0.5,1",0',
 )
 
 
@@ -48,15 +48,13 @@ def test_rows_share_steps_and_are_found_again(configs, tmp_path):
     arguments = ("paper", "--set", f"store={store}", "--json")
     done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     document = json.loads(done.stdout)
-    # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
-    assert {run["run"] for run in (*document["tuning"], *document["reported"])} == {
-        "tiny-design_none-s100",
-        "tiny-kappa_0.5-s100",
-        "tiny-kappa_1-s100",
+    assert {run["run"] for run in document["tuning"]} == {
+        "paper-tiny-kappa_0.5-s100",
+        "paper-tiny-kappa_1-s100",
     }
     counts = {path.parent.name: len(list(path.parent.iterdir())) for path in folders(store)}
-    # The first iteration's pairs are all runs' own, the second's each run's.
-    assert (counts["sft"], counts["prepare"], counts["pair"], counts["train"]) == (1, 1, 4, 6)
+    # Runs of one seed share the policy and the first iteration's pairs.
+    assert (counts["sft"], counts["prepare"], counts["pair"], counts["train"]) == (2, 2, 6, 8)
     check_by_hand(store, document)
     assert "## front desk: main" in Path(document["page"]).read_text()
     again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
@@ -66,15 +64,16 @@ def test_rows_share_steps_and_are_found_again(configs, tmp_path):
 
 def check_by_hand(store, document):
     """Compares the rows with what the runs' stored scores and responses give."""
-    kappas = {kappa: f"tiny-kappa_{kappa}-s100" for kappa in ("0.5", "1")}
+    kappas = {kappa: f"paper-tiny-kappa_{kappa}-s100" for kappa in ("0.5", "1")}
     means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
     assert means["0.5"] != means["1"]
     best = max(means, key=means.__getitem__)
     coefficients = {run["run"]: run["coefficient"] for run in document["reported"]}
-    assert coefficients[kappas[best]] == {"train.kappa": float(best)}
+    reported = f"paper-tiny-kappa_{best}-s0"
+    assert coefficients[reported] == {"train.kappa": float(best)}
     [table] = document["tables"]
     assert table["title"] == "front desk: main"
-    runs = {"f-DPO": "tiny-design_none-s100", "GEB-π": kappas[best]}
+    runs = {"f-DPO": "paper-tiny-design_none-s100", "GEB-π": reported}
     assert [row["method"] for row in table["rows"]] == list(runs)
     for row in table["rows"]:
         policy = rewards(store, runs[row["method"]])

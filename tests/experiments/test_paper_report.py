@@ -125,6 +125,8 @@ def test_kappa_is_drawn_from_tuning_runs_on_rejected_responses():
         # The same run, for another row.
         result(replace(low, experiment="kappa"), 7, mean_reward=0.7),
         result(everywhere, 7, mean_reward=0.1),
+        # Zero has no logarithm.
+        result(main("GEB-π", coefficients=[{"train.kappa": 0}]), 7, mean_reward=0.2),
     )
     [(title, figure)] = kappa_figures(findings([low], tuning=tuning)).items()
     assert title == f"{MISTRAL}, KL"
@@ -142,7 +144,7 @@ def test_the_report_says_how_much_is_computed(two, store, tmp_path):
     folder = tmp_path / "store/runs/paper-full"
     assert document["page"] == str(folder / "report.md")
     assert (folder / "report.md").read_text() == text
-    assert "2 of 3 rows have runs; 6 are finished" in text
+    assert "6 runs of 3 rows are finished" in text
     assert [row["seeds"] for row in document["tables"][0]["rows"]] == ["3 of 3", "3 of 3", "0 of 3"]
     assert f"## {MISTRAL}: main" in text
     assert len(json.loads((folder / "report.json").read_text())["reported"]) == 6
