@@ -37,15 +37,10 @@ from stages.store.base import Artifact
 _PROGRESS_SECONDS = 30.0
 
 
-def _is_of_step(record: logging.LogRecord) -> bool:
-    """False for Prefect's line on a task whose input failed or was cancelled.
-
-    It would be an error for each of the many steps that then wait; their states say NotReady, too.
-    """
-    return "NotReady" not in record.getMessage()
-
-
-logging.getLogger("prefect.task_runs").addFilter(_is_of_step)
+# Prefect logs an error for each task whose input failed or was cancelled; their states say so, too.
+logging.getLogger("prefect.task_runs").addFilter(
+    lambda record: "NotReady" not in record.getMessage()
+)
 
 
 @contextmanager

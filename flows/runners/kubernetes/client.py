@@ -60,15 +60,15 @@ class Cluster:
 
         Raises:
             UserError: The cluster refuses it, for a reason that a person has to change.
-            StageFailedError: It refuses it for now.
+            StageFailedError: It refuses it for now, or does not answer a dry run.
             NoRoomError: The namespace's quota has no room for it now.
         """
         mode = "All" if dry_run else None
         try:
             _asked(self._api.create_namespaced_pod, self.namespace, manifest, dry_run=mode)
         except ApiException as error:
-            is_for_all = error.status in (UNAUTHORIZED, *_AWAY_STATUSES)
-            if is_for_all or "cannot create resource" in reason_of(error):
+            for_all = [UNAUTHORIZED] if dry_run else [UNAUTHORIZED, *_AWAY_STATUSES]
+            if error.status in for_all or "cannot create resource" in reason_of(error):
                 raise
             stage = manifest["metadata"]["labels"][STAGE]
             raise refused(error.status, reason_of(error), stage, num_pods) from error

@@ -82,9 +82,15 @@ class ForkedProcess:
         self.stdout: IO[str] | None = stdout
 
     def end(self) -> None:
-        """Ends the supervisor's stdin, its sign to end the stage."""
+        """Ends the supervisor's stdin, its sign to end the stage; before there is one, the server.
+
+        The server may load libraries for a minute, or hang at a file system that does not answer.
+        Stages of other runs that wait for it fail, and start again with their retries.
+        """
         with contextlib.suppress(OSError):
             self._stdin.shutdown(socket.SHUT_WR)
+        if not self._told():
+            self._server.kill()
 
     def wait(self) -> int:
         """Waits for the exit code, or minus the signal that killed the supervisor."""
@@ -101,14 +107,9 @@ class ForkedProcess:
                 return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kills the supervisor, and with it the stage; before there is one, the server.
-
-        An import may hang in the server, as on a file system that does not answer.
-        """
+        """Kills the supervisor, and with it the stage."""
         # One that has told its exit code has ended.
         match self._told():
-            case []:
-                self._server.kill()
             case [pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -4,21 +4,24 @@ import io
 import itertools
 import json
 import threading
-from http.client import BAD_GATEWAY, INTERNAL_SERVER_ERROR, NOT_FOUND, OK
+from http.client import BAD_GATEWAY, INTERNAL_SERVER_ERROR, NOT_FOUND, OK, SERVICE_UNAVAILABLE
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from kubernetes.client.exceptions import ApiException
 
+from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog, whole_lines
+from flows.runners.choose import check_place
 from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes import attempt
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import Cluster
+from flows.runners.kubernetes.client import Cluster, explain_api_errors
+from flows.runners.kubernetes.diagnosis import STAGE
 from flows.runners.kubernetes.place import KubernetesPlace
-from flows.runners.place import StageJob
+from flows.runners.place import PlaceAwayError, StageJob
 from stages.contract.errors import EXIT_USER, PreemptedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources
@@ -263,12 +266,12 @@ class Proxy(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<html>Please sign in</html>")
 
+    do_POST = do_GET
 
-@pytest.mark.parametrize(("status", "word"), [(OK, "not JSON"), (BAD_GATEWAY, "Bad Gateway")])
-def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(
-    request_, tmp_path, monkeypatch, status, word
-):
-    monkeypatch.setattr(Proxy, "status", status)
+
+@pytest.fixture
+def behind_proxy(tmp_path, monkeypatch):
+    """Settings of a cluster whose every answer is a proxy's."""
     with served(Proxy) as url:
         config = {
             "clusters": [{"name": "behind", "cluster": {"server": url}}],
@@ -279,9 +282,30 @@ def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(
         path = tmp_path / "kubeconfig"
         path.write_text(json.dumps(config))
         monkeypatch.setenv("KUBECONFIG", str(path))
-        execution = Execution(kubernetes=KubernetesSettings(user="1000:1000"))
-        with pytest.raises(PreemptedError, match=word):
-            KubernetesPlace(execution).find(job_of(request_))
+        volumes = {str(tmp_path): {"claim": "store"}}
+        settings = KubernetesSettings(user="1000:1000", volumes=volumes)
+        yield Execution(runner="kubernetes", kubernetes=settings)
+
+
+@pytest.mark.parametrize(("status", "word"), [(OK, "not JSON"), (BAD_GATEWAY, "Bad Gateway")])
+def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(
+    request_, behind_proxy, monkeypatch, status, word
+):
+    monkeypatch.setattr(Proxy, "status", status)
+    with pytest.raises(PreemptedError, match=word):
+        KubernetesPlace(behind_proxy).find(job_of(request_))
+
+
+def test_a_cluster_that_starts_again_holds_up_a_stage_but_no_check(
+    request_, behind_proxy, store, monkeypatch
+):
+    monkeypatch.setattr(Proxy, "status", SERVICE_UNAVAILABLE)
+    check_place(behind_proxy, StageResources(), store.location)
+    cluster = Cluster(behind_proxy.kubernetes)
+    manifest = pod("geb-x-0")
+    manifest["metadata"]["labels"] = {STAGE: "train"}
+    with pytest.raises(PlaceAwayError), explain_api_errors(cluster):
+        cluster.create(manifest, 1)
 
 
 @pytest.mark.parametrize("text", ["{", "", "contexts: []"])

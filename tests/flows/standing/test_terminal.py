@@ -26,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_failed_run_shows_its_last_lines_and_resume_command(prefect_server, tmp_path):
-    failing = write_program(tmp_path / "failing-python", "echo 'the disk fell out'\nexit 7")
+    failing = write_program(
+        tmp_path / "failing-python", "echo 'the disk fell out'\necho so\nexit 7"
+    )
     execution = {"interpreters": {"prepare": str(failing)}, "fork_server": False}
     done = geb("run", write_config(tmp_path, name="terminal", execution=execution))
     assert done.returncode == 1, done.stderr
