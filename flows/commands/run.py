@@ -67,7 +67,7 @@ def resume(
     """Go on with a run that failed or was stopped, with the configuration it was started with."""
     record = RunRecord.existing(open_store(store), name)
     # A run is resumed in the store that holds it, which may have moved.
-    config = record.config().model_copy(update={"store": location_of(store)})
+    config = record.config(strict=True).model_copy(update={"store": location_of(store)})
     _run(config, from_step, as_json, dry_run)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
@@ -102,18 +102,17 @@ class StepTasks:
         return {name: future.result() for name, future in self._futures.items()}
 
     def _task(self, step: Step) -> Task[Any, Any]:
-        execution = self._executor.config.execution
-        decorate = task(
+        return Task(
+            self._run,
             # Prefect shows it, with a suffix, before the task starts.
             name=step.name,
             task_run_name=step.name,
-            retries=execution.retries,
+            retries=self._executor.config.execution.retries,
             retry_delay_seconds=RETRY_SECONDS,
             retry_condition_fn=_can_be_retried,
             cache_policy=NO_CACHE,
             persist_result=False,
         )
-        return decorate(self._run)
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:
@@ -141,7 +140,7 @@ class PrefectProgress(Observer):
 
     def __init__(self) -> None:
         self._lines = StepLines(_PROGRESS_SECONDS)
-        self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
+        self._logger = get_run_logger()
 
     def stage_event(self, request: Request, event: Event) -> None:
         """See :class:`flows.execution.observer.Observer`."""

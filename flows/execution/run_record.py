@@ -138,12 +138,16 @@ class RunRecord:
         path = self.path / "config.json"
         return path.exists() and path.read_bytes() == config.to_json().encode()
 
-    def config(self) -> RunConfig:
-        """The configuration that the run was last started with."""
+    def config(self, *, strict: bool = False) -> RunConfig:
+        """The configuration that the run was last started with.
+
+        Settings of another version are an error if ``strict``, else they are left out.
+        """
         path = self.path / "config.json"
         remedy = "start the run again: `geb run CONFIG`"
         try:
-            return check_config(read_record(path, dict[str, Any], remedy), str(path))
+            values = read_record(path, dict[str, Any], remedy)
+            return check_config(values, str(path), strict=strict)
         except UserError as error:
             # Another version wrote it, with settings of its time.
             raise UserError(error.message, remedy) from error

@@ -122,10 +122,13 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], origin: str) -> Ru
     return check_config(values, origin)
 
 
-def check_config(values: Sections, origin: str) -> RunConfig:
-    """Validates a run's configuration; ``origin`` says in messages where the values come from."""
+def check_config(values: Sections, origin: str, *, strict: bool = True) -> RunConfig:
+    """Validates a run's configuration; ``origin`` says in messages where the values come from.
+
+    If it is not ``strict``, settings that this version does not know are left out.
+    """
     try:
-        config = RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values, extra="forbid" if strict else "ignore")
         config._given = values
         check(config)
         # pydantic does not look for infinite numbers in tables of any values.

@@ -1,5 +1,6 @@
 """Damaged records of a store: every command says in one message which, where, and what to do."""
 
+import json
 import shutil
 
 import pytest
@@ -67,6 +68,23 @@ def test_every_command_is_content_with_the_whole_store(geb):
     for command in COMMANDS:
         code, output = geb(command)
         assert code == 0, (command, output)
+
+
+def test_settings_that_have_gone_hinder_only_a_resume(store, geb):
+    path = store / "runs/nightly/config.json"
+    values = json.loads(path.read_text())
+    values["train"]["gone"] = 5
+    values["train"]["lora"] = {"rank": 4, "gone": "deeply"}
+    path.write_text(json.dumps(values))
+    for command in ("report nightly", "status nightly", "gc"):
+        code, output = geb(command)
+        assert code == 0, (command, output)
+    code, output = geb("status nightly --json")
+    assert json.loads(output)["nightly"]["waiting"], "steps are known by the configuration"
+    code, output = geb("resume nightly --dry-run")
+    assert code == 64
+    assert "train.lora.gone: no such setting" in output
+    assert "geb run CONFIG" in output
 
 
 def test_a_store_that_is_not_there_is_the_persons_mistake(store, geb):
