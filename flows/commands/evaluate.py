@@ -66,9 +66,13 @@ def evaluate(
     run = resolve_comparison(settings, models)
     with prefect_session(settings.store, run.config.name, as_json, len(run.steps)) as session:
         comparison = call_as_flow("evaluate", policy, lambda: compare_models(run, models, session))
-    verdict = Text(comparison.verdict())
-    metrics = f"metrics  {comparison.artifact}"
-    answer(as_json, comparison.to_json(), verdict, comparison.table(), metrics)
+    answer(
+        as_json,
+        comparison.to_json(),
+        Text(comparison.verdict()),
+        comparison.table(),
+        f"metrics  {comparison.artifact}",
+    )
 
 
 def sweep(

@@ -33,7 +33,7 @@ def fields(
     document = {
         row.name: {
             "required": row.default is None,
-            "default": None if row.default is None else json.loads(row.default),
+            "default": json.loads(row.default or "null"),
             "values": row.kind,
             "meaning": row.meaning,
         }

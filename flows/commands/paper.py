@@ -55,8 +55,13 @@ def paper(
     rows = paper_rows(scale)
     planned = planned_runs(selected(rows, names), config)
     if dry_run:
-        note = "a coefficient that is still to be chosen is shown as the first of its values"
-        answer(as_json, {"runs": [*planned]}, *planned, f"{len(planned)} runs; {note}")
+        answer(
+            as_json,
+            {"runs": [*planned]},
+            *planned,
+            f"{len(planned)} runs; a coefficient that is still to be chosen is shown as the first "
+            "of its values",
+        )
         return
     # A mistake in the settings of all runs ends the command before the first one.
     with suppress(HubUnreachableError):

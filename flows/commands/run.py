@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -107,42 +106,36 @@ def _run(
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
-    if not dry_run and not to_run and _is_finished(config):
+    record = RunRecord(open_store(config.store), config.name)
+    if not dry_run and not to_run and _is_finished(record, config):
         report(config.name, config.store, as_json)
         return
     expected = estimate(config, resolved.steps, lines)
+    cost = cost_line(expected)
+    # They ran before, and may come out the same.
+    if any(line.key is None and record.step(line.step) for line in lines):
+        cost += ", at most: steps without a key may be in the store"
     warnings = [*(cautions(resolved) if "train" in to_run else ()), *expected.warnings]
     if dry_run:
-        _show_plan(lines, expected, as_json)
-        _warn(*warnings, *_refusals_here(config))
-    else:
-        _warn(*warnings)
-        _execute(resolved, lines, expected, as_json)
+        _show_plan(lines, expected, cost, as_json)
+        # Another host may be the one to run it.
+        try:
+            check_host(config.execution, config.resources)
+        except UserError as error:
+            warnings.append(f"a run here would be refused: {error.message}")
+    # On stderr: stdout may be for a document.
+    for warning in warnings:
+        messages().print(f"[bold yellow]warning[/] {escape(warning)}")
+    if not dry_run:
+        _execute(resolved, lines, cost, as_json)
 
 
-def _is_finished(config: RunConfig) -> bool:
-    record = RunRecord(open_store(config.store), config.name)
+def _is_finished(record: RunRecord, config: RunConfig) -> bool:
     states = [attempt.state for attempt in run_attempts(record)]
     return record.holds(config) and states[-1:] == ["completed"]
 
 
-def _refusals_here(config: RunConfig) -> Iterator[str]:
-    """Why this host would refuse a run that may be planned for another one."""
-    try:
-        check_host(config.execution, config.resources)
-    except UserError as error:
-        yield f"a run here would be refused: {error.message}"
-
-
-def _warn(*warnings: str) -> None:
-    # On stderr: stdout may be for a document.
-    for warning in warnings:
-        messages().print(f"[bold yellow]warning[/] {escape(warning)}")
-
-
-def _execute(
-    resolved: ResolvedRun, lines: list[PlannedStep], expected: RunEstimate, as_json: bool
-) -> None:
+def _execute(resolved: ResolvedRun, lines: list[PlannedStep], cost: str, as_json: bool) -> None:
     config = resolved.config
     check_host(config.execution, config.resources)
     counts = Counter(line.action for line in lines)
@@ -151,7 +144,7 @@ def _execute(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
-    shown.print(cost_line(expected))
+    shown.print(cost)
     with prefect_session(config.store, config.name, as_json, len(lines)) as session:
         from flows.execution.stage_flow import call_as_flow
         from flows.iterate import run_steps
@@ -179,11 +172,11 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 """Style of a verdict on a terminal."""
 
 
-def _show_plan(lines: list[PlannedStep], expected: RunEstimate, as_json: bool) -> None:
+def _show_plan(lines: list[PlannedStep], expected: RunEstimate, cost: str, as_json: bool) -> None:
     rows = [
         [line.step, line.action, line.because, line.key[:12] if line.key else "-"] for line in lines
     ]
     table = FittedTable("", ("step", "action", "why", "key"), rows, left=4)
     pairs = zip(lines, expected.steps, strict=True)
-    document = [vars(line) | cost.to_json() for line, cost in pairs]
-    answer(as_json, document, table, cost_line(expected))
+    document = [vars(line) | step.to_json() for line, step in pairs]
+    answer(as_json, document, table, cost)

@@ -50,8 +50,10 @@ def schedule(
     try:
         when = CronSchedule(cron=cron, timezone=timezone)
     except ValueError as error:
-        remedy = 'write minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as UTC'
-        raise UserError(f"--cron {cron!r}, --timezone {timezone!r}: {error}", remedy) from error
+        raise UserError(
+            f"--cron {cron!r} or --timezone {timezone!r} is wrong",
+            'write minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as UTC',
+        ) from error
     parameters = {"preset": NO_PRESET, "config": run.given_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
         try:
@@ -64,7 +66,7 @@ def schedule(
             ) from error
         entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=run.name)
         try:
-            client.create_deployment_schedules(deployment.id, [entry])
+            [created] = client.create_deployment_schedules(deployment.id, [entry])
         except PrefectHTTPStatusError as error:
             if error.response.status_code != HTTPStatus.CONFLICT:
                 raise
@@ -72,4 +74,9 @@ def schedule(
                 f"there is a schedule {run.name!r} already",
                 "give this one another: --set name=NAME",
             ) from error
-    console.print(f"schedule {run.name}: {cron} ({timezone})", markup=False)
+    console.print(
+        f"schedule {run.name}: {cron} ({timezone})\n"
+        "list   prefect deployment schedule ls iterate/iterate\n"
+        f"pause  prefect deployment schedule pause iterate/iterate {created.id}",
+        markup=False,
+    )

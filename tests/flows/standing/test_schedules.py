@@ -31,8 +31,9 @@ def schedules(client):
 def test_a_schedule_has_the_given_settings_as_its_parameters(client, tmp_path):
     config = write_config(tmp_path, name="nightly")
     options = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--set", "train.beta=0.07")
-    geb_ok("schedule", config, *options)
+    printed = geb_ok("schedule", config, *options).stdout
     schedule = schedules(client)["nightly"]
+    assert f"schedule pause iterate/iterate {schedule.id}\n" in printed
     assert schedule.active
     assert schedule.schedule.model_dump(include={"cron", "timezone"}) == {
         "cron": "0 3 * * 1",
@@ -55,5 +56,7 @@ def test_a_schedule_has_the_given_settings_as_its_parameters(client, tmp_path):
     ],
 )
 def test_a_cron_line_or_a_zone_that_is_none_is_refused(client, tmp_path, options, said):
-    assert said in geb_refused("schedule", write_config(tmp_path), *options)
+    message = geb_refused("schedule", write_config(tmp_path), *options)
+    assert said in message
+    assert "pydantic" not in message
     assert schedules(client) == {}
