@@ -103,17 +103,16 @@ def read_rows(table: Path, prefix: str = "study") -> list[Row]:
     return rows
 
 
-def _row(values: Mapping[str, str], prefix: str) -> Row:
-    plain: dict[str, Any] = dict(values)
-    fields = parse_axes(filter(str.strip, plain.pop("fields").split(";")))
+def _row(values: dict[str, Any], prefix: str) -> Row:
+    fields = parse_axes(filter(str.strip, values.pop("fields").split(";")))
     coefficients = []
-    for name, grid in parse_axes(filter(None, [plain.pop("grid")])).items():
+    for name, grid in parse_axes(filter(None, [values.pop("grid")])).items():
         coefficients = [{name: value} for value in grid]
-    seeds = [int(seed) for seed in plain.pop("seeds").split()]
+    seeds = [int(seed) for seed in values.pop("seeds").split()]
     if coefficients and TUNING_SEED in seeds:
         raise ValueError(f"seed {TUNING_SEED} chooses the coefficient; report others")
     return Row(
-        **plain,
+        **values,
         fields={name: value for name, [value] in fields.items()},
         coefficients=coefficients,
         seeds=seeds,

@@ -97,8 +97,8 @@ def sweep(
     """Run a grid of settings over seeds, and compare them: mean ± standard deviation, tests."""
     settings = config_of_command(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
-    [listed_seeds] = parse_axes([f"--seeds={seeds}"]).values()
-    planned = cells(title, settings, parse_axes(grid or ()), listed_seeds)
+    numbers = parse_axes([f"--seeds={seeds}"])["--seeds"]
+    planned = cells(title, settings, parse_axes(grid or ()), numbers)
     if len(planned) == 1:
         raise UserError(
             f"the sweep {title} has one run", "give --grid FIELD=VALUE,VALUE or several --seeds"

@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from stages.evaluate.statistics import BATCH, CONFIDENCE, SEED, Estimate, Floats, ratio_of_sums
+from stages.evaluate.statistics import (
+    BATCH,
+    CONFIDENCE,
+    SEED,
+    UNBOUNDED,
+    Bounds,
+    Estimate,
+    Floats,
+    ratio_of_sums,
+)
 
-Bounds = tuple[float, float]
-"""Least and largest value of a figure."""
-UNBOUNDED = (-math.inf, math.inf)
 PERMUTATIONS = 9999
 """Most sign patterns of a permutation test; the smallest p-value is then 2 · 10⁻⁴."""
 

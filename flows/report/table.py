@@ -12,8 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from flows.report.statistics import UNBOUNDED, Bounds
-from stages.evaluate.statistics import Estimate
+from stages.evaluate.statistics import UNBOUNDED, Bounds, Estimate
 
 POLICY = "policy"
 BASE = "base"

@@ -8,6 +8,7 @@ Shapes: ``P`` prompts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,9 @@ SEED = 20260101
 BATCH = 250
 
 Floats = npt.NDArray[np.float64]
+Bounds = tuple[float, float]
+"""Least and largest value of a figure."""
+UNBOUNDED = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
