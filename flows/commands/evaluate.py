@@ -129,5 +129,8 @@ def _show_runs(planned: list[SweepCell], as_json: bool) -> None:
         }
         document.append(row | {"fields": dict(cell.fields)})
         rows.append([*map(str, row.values()), listed(cell.fields) or "-"])
-    header = ("run", "seed", "in the store", "to compute", "grid")
-    answer(as_json, document, FittedTable("", header, rows, left=5))
+    answer(
+        as_json,
+        document,
+        FittedTable("", ("run", "seed", "in the store", "to compute", "grid"), rows, left=5),
+    )

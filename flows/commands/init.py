@@ -58,8 +58,7 @@ def write_task(folder: Path, policy: str | None) -> None:
         "store": str(folder / "store"),
     }
     for file in _FILES:
-        page = render(f"{file}.jinja", _TEMPLATES, **values)
-        (folder / file).write_text(page, encoding="utf-8")
+        (folder / file).write_text(render(f"{file}.jinja", _TEMPLATES, **values), encoding="utf-8")
     shutil.copyfile(_SAMPLES / "prompts.jsonl", folder / "prompts.jsonl")
     if policy is None:
         shutil.copyfile(_SAMPLES / "sft.jsonl", folder / "conversations.jsonl")

@@ -40,8 +40,7 @@ def fields(
         for row in rows
     }
     shown = [(row.name, row.default or "required", row.meaning) for row in rows]
-    header = ("field", "default", "meaning")
-    answer(as_json, document, FittedTable("", header, shown, left=3))
+    answer(as_json, document, FittedTable("", ("field", "default", "meaning"), shown, left=3))
 
 
 def compare(

@@ -54,7 +54,6 @@ def schedule(
             f"--cron {cron!r} or --timezone {timezone!r} is wrong",
             'write minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as UTC',
         ) from error
-    parameters = {"preset": NO_PRESET, "config": run.given_values(), "fresh": fresh}
     with get_client(sync_client=True) as client:
         try:
             deployment = client.read_deployment_by_name("iterate/iterate")
@@ -64,7 +63,11 @@ def schedule(
                 "`geb up` makes it; on another server: `prefect deploy --all --prefect-file "
                 "flows/standing/prefect.yaml`",
             ) from error
-        entry = DeploymentScheduleCreate(schedule=when, parameters=parameters, slug=run.name)
+        entry = DeploymentScheduleCreate(
+            schedule=when,
+            parameters={"preset": NO_PRESET, "config": run.given_values(), "fresh": fresh},
+            slug=run.name,
+        )
         try:
             [created] = client.create_deployment_schedules(deployment.id, [entry])
         except PrefectHTTPStatusError as error:

@@ -145,8 +145,7 @@ def _shown(found: Sequence[RunStatus]) -> FittedTable:
         ]
         for run in found
     ]
-    header = ("run", "state", "steps", "started", "took", "attempts")
-    return FittedTable("", header, rows, left=2)
+    return FittedTable("", ("run", "state", "steps", "started", "took", "attempts"), rows, left=2)
 
 
 def _one(store: Store, found: RunStatus) -> list[RenderableType]:
@@ -168,10 +167,10 @@ def _one(store: Store, found: RunStatus) -> list[RenderableType]:
         for step in found.steps
     ]
     rows += [[name, "waiting", "", "", ""] for name in found.waiting]
-    header = ("step", "state", "took", "attempts", "key")
     messages = [
         f"{reached.record.step}: {reached.record.message.splitlines()[0]}"
         for reached in found.steps
         if reached.state in (*AT_WORK, "failed", "crashed") and reached.record.message
     ]
-    return [head, FittedTable("", header, rows, left=2), *messages]
+    table = FittedTable("", ("step", "state", "took", "attempts", "key"), rows, left=2)
+    return [head, table, *messages]

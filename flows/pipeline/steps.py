@@ -156,13 +156,15 @@ class Steps:
 
     def pair(self, iteration: int, samples: Samples) -> Output:
         """Chooses a chosen and a rejected response per prompt."""
+        params = self.config.pair
         return self.add(
             step_name(iteration, "pair"),
-            self.config.pair,
+            params,
             {
                 "responses": samples.responses,
                 "scores": samples.scores,
-                "code": self._external["strategy_code"],
+                # A file that is not read must not change the key.
+                "code": self._external["strategy_code"] if params.strategy == "python" else (),
             },
             self._seed("pair", iteration),
         )
@@ -193,7 +195,7 @@ class Steps:
                 "policy": [policy],
                 "reference": [reference],
                 "pairs": list(pairs),
-                "code": self._external["objective_code"],
+                "code": self._external["objective_code"] if params.objective == "python" else (),
             },
             self._seed("train", iteration),
         )

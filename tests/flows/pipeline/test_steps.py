@@ -187,6 +187,16 @@ def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     assert given(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
 
 
+def test_code_that_no_setting_reads_is_given_to_no_step(tmp_path):
+    code = tmp_path / "code.py"
+    code.write_text("")
+    steps = steps_of(f"inputs.objective_code={code}", f"inputs.strategy_code={code}")
+    assert "code" not in steps["iteration-1/train"].inputs
+    assert "code" not in steps["iteration-1/pair"].inputs
+    python = steps_of("train.objective=python", f"inputs.objective_code={code}")
+    assert "code" in python["iteration-1/train"].inputs
+
+
 def test_a_run_starts_again_from_a_step_and_all_that_comes_of_it():
     config = load_config(ROOT / "configs/quickstart.yaml", ["screen.num_samples=2", "iterations=2"])
 
