@@ -129,13 +129,15 @@ def selected(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
         UserError: No row has a name, or has all of them.
     """
     kept = list(rows)
-    every = {name for row in rows for name in row.names}
-    for kind in zip(*[row.names for row in rows], strict=True):
-        names = set(kind).intersection(only)
-        kept = [row for row in kept if names.intersection(row.names) or not names]
-    if not kept or not every.issuperset(only):
+    every: set[str] = set()
+    for kind, of_kind in enumerate(zip(*[row.names for row in rows], strict=True)):
+        every.update(of_kind)
+        names = set(of_kind).intersection(only)
+        kept = [row for row in kept if row.names[kind] in names or not names]
+    unknown = sorted(set(only) - every)
+    if only and (unknown or not kept):
         raise UserError(
-            f"no row has {' and '.join(only)}",
+            f"no row has {' and '.join(unknown or only)}",
             f"name one, or several that a row has, of: {', '.join(sorted(every))}",
         )
     return kept

@@ -97,8 +97,7 @@ def sweep(
     """Run a grid of settings over seeds, and compare them: mean ± standard deviation, tests."""
     settings = config_of_command(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
-    numbers = parse_axes([f"--seeds={seeds}"])["--seeds"]
-    planned = cells(title, settings, parse_axes(grid or ()), numbers)
+    planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
     if len(planned) == 1:
         raise UserError(
             f"the sweep {title} has one run", "give --grid FIELD=VALUE,VALUE or several --seeds"
@@ -114,6 +113,15 @@ def sweep(
             "sweep", title, lambda: sweep_cells(title, planned, parallel_runs, session)
         )
     answer_comparison(as_json, comparison)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--seeds {text!r} is not SEED,SEED", "write for example --seeds 0,1,2"
+        ) from None
 
 
 def _show_runs(planned: list[SweepCell], as_json: bool) -> None:

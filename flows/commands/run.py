@@ -114,7 +114,7 @@ def _run(
     cost = cost_line(expected)
     # They ran before, and may come out the same.
     if any(line.key is None and record.step(line.step) for line in lines):
-        cost += ", at most: steps without a key may be in the store"
+        cost += "; less if steps without a key are in the store"
     warnings = [*(cautions(resolved) if "train" in to_run else ()), *expected.warnings]
     if dry_run:
         _show_plan(lines, expected, cost, as_json)

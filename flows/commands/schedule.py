@@ -4,6 +4,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from flows.commands.common import (
     ConfigPath,
@@ -49,9 +50,9 @@ def schedule(
     use_standing_server()
     try:
         when = CronSchedule(cron=cron, timezone=timezone)
-    except ValueError as error:
+    except ValidationError as error:
         raise UserError(
-            f"--cron {cron!r} or --timezone {timezone!r} is wrong",
+            f"--cron {cron!r}, --timezone {timezone!r}: {error.errors()[0]['msg']}",
             'write minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as UTC',
         ) from error
     with get_client(sync_client=True) as client:

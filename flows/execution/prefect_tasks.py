@@ -39,7 +39,7 @@ _PROGRESS_SECONDS = 30.0
 
 # Prefect logs an error for each task whose input failed or was cancelled; their states say so, too.
 logging.getLogger("prefect.task_runs").addFilter(
-    lambda record: "NotReady" not in record.getMessage()
+    lambda record: not record.getMessage().startswith("Finished in state NotReady")
 )
 
 
@@ -122,7 +122,8 @@ class StepTasks:
             self._executor.stop()
             raise
         except StageFailedError as error:
-            get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
+            if error.last_lines:
+                get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
         except StoppedError as error:
             return Cancelled(message=str(error), data=error)

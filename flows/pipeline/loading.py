@@ -169,7 +169,8 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
             f"{path} is not a configuration file",
             f"name a file that ends in {_SUFFIXES[0]}; `geb resume RUN` goes on with a run",
         )
-    values = read_yaml(path) or {}
+    loaded = read_yaml(path)
+    values = {} if loaded is None else loaded
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no settings", "write `name: value` lines")
     parents = values.pop("extends", [])

@@ -18,6 +18,8 @@ from stages.contract.messages import (
 )
 from stages.prepare.params import PrepareParams
 
+_DEFAULT_COLUMNS = (PrepareParams().messages_column, PrepareParams().prompt_column)
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -68,7 +70,7 @@ def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Mess
             return read_messages(row[name], name)
     # TRL's preferences may have their prompt in the conversations alone.
     chosen = listed_messages(row.get("chosen"), "chosen")
-    if chosen is not None:
+    if chosen is not None and names == _DEFAULT_COLUMNS:
         return read_messages(chosen, "chosen")
     raise UserError(
         f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",

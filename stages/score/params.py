@@ -21,8 +21,6 @@ from stages.contract.params import (
     speed_only,
 )
 
-_MARKS = (1.0, 10.0)
-
 PartName = Literal[
     "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
 ]
@@ -91,7 +89,7 @@ class JudgeSettings(ServerSettings):
     against: Literal["samples", "reference"] = "samples"
     """Pairwise: compare each response with the prompt's next two samples, in an evaluation with the
     base's, or with the prompt's reference answer: a baseline's, such as AlpacaEval's."""
-    marks: tuple[float, float] = _MARKS
+    marks: tuple[float, float] = (1.0, 10.0)
     """Scored: the lowest mark, and the highest."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
@@ -101,8 +99,6 @@ class JudgeSettings(ServerSettings):
         lowest, highest = self.marks
         if not lowest < highest:
             raise ValueError("marks are not the lowest mark, then the highest: correct their order")
-        if self.marks != _MARKS and self.mode != "scored":
-            raise ValueError("marks are set, and mode is not scored: set mode to scored")
         if self.against == "reference" and self.mode != "pairwise":
             raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
         return self
@@ -149,7 +145,7 @@ class ScoreParams(StageParams):
     """Scores every response with one oracle, or with several that are summed."""
 
     stage: ClassVar[str] = "score"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "2"
     inputs = {
         "responses": InputSpec("responses"),
         "opponents": InputSpec("responses", optional=True),

@@ -128,6 +128,6 @@ def check_pods(execution: Execution, resources: StageResources, store: str) -> N
         for stage, limits in resources:
             request = preflight_request(stage, limits, folder)
             group = PodGroup(request, execution, "geb-preflight", user, path, folder, owner="")
-            # A quota, and an API server that is busy or starts again, may let it pass later.
+            # A quota, and an API server that answers 5xx, may let it pass later.
             with contextlib.suppress(NoRoomError, StageFailedError):
                 cluster.create(pods_for(group)[0], request.resources.nodes, dry_run=True)

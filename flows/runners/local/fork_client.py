@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
+from weakref import WeakSet
 
 from flows.runners.command_lines import module_command
 from stages.contract.errors import EXIT_FAILED
@@ -46,7 +47,9 @@ def start_forked(command: list[str], environment: Mapping[str, str], log: int) -
         with contextlib.suppress(OSError):
             order = json.dumps(command).encode()
             socket.send_fds(server.requests, [order], [its_stdin.fileno(), writing, log])
-    return ForkedProcess(server, stdin, stdout)
+        process = ForkedProcess(server, stdin, stdout)
+        server.processes.add(process)
+    return process
 
 
 class _Server:
@@ -64,6 +67,7 @@ class _Server:
                 # A Ctrl-C in the terminal reaches the orchestrator, which then stops its stages.
                 start_new_session=True,
             )
+        self.processes: WeakSet[ForkedProcess] = WeakSet()
         atexit.register(self.kill)
 
     def kill(self) -> None:
@@ -79,18 +83,25 @@ class ForkedProcess:
     def __init__(self, server: _Server, stdin: socket.socket, stdout: IO[str]) -> None:
         self._server = server
         self._stdin = stdin
+        self._is_unwanted = False
         self.stdout: IO[str] | None = stdout
 
     def end(self) -> None:
         """Ends the supervisor's stdin, its sign to end the stage; before there is one, the server.
 
         The server may load libraries for a minute, or hang at a file system that does not answer.
-        Stages of other runs that wait for it fail, and start again with their retries.
+        It stays while another stage waits for it.
         """
+        self._is_unwanted = True
         with contextlib.suppress(OSError):
             self._stdin.shutdown(socket.SHUT_WR)
-        if not self._told():
+        is_awaited = any(process.waits() for process in self._server.processes)
+        if not is_awaited and not self._told():
             self._server.kill()
+
+    def waits(self) -> bool:
+        """True while the stage is wanted, and the server has not forked its supervisor."""
+        return not self._is_unwanted and not self._told()
 
     def wait(self) -> int:
         """Waits for the exit code, or minus the signal that killed the supervisor."""
@@ -107,9 +118,11 @@ class ForkedProcess:
                 return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kills the supervisor, and with it the stage."""
+        """Kills the supervisor, and with it the stage; before there is one, the server."""
         # One that has told its exit code has ended.
         match self._told():
+            case []:
+                self._server.kill()
             case [pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -77,10 +77,10 @@ def test_plan_warns_beside_its_document(tmp_path):
 
 def test_a_plan_s_cost_is_a_most_if_its_waiting_steps_ran_before(tmp_path, geb_here):
     config = write_config(tmp_path)
-    assert "at most: steps" not in geb_here("plan", config)[1]
+    assert "less if steps" not in geb_here("plan", config)[1]
     loaded = load_config(config)
     recorded(RunRecord(Store.in_folder(loaded.store), loaded.name), "iteration-1/train")
-    assert "at most: steps without a key" in geb_here("plan", config)[1]
+    assert "less if steps without a key" in geb_here("plan", config)[1]
 
 
 def test_plan_for_another_host_warns_that_this_one_lacks_gpus(tmp_path):

@@ -151,6 +151,7 @@ COMMANDS = {
         for grid, part in {
             "train.kapa=1": "did you mean 'train.kappa'",
             "train.kappa=1 --seeds ''": "--seeds",
+            "train.kappa=1 --seeds [0,1]": "--seeds",
             "train.kappa=1 --seeds 1,1": "seeds",
             "train.kappa=": "is not FIELD=VALUE",
             "train.kappa=1,1": "twice",

@@ -95,6 +95,22 @@ def test_a_server_that_is_starting_is_ended_at_once(store, tmp_path):
         )
 
 
+def test_a_starting_server_stays_while_another_stage_waits(tmp_path):
+    sign = tmp_path / "asked"
+    os.mkfifo(sign)
+    hanging = write_program(tmp_path / "python", f"echo $$ > {sign}\nexec sleep 1000")
+    with (tmp_path / "log").open("w") as log:
+        first, second = (
+            fork_client.start_forked([str(hanging)], os.environ, log.fileno()) for _ in range(2)
+        )
+    with first, second:
+        server = psutil.Process(int(sign.read_text()))
+        first.end()
+        assert server.is_running()
+        second.end()
+        assert not server.is_running()
+
+
 def test_a_stuck_supervisor_is_killed_after_the_grace_period(store, monkeypatch):
     monkeypatch.setattr(process, "SUPERVISOR_SECONDS", 0.0)
     runner = make_runner(Execution(grace_seconds=0.1))

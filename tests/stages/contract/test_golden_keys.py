@@ -34,8 +34,8 @@ PAIRS = made("pair", "pairs.parquet")
 SCORED = {"responses": (RESPONSES, RESPONSES), "scores": (SCORES, SCORES)}
 
 GOLDEN = [
-    (PrepareParams(), {"train": (FILE,)}, "e3485752add0ef72"),
-    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "8e6464aae7c3ef13"),
+    (PrepareParams(), {"train": (FILE,)}, "28185276eba926d5"),
+    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "fceb113d01197332"),
     (
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},
@@ -87,7 +87,7 @@ GOLDEN = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "6451846080e9bd8d",
+        "b2b7d2338197410f",
     ),
     (
         EvaluateParams(),
@@ -102,7 +102,7 @@ GOLDEN = [
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "409a559d06c900d6",
+        "18d97257628abb41",
     ),
 ]
 

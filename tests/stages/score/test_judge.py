@@ -111,7 +111,6 @@ def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
     [
         ({"marks": (3, 0)}, "lowest"),
         ({"marks": (5, 5)}, "lowest"),
-        ({"marks": (0, 3), "mode": "pairwise"}, "scored"),
     ],
 )
 def test_marks_that_no_judge_could_give_are_refused(settings, said):
