@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
@@ -141,6 +141,8 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 _UNLIMITED = 10_000
+# Parts of a table that is wider than a terminal.
+_MOST_PARTS = 3
 
 
 @dataclass
@@ -183,10 +185,23 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the table; columns for which it is too narrow follow below, in further parts.
 
-        Each part begins with the columns that name the rows.
+        Each part begins with the columns that name the rows. After the third,
+        columns are only named.
         """
         if self.title:
             yield Text(self.title, style="table.title")
+        parts = list(self._parts(console, options))
+        for part in parts[:_MOST_PARTS]:
+            if part != parts[0]:
+                yield ""
+            yield self._table(part)
+        if len(parts) > _MOST_PARTS:
+            first = parts[_MOST_PARTS][self.left]
+            names = ", ".join(self.header[first:])
+            yield Text(f"no room for: {names} (--json has all)", style="dim")
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[list[int]]:
+        """The columns of each part, as many as have room."""
         labels = list(range(self.left))
         part = labels
         unlimited = options.update(max_width=_UNLIMITED)
@@ -194,11 +209,10 @@ class FittedTable:
             wider = self._table([*part, column])
             width = console.measure(wider, options=unlimited).maximum
             if width > options.max_width and part != labels:
-                yield self._table(part)
-                yield ""
+                yield part
                 part = labels
             part = [*part, column]
-        yield self._table(part)
+        yield part
 
     def _table(self, columns: Sequence[int]) -> Table:
         table = Table(box=None, pad_edge=False)

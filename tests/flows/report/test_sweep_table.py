@@ -18,7 +18,7 @@ from flows.execution.observer import Session
 from flows.pipeline.config import RunConfig
 from flows.report.comparison import compare_summaries
 from flows.report.summary import Summary
-from flows.report.table import FigureRow
+from flows.report.table import FigureRow, FittedTable
 from flows.sweep import run_all
 from stages.contract.errors import GebError, RunCancelledError, StoppedError
 from stages.evaluate.statistics import Estimate
@@ -150,7 +150,18 @@ def test_a_narrow_terminal_has_the_other_columns_below():
     assert max(map(len, narrow.splitlines())) <= 40
     assert set(narrow.split()) == set(wide.split())
     assert narrow.count("train.kappa=0.5") == 2, "each part names its rows"
+    assert "no room for" not in narrow, "three parts at most"
     assert "…" not in narrow + shown(15), "a cell is folded, not cut"
+
+
+def test_a_table_of_many_parts_names_the_columns_that_it_leaves_out():
+    printed = io.StringIO()
+    header = ["run", *(f"figure-{number}" for number in range(5))]
+    table = FittedTable("", header, [["one", *"12345"]], left=1)
+    Console(width=16, file=printed).print(table)
+    headers = re.findall("^run +(figure-.)", printed.getvalue(), re.MULTILINE)
+    assert headers == ["figure-0", "figure-1", "figure-2"]
+    assert "no room for: figure-3, figure-4" in " ".join(printed.getvalue().split())
 
 
 def test_a_row_has_student_s_interval_which_ends_where_shares_do():
