@@ -8,7 +8,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,10 +57,7 @@ def in_threads(act: Callable[[T], R], items: Collection[T]) -> dict[T, R]:
     """Results by item, for several items (files) of which some are worked on at once."""
     pool = ThreadPoolExecutor(_THREADS)
     try:
-        futures = {item: pool.submit(act, item) for item in items}
-        for future in as_completed(futures.values()):
-            future.result()
-        return {item: future.result() for item, future in futures.items()}
+        return dict(zip(items, pool.map(act, items), strict=True))
     finally:
         # After a failure, or when the stage is asked to stop, no other item begins.
         pool.shutdown(cancel_futures=True)

@@ -2,7 +2,6 @@
 
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import socket
@@ -13,12 +12,10 @@ from typing import Any, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
-    SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
-from pydantic_core import to_json
 
 import stages.contract
 from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_of, sha256_tree
@@ -71,18 +68,16 @@ class Manifest(BaseModel):
     accelerator: str
 
     @model_serializer(mode="wrap")
-    def _with_seal(
-        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
-    ) -> dict[str, Any]:
+    def _with_seal(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialize(self)
-        return {**content, "seal": _seal(content)} if info.mode_is_json() else content
+        return {**content, "seal": sha256_of(content)}
 
     @model_validator(mode="before")
     @classmethod
     def _check_seal(cls, content: Any) -> Any:
         if isinstance(content, dict) and "seal" in content:
             content = dict(content)
-            if content.pop("seal") != _seal(content):
+            if content.pop("seal") != sha256_of(content):
                 raise ValueError("its seal does not fit its content")
         return content
 
@@ -117,11 +112,6 @@ class Manifest(BaseModel):
         if path and not chosen:
             raise KeyError(f"artifact {self.stage}/{self.key[:12]} has no {path!r}")
         return sha256_tree(chosen)
-
-
-def _seal(content: dict[str, Any]) -> str:
-    # As it is read again: JSON has no NaN, and no tuples.
-    return sha256_of(json.loads(to_json(content, inf_nan_mode="null")))
 
 
 def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:

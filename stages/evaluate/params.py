@@ -16,7 +16,7 @@ class EvaluateParams(StageParams):
     """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "10"
+    version: ClassVar[str] = "11"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),

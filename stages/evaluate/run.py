@@ -32,7 +32,7 @@ from stages.tables.schemas import (
     PROMPT_FIGURES,
     RESPONSES,
     num_rows,
-    read_batches,
+    read_rows,
     write_table,
 )
 
@@ -64,6 +64,8 @@ class _Side:
     reference: Reference | None
     """The model of its log π_ref, if that is asked for."""
     summary: SampleSummary
+    prompts: dict[str, int]
+    """Digest of the tokens of each prompt that it answered, by the prompt's id."""
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -112,31 +114,15 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
 
 
 def _share_tokens(sides: list[_Side]) -> bool:
-    """False if a prompt that both models have has other tokens for one than for the other.
-
-    One prompt tells, the first of both: a context may have had no room for others.
-    """
-    policy, base = sides
-    shared = pa.array(_prompts_of(policy) & _prompts_of(base), pa.string())
-    first, other = (_first_tokens(side, shared) for side in sides)
-    return first == other
-
-
-def _first_tokens(side: _Side, prompts: pa.Array) -> list[int] | None:
-    """Token ids of the first of some prompts among the samples; None if there is none of them."""
-    columns = ["prompt_id", "prompt_token_ids"]
-    for batch in read_batches(side.responses, RESPONSES, columns=columns):
-        rows = batch.filter(pc.is_in(batch["prompt_id"], prompts))
-        if rows.num_rows:
-            tokens: list[int] = rows["prompt_token_ids"][0].as_py()
-            return tokens
-    return None
+    """False if a prompt that both models have has other tokens for one than for the other."""
+    policy, base = (side.prompts for side in sides)
+    return all(policy[prompt] == base[prompt] for prompt in policy.keys() & base.keys())
 
 
 def _read_samples(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
     """Reads the samples of both sides once; their summaries are complete afterwards."""
     total = sum(num_rows(side.responses) for side in sides)
-    kept_prompts = set(heapq.nsmallest(_SAMPLE_PROMPTS, _prompts_of(sides[0])))
+    kept_prompts = set(heapq.nsmallest(_SAMPLE_PROMPTS, sides[0].prompts))
     done = 0
     for side in sides:
         for batch in read_scored(
@@ -181,13 +167,15 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
     params = ctx.params
     sides = []
     for name, prefix in (("policy", ""), ("base", "base_")):
+        responses = ctx.paths(f"{prefix}responses")
         side = _Side(
-            responses=ctx.paths(f"{prefix}responses"),
+            responses=responses,
             scores=ctx.paths(f"{prefix}scores"),
             reference=reference if params.log_pi_ref in (name, "both") else None,
             summary=SampleSummary(params.correct_from, params.pass_at_k),
+            prompts=_prompts_of(responses),
         )
-        if num_rows(side.responses) == 0:
+        if not side.prompts:
             raise UserError(
                 f"the {name} has no responses", "check the test prompts and the generation"
             )
@@ -195,12 +183,10 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
     return sides
 
 
-def _prompts_of(side: _Side) -> set[str]:
-    """Ids of the prompts that a model answered."""
-    prompts: set[str] = set()
-    for batch in read_batches(side.responses, RESPONSES, columns=["prompt_id"]):
-        prompts.update(pc.unique(batch["prompt_id"]).to_pylist())
-    return prompts
+def _prompts_of(responses: list[Path]) -> dict[str, int]:
+    """Digests of the prompts' tokens by the prompts' ids."""
+    rows = read_rows(responses, RESPONSES, columns=["prompt_id", "prompt_token_ids"])
+    return {row["prompt_id"]: hash(tuple(row["prompt_token_ids"])) for row in rows}
 
 
 def _row_sums(column: pa.ListArray) -> npt.NDArray[Any]:

@@ -76,31 +76,13 @@ def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
     return Estimate(value, float(low), float(high))
 
 
-def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k: int) -> Floats:
-    """Unbiased estimate of the chance that one of k samples is correct, prompt by prompt.
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k of a prompt's samples is correct.
 
-    ``1 − C(n−c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374), as the product
-    of their figure 3, which does not overflow.
-
-    Args:
-        correct: Correct samples c of each prompt, [P].
-        samples: Samples n of each prompt, [P].
-        k: Samples that may be tried.
-
-    Returns:
-        Estimates, [P].
+    ``1 − C(n−c, k) / C(n, k)`` for c correct samples of n, equation 1 of Chen et al. 2021 (arXiv
+    2107.03374).
 
     Raises:
-        ValueError: A prompt has fewer than k samples.
+        ZeroDivisionError: The prompt has fewer than k samples.
     """
-    fewest = samples.min(initial=k)
-    if not 1 <= k <= fewest:
-        raise ValueError(f"pass@{k} needs at least {k} samples of each prompt; one has {fewest}")
-    wrong = (samples - correct)[:, None]
-    # The i-th of k draws without replacement is wrong with probability (n−c−i) / (n−i).
-    drawn = np.arange(k)
-    wrong_left = np.clip(wrong - drawn, 0, None)
-    samples_left = samples[:, None] - drawn
-    missed = wrong_left / samples_left
-    passed: Floats = 1.0 - missed.prod(axis=1)
-    return passed
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)

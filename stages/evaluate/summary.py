@@ -114,12 +114,11 @@ class SampleSummary:
         """Figures prompt by prompt; rewards and solved problems without unscored prompts."""
         figures = dict(self._by_prompt)
         solved = self._by_prompt["accuracy"]
-        counts = np.array(list(solved.values()), dtype=np.int64).reshape(-1, 2)
-        correct, samples = counts.T
         for k in self._tries:
-            passed = pass_at_k(correct, samples, k).tolist()
-            shares = zip(solved, passed, strict=True)
-            figures[f"pass@{k}"] = {prompt: (share, 1) for prompt, share in shares}
+            figures[f"pass@{k}"] = {
+                prompt: (pass_at_k(int(correct), samples, k), 1)
+                for prompt, (correct, samples) in solved.items()
+            }
         return figures
 
     def metrics(self) -> Metrics:

@@ -97,7 +97,7 @@ GOLDEN = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "b842f57e122c765c",
+        "608a4fd24d8194cf",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
