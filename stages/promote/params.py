@@ -2,12 +2,12 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, StringConstraints
 
 from stages.contract.params import InputSpec, OutputSpec, StageParams
+from stages.store.registry import require_alias
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=200)]
 
 
 class PromoteParams(StageParams):
@@ -37,7 +37,7 @@ class PromoteParams(StageParams):
     iteration: int = 0
     """Iteration of the checkpoint in its run; 0 outside of iterations. A run fills it in."""
 
-    aliases: tuple[AliasName, ...] = ("production",)
+    aliases: tuple[Annotated[str, AfterValidator(require_alias)], ...] = ("production",)
     """Aliases that move to the checkpoint when it passes all gates."""
 
     better_than_base_confidence: float | None = Field(0.95, gt=0.5, lt=1.0)
@@ -58,10 +58,3 @@ class PromoteParams(StageParams):
     suites_hold: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Gates by the names of suites: the suite's mean reward must not fall below the base model's by
     more than this, in the suite's oracle's units; with confidence, as `max_regression`."""
-
-    @field_validator("aliases")
-    @classmethod
-    def _latest_is_not_moved(cls, aliases: tuple[str, ...]) -> tuple[str, ...]:
-        if "latest" in aliases:
-            raise ValueError("`latest` always means the newest version; name another alias")
-        return aliases

@@ -21,10 +21,10 @@ Placed = tuple[str, Messages]
 """A conversation after its place (``sft.jsonl, line 3``)."""
 
 
-def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter | None) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
 
-    Fields of messages that are not read are named in the log, if there is one.
+    Fields of messages that are not read are named in the log.
 
     Raises:
         UserError: One has no conversation or cannot be read, or a row is not such a conversation.
@@ -39,8 +39,7 @@ def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter | None) 
             except UserError as error:
                 raise error.at(place) from error
             yield place, conversation
-        if events is not None:
-            source.warn_of_unread_fields(events)
+        source.warn_of_unread_fields(events)
         if not place:
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 

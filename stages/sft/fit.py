@@ -1,7 +1,6 @@
 """Training on conversations, from data files to a warm-started policy."""
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import load_model_config
+from stages.modeling.load import context_tokens, load_model_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
@@ -74,14 +73,26 @@ class ConversationFit(Fit[SftParams]):
                 "weights, which adapters would leave as they are",
                 "set sft.lora.rank to 0, or give the stage a policy to start from",
             )
-        self.tokenizer = self._tokenizer()
+        conversations: Iterable[Placed] = read_conversations(ctx.inputs["data"], process.events)
+        longest = ctx.params.max_length_tokens
+        if self._source is None:
+            # Their words are the new model's vocabulary.
+            conversations = list(conversations)
+            texts = [turn["content"] for _, turns in conversations for turn in turns]
+            context = ctx.params.architecture.max_position_embeddings
+            self.tokenizer = make_word_tokenizer(texts, max_length=context)
+            longest = min(longest or context, context)
+        else:
+            self.tokenizer = load_tokenizer(self._source)
+            require_chat_template(self.tokenizer, self._source.name_or_path)
+            longest = context_tokens(load_model_config(self._source), longest, self._source)
         self._examples, self._num_dropped = make_examples(
-            self.tokenizer, self._conversations(), ctx.params, self._max_length()
+            self.tokenizer, conversations, ctx.params, longest
         )
         if self._num_dropped:
             process.events.warning(
                 f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
-                f"are longer than {self._max_length()} tokens and are left out"
+                f"are longer than {longest} tokens and are left out"
             )
         sources = filter(None, [self._source])
         self.set_plan(self._examples, ctx.params.global_batch_rows, sources)
@@ -108,30 +119,6 @@ class ConversationFit(Fit[SftParams]):
             "final_loss": log.records[-1]["loss"],
         }
         (self.ctx.out / "summary.json").write_text(dump_json(summary))
-
-    def _tokenizer(self) -> Any:
-        """The checkpoint's tokenizer, or without one a tokenizer for the words of the data."""
-        if self._source is None:
-            conversations = read_conversations(self.ctx.inputs["data"], None)
-            texts = (turn["content"] for _, turns in conversations for turn in turns)
-            longest = self.ctx.params.architecture.max_position_embeddings
-            return make_word_tokenizer(texts, max_length=longest)
-        tokenizer = load_tokenizer(self._source)
-        require_chat_template(tokenizer, self._source.name_or_path)
-        return tokenizer
-
-    def _conversations(self) -> Iterator[Placed]:
-        return read_conversations(self.ctx.inputs["data"], self.ctx.events)
-
-    def _max_length(self) -> int:
-        """The model's context or the smaller limit asked for; some models have no context."""
-        params = self.ctx.params
-        source = self._source
-        config = (
-            params.architecture if source is None else load_model_config(source).get_text_config()
-        )
-        context = getattr(config, "max_position_embeddings", None)
-        return min(limit or sys.maxsize for limit in (params.max_length_tokens, context))
 
 
 FIT = ConversationFit

@@ -34,6 +34,17 @@ _REMEDY = (
 )
 
 
+def require_alias(alias: str) -> str:
+    """The alias, if it is one that can be moved; UserError otherwise."""
+    if alias == LATEST or not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", alias):
+        raise UserError(
+            f"{alias!r} is not an alias that can be moved",
+            f"use letters, digits, '.', '_' and '-', a letter first; {LATEST!r} always means the "
+            "version registered last",
+        )
+    return alias
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -138,12 +149,7 @@ class ModelRegistry:
         Raises:
             UserError: The version is missing, or the alias cannot be moved.
         """
-        if alias == LATEST or not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", alias):
-            raise UserError(
-                f"{alias!r} is not an alias that can be moved",
-                f"use letters, digits, '.', '_' and '-', a letter first; {LATEST!r} always means "
-                "the version registered last",
-            )
+        require_alias(alias)
         with self.locked(name):
             self.version(name, version)
             model = self._read(name)
@@ -164,16 +170,6 @@ class ModelRegistry:
         """All aliases of a model by their names, ``latest`` not among them."""
         return self._read(name).aliases
 
-    def alias(self, name: str, alias: str) -> Alias:
-        """Moves of an alias; UserError if the model has no such alias."""
-        aliases = self._existing(name).aliases
-        if not aliases.get(alias):
-            raise UserError(
-                f"model {name!r} has no alias {alias!r}",
-                f"it has: {', '.join([LATEST, *aliases])}; or name a version",
-            )
-        return aliases[alias]
-
     def version(self, name: str, version: int) -> ModelVersion:
         """One version of a model; UserError if the model has no such version."""
         versions = self._existing(name).versions
@@ -186,8 +182,6 @@ class ModelRegistry:
     def find(self, model: str) -> ModelVersion:
         """The version that ``name``, ``name@alias`` or ``name:version`` means, or UserError."""
         name, _, alias = model.partition("@")
-        if alias and alias != LATEST:
-            return self.version(name, self.alias(name, alias)[-1].version)
         name, colon, number = name.partition(":")
         if colon:
             # Python reads no number of thousands of digits.
@@ -199,7 +193,14 @@ class ModelRegistry:
         # A name alone means its production version: the newest one may have failed its gates.
         existing = self._existing(name)
         moves = existing.aliases.get(alias or "production")
-        return self.version(name, moves[-1].version) if moves else existing.versions[-1]
+        if moves:
+            return self.version(name, moves[-1].version)
+        if alias not in ("", LATEST):
+            raise UserError(
+                f"model {name!r} has no alias {alias!r}",
+                f"it has: {', '.join([LATEST, *existing.aliases])}; or name a version",
+            )
+        return existing.versions[-1]
 
     def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
         """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.

@@ -76,7 +76,7 @@ def test_the_history_of_an_alias_has_every_move_and_its_reason(registry):
     registry.set_alias("tiny", "production", 1, reason="passed")
     registry.set_alias("tiny", "production", 2, reason="passed")
     registry.set_alias("tiny", "production", 1, reason="worse in use")
-    history = registry.alias("tiny", "production")
+    history = registry.aliases("tiny")["production"]
     assert [(move.version, move.reason) for move in history] == [
         (1, "passed"),
         (2, "passed"),
@@ -134,7 +134,7 @@ def test_processes_that_register_at_once_lose_nothing(store, registry):
     # 10 of each worker's own and 5 that both registered.
     assert [version.version for version in versions] == list(range(1, 26))
     assert len({version.checkpoint.digest for version in versions}) == 25
-    alias = registry.alias("tiny", "production")
+    alias = registry.aliases("tiny")["production"]
     moves = [move.version for move in alias]
     assert moves[-1] == registry.find("tiny@production").version
     assert set(moves) == set(range(1, 26))

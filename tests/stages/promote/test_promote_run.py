@@ -38,7 +38,7 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     events = EventLog()
     artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5, events=events)
     registry = ModelRegistry(store)
-    assert registry.alias("tiny", "production")[-1].reason == (
+    assert registry.aliases("tiny")["production"][-1].reason == (
         "passed all gates (nightly, iteration-1/promote)"
     )
     messages = [event.message for event in events.events if event.type == "log"]
@@ -130,7 +130,7 @@ def test_a_rollback_outlasts_an_evaluation_by_other_settings(store, tmp_path):
             promote(store, trained, metrics, run=trained.path.name, measured_by=measured_by)
         ModelRegistry(store).set_alias("tiny", "production", 1)
     assert len(ModelRegistry(store).versions("tiny")) == 2
-    history = ModelRegistry(store).alias("tiny", "production")
+    history = ModelRegistry(store).aliases("tiny")["production"]
     assert [move.version for move in history] == [1, 2, 1]
 
 
@@ -152,12 +152,12 @@ def test_the_gate_compares_with_the_alias_not_the_last_version(store, tmp_path):
 def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
     trained, metrics = checkpoint_artifact(store, "one"), evaluated(tmp_path)
     first = promote(store, trained, metrics)
-    before = ModelRegistry(store).alias("tiny", "production")
+    before = ModelRegistry(store).aliases("tiny")["production"]
     # The registry was written, the artifact was not published.
     shutil.rmtree(first.path)
     again = promote(store, trained, metrics)
     registry = ModelRegistry(store)
-    assert registry.alias("tiny", "production") == before
+    assert registry.aliases("tiny")["production"] == before
     assert [version.version for version in registry.versions("tiny")] == [1]
     assert again.manifest.digest() == first.manifest.digest()
 
@@ -175,12 +175,12 @@ def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
     else:
         better = evaluated(tmp_path, "third.json", mean_reward=3.0)
         promote(store, checkpoint_artifact(store, "third"), better, run="weekly")
-    before = registry.alias("tiny", "production")
+    before = registry.aliases("tiny")["production"]
     # A damaged artifact is set aside, and its step runs again.
     shutil.rmtree(artifact.path)
     events = EventLog()
     again = promote(store, trained, metrics, events=events)
-    assert registry.alias("tiny", "production") == before
+    assert registry.aliases("tiny")["production"] == before
     assert again.manifest.digest() == artifact.manifest.digest()
     messages = [event.message for event in events.events if event.type == "log"]
     assert any(f"stays version {before[-1].version}" in message for message in messages)
@@ -211,7 +211,7 @@ def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
     with ThreadPoolExecutor(3) as writers:
         list(writers.map(write, range(3)))
     registry = ModelRegistry(store)
-    moves = registry.alias("tiny", "production")
+    moves = registry.aliases("tiny")["production"]
     reached = [registry.version("tiny", move.version).metrics["mean_reward"] for move in moves]
     assert reached == sorted(reached)
     assert reached[-1] == 0.9

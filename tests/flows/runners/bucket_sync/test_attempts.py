@@ -101,7 +101,7 @@ def test_hosts_share_state_and_models_in_azure(az_url, tmp_path):
         checkpoint = artifact.ref().model_copy(update={"digest": text})
         ModelRegistry(near.store).register("tiny", checkpoint, metrics={})
         ModelRegistry(far.store).set_alias("tiny", "production", number)
-    history = ModelRegistry(near.store).alias("tiny", "production")
+    history = ModelRegistry(near.store).aliases("tiny")["production"]
     assert [move.version for move in history] == [1, 2]
 
 
