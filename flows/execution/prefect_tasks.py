@@ -121,6 +121,10 @@ class StepTasks:
             # The others save and end: no retry helps, and a resumed run goes on with them.
             self._executor.stop()
             raise
+        except UserError:
+            # Others that are at work end well: nothing more is paid for until a person has seen it.
+            self._executor.runner.closed.set()
+            raise
         except StageFailedError as error:
             if error.last_lines:
                 get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))

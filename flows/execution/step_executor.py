@@ -77,14 +77,13 @@ class StepExecutor:
         self._forced = recompute
         self._set_aside: set[str] = set()
         self._setting_aside = threading.Lock()
-        self._stopping = threading.Event()
         self._end: StepState = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
 
     @property
     def stopping(self) -> bool:
         """True once :meth:`stop` was called."""
-        return self._stopping.is_set()
+        return self.runner.stopping.is_set()
 
     def stop(self, end: StepState = "stopped") -> None:
         """Ends all running stages and every wait; returns when the stages are gone.
@@ -93,7 +92,6 @@ class StepExecutor:
         """
         if not self.stopping:
             self._end = end
-        self._stopping.set()
         self.runner.stop_all()
 
     def execute(
@@ -128,14 +126,12 @@ class StepExecutor:
         in_a_row = 0
         while True:
             with self._slots:
-                if self.stopping:
-                    raise StoppedError(f"{request.title}: not started, the run stops")
+                if self.runner.closed.is_set():
+                    raise StoppedError(f"{request.title}: not started, the run ends")
                 status.started()
                 try:
                     return self.runner.run(request, status.event)
                 except PreemptedError as error:
-                    if self.stopping:
-                        raise StoppedError(f"{request.title}: {error}") from error
                     saved = self.store.work_files(request.stage, request.key)
                     in_a_row = in_a_row + 1 if saved in seen else 1
                     if in_a_row > _MOST_PREEMPTIONS:
@@ -147,8 +143,7 @@ class StepExecutor:
                     status.preempted(str(error))
             # A node that comes and goes would use them up within a minute.
             pause = RETRY_SECONDS * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
-            if self._stopping.wait(pause):
-                raise StoppedError(f"{request.title}: preempted, and the run stops")
+            self.runner.closed.wait(pause)
 
     def _made(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""

@@ -55,7 +55,10 @@ class Runner:
         self._execution = execution
         self._num_running = 0
         self._changed = threading.Condition()
-        self._stopping = threading.Event()
+        self.closed = threading.Event()
+        """When set, no stage starts any more; those at work go on."""
+        self.stopping = threading.Event()
+        """Set by :meth:`stop_all`."""
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """Runs one stage to its end; afterwards its artifact is in the store.
@@ -68,7 +71,7 @@ class Runner:
             StageFailedError: It ended otherwise; a retry may help.
             PreemptedError: The scheduler or the host took its machine from it: a kind of
                 StageFailedError that uses up no retry while checkpoints move on.
-            StoppedError: :meth:`stop_all` ended it.
+            StoppedError: :meth:`stop_all` ended it, or it was not to start any more.
         """
         with self._counted():
             store = open_store(request.store)
@@ -80,7 +83,7 @@ class Runner:
                         waits=True,
                     )
                 ),
-                stopping=self._stopping,
+                stopping=self.closed,
             )
             with lease:
                 warn = warning_to(on_event)
@@ -93,7 +96,8 @@ class Runner:
 
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
-        self._stopping.set()
+        self.closed.set()
+        self.stopping.set()
         with self._changed:
             self._changed.wait_for(lambda: not self._num_running, _STOP_SECONDS)
 
@@ -115,7 +119,7 @@ class Runner:
         with path.open("a", encoding="utf-8") as file:
             log = AttemptLog(path, file)
             sent = write_request(request, path)
-            job = StageJob(request, sent, log, on_event, self._stopping, check_owner)
+            job = StageJob(request, sent, log, on_event, self.stopping, check_owner)
             try:
                 ending = self._follow(job)
             except UserError as error:
@@ -127,7 +131,7 @@ class Runner:
         # attempt's.
         with contextlib.suppress(OSError):
             Store.in_folder(request.store).work_path(request.stage, request.key).rmdir()
-        raise_for(ending, log, request, stopped=self._stopping.is_set())
+        raise_for(ending, log, request, stopped=self.stopping.is_set())
 
     def _follow(self, job: StageJob) -> Ending:
         work = self._place.find(job)
@@ -149,13 +153,13 @@ class Runner:
 
     def _start(self, job: StageJob) -> Work:
         """Starts the stage as soon as its place has room for it."""
-        while not self._stopping.is_set():
+        while not self.closed.is_set():
             job.check_owner()
             try:
                 return self._place.start(job)
             except NoRoomError as error:
                 job.notice(f"waiting: {error}", waits=True)
-                self._stopping.wait(ROOM_SECONDS)
+                self.closed.wait(ROOM_SECONDS)
         raise StoppedError(f"{job.request.title}: stopped while waiting for its place")
 
     def _attempt_in_bucket(
@@ -174,7 +178,7 @@ class Runner:
 
         if self._execution.sees(store.root):
             seconds = self._execution.sync_seconds
-            compute(store, request, start, seconds, on_event, self._stopping)
+            compute(store, request, start, seconds, on_event, self.stopping)
             return
 
         def sent(source: Input) -> Input:

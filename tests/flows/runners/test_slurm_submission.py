@@ -109,11 +109,11 @@ def test_a_job_ends_itself_if_its_orchestrator_died_during_sbatch(request_, stor
     assert run_program("bash", input=program).returncode == 143
 
 
-def test_a_stopping_run_submits_no_waiting_job(request_, store, scheduler):
-    stopping = runner()
-    stopping.stop_all()
+def test_a_run_that_ends_submits_no_waiting_job(request_, store, scheduler):
+    ending = runner()
+    ending.closed.set()
     with pytest.raises(StoppedError):
-        stopping.run(request_, lambda event: None)
+        ending.run(request_, lambda event: None)
     assert scheduler.calls == []
 
 
