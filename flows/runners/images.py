@@ -2,7 +2,6 @@
 
 import importlib.metadata
 
-REVISION_LABEL = "org.opencontainers.image.revision"
 CODE_LABEL = "geb.stages"
 """Label with the digest of the stages' code that an image holds."""
 # Images with torch are built for CPUs or for GPUs.

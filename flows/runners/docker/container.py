@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 import docker
-import requests
 import urllib3
-from docker.errors import APIError, DockerException
+from docker.errors import DockerException
 from docker.models.containers import Container
 
 from flows.runners.attempt_log import whole_lines
@@ -28,15 +27,8 @@ def connect() -> docker.DockerClient:
         raise PlaceAwayError(f"no Docker engine answers: {error}") from error
 
 
-# Errors of the engine's client when the engine goes away.
-_ENGINE_ERRORS = (
-    APIError,
-    PlaceAwayError,
-    requests.exceptions.RequestException,
-    urllib3.exceptions.HTTPError,
-    struct.error,
-    OSError,
-)
+# Errors of the engine's client when the engine goes away. Its APIError is an OSError.
+_ENGINE_ERRORS = (OSError, PlaceAwayError, urllib3.exceptions.HTTPError, struct.error)
 
 
 class StageContainer:

@@ -7,7 +7,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.images import CODE_LABEL, REVISION_LABEL, build_command, image_tags
+from flows.runners.images import CODE_LABEL, build_command, image_tags
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
 from stages.contract.request import Request
@@ -33,8 +33,7 @@ def find_image(
             labels = image.attrs["Config"]["Labels"] or {}
             if labels.get(CODE_LABEL) != stages_digest():
                 raise UserError(
-                    f"image {name} holds other code of the stages than the orchestrator (revision "
-                    f"{labels.get(REVISION_LABEL)})",
+                    f"image {name} holds other code of the stages than the orchestrator",
                     f"build it again, or on top of an image that is up to date: `{command}`",
                 )
             return image, f"{name.partition('@')[0]}@{_digest(image)}"

@@ -34,7 +34,6 @@ _EVENTS_SECONDS = 10.0
 _TICK_SECONDS = 2.0
 # Seconds of a log that are read again, whose lines are known by their times: clocks are coarse.
 _OVERLAP_SECONDS = 5
-_FRACTION_DIGITS = 9
 # The age of a log that is read from its beginning.
 _ALL_SECONDS = 1e9
 # For the rest of a log, of a busy node or of one that is gone.
@@ -46,22 +45,17 @@ _REPORT_SECONDS = 20.0
 # The node of a killed pod reports the kill after other pods have lost their connections.
 _CAUSE_SECONDS = 5.0
 _AWAY = (ApiException, *UNREACHABLE)
-_NO_ANSWER = "its node does not answer"
+_LOST = Ending("taken", None, "its node does not answer")
 
 
 class _SeenPod:
-    """One pod, as far as it was seen and read.
-
-    ``is_cause``: its end may explain the ends of others. That of a pod that we asked to end does
-    so only if its node was lost.
-    """
+    """One pod, as far as it was seen and read."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
         self.pod: Pod | None = None
         self.asked_by_us = False
-        self.is_cause = True
         self.failure: Failure | None = None
         self.read_at = -_ALL_SECONDS
         self.last_stamp = ""
@@ -129,11 +123,10 @@ class PodAttempt:
         last_read = seen.last_stamp
         for stamped in lines:
             stamp, _, line = stamped.partition(" ")
-            seconds, _, fraction = stamp.rstrip("Z").partition(".")
-            # Times compare as texts once their fractions are equally long.
-            when = f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}"
-            if when > last_read:
-                seen.last_stamp = max(seen.last_stamp, when)
+            # Without their Z, times compare as texts: `…:07` comes before `…:07.5`.
+            time_of_line = stamp.rstrip("Z")
+            if time_of_line > last_read:
+                seen.last_stamp = max(seen.last_stamp, time_of_line)
                 self._handle_line(seen, line)
         return True
 
@@ -200,8 +193,7 @@ class PodAttempt:
     def _taken_ending(self, seen: _SeenPod) -> Ending:
         """The ending of a pod whose node does not answer, or that somebody else has deleted."""
         if seen.pod is not None and is_lost(seen.pod):
-            seen.is_cause = True
-            return Ending("taken", None, _NO_ANSWER)
+            return _LOST
         reason = seen.pod and disruption_of(seen.pod)
         return Ending("taken", None, reason or f"its pod was deleted: {self._events_of(seen)}")
 
@@ -223,21 +215,21 @@ class PodAttempt:
             if seen in self._endings:
                 continue
             if now > self._end_at + self._seconds_to_end:
-                self._endings[seen] = Ending("taken", None, _NO_ANSWER)
-                seen.is_cause = True
+                self._endings[seen] = _LOST
             elif not (seen.asked_by_us or (seen.pod and is_asked_to_end(seen.pod))):
                 with contextlib.suppress(*_AWAY):
                     # The others that have ended keep their logs.
                     self._cluster.delete_pod(seen.name)
                     seen.asked_by_us = True
-                    seen.is_cause = False
 
     def _ending(self) -> Ending:
         """The ending of the pod whose failure explains the other failures."""
         first = self._endings[self._pods[0]]
-        # Those that were asked to end explain nothing.
-        causes = [seen for seen in self._pods if seen.is_cause] or self._pods
-        cause = min(causes, key=lambda seen: _rank(self._endings[seen]))
+        # Those that we asked to end explain nothing, unless their nodes were lost.
+        causes = [
+            seen for seen in self._pods if not seen.asked_by_us or self._endings[seen] is _LOST
+        ]
+        cause = min(causes or self._pods, key=lambda seen: _rank(self._endings[seen]))
         ending = self._endings[cause]
         if ending is first or first.code in _LAST_WORDS:
             return first

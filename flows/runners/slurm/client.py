@@ -21,10 +21,6 @@ _LEFT_OUT = ("SLURM_", "SQUEUE_")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-class SlurmUnavailableError(PlaceAwayError):
-    """The controller cannot be reached just now."""
-
-
 def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
     """Runs sbatch with a batch script on its stdin; the caller reads the refusal."""
     return _call(["sbatch", *options], text=script)
@@ -41,11 +37,11 @@ def own_jobs() -> dict[str, str]:
     """Numbers of this user's jobs that have not ended, by their names.
 
     Raises:
-        SlurmUnavailableError: The controller does not answer.
+        PlaceAwayError: The controller does not answer.
     """
     done = _call(["squeue", "--noheader", "--me", "--format=%i|%j"])
     if done.returncode:
-        raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")
+        raise PlaceAwayError(f"squeue: {done.stderr.strip()}")
     jobs = {}
     for line in done.stdout.splitlines():
         number, _, name = line.strip().partition("|")
@@ -58,7 +54,7 @@ def details(job: str) -> dict[str, str]:
     command = ["scontrol", "--oneliner", "show", "job", job]
     done = _call(command, seconds=_DETAILS_SECONDS)
     if done.returncode and _FORGOTTEN not in done.stderr:
-        raise SlurmUnavailableError(f"scontrol: {done.stderr.strip()}")
+        raise PlaceAwayError(f"scontrol: {done.stderr.strip()}")
     # Only the first word of a value with spaces.
     words = [word.partition("=") for word in done.stdout.split()]
     return {name: value for name, sign, value in words if sign}
@@ -91,7 +87,7 @@ def _call(
             "start the run where Slurm's commands are (a login node), or choose another runner",
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmUnavailableError(f"{command[0]}: {error}") from None
+        raise PlaceAwayError(f"{command[0]}: {error}") from None
 
 
 def clean_environment() -> dict[str, str]:

@@ -6,9 +6,8 @@ from pathlib import Path
 from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution
 from flows.runners.command_lines import preflight_request
-from flows.runners.place import NoRoomError
+from flows.runners.place import NoRoomError, PlaceAwayError
 from flows.runners.slurm import client
-from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
 from stages.contract.errors import UserError
 from stages.contract.request import Request
@@ -84,7 +83,7 @@ def check_jobs(execution: Execution, resources: StageResources) -> None:
 def check_job(request: Request, execution: Execution) -> None:
     """Refuses one job that Slurm would never run."""
     # A controller that is away for now does not make a setting wrong.
-    with contextlib.suppress(SlurmUnavailableError):
+    with contextlib.suppress(PlaceAwayError):
         options = submit_options(request, execution)
         done = client.submit(["--test-only", *options], "#!/bin/bash\n")
         if done.returncode == 0 or may_pass(done.stderr):
@@ -108,7 +107,7 @@ def submit_job(request: Request, execution: Execution, name: str, program: str) 
     place = ["--output=/dev/null", f"--chdir={Path.cwd()}"]
     try:
         done = client.submit(["--parsable", f"--job-name={name}", *place, *limits], program)
-    except SlurmUnavailableError as error:
+    except PlaceAwayError as error:
         raise NoRoomError(str(error)) from error
     if done.returncode == 0:
         return done.stdout.strip().split(";")[0]

@@ -22,11 +22,9 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import LONGEST_LINE
 from flows.runners.ending import Ending, describe_exit, is_killed
-from flows.runners.place import KEY_CHARACTERS, StageJob
+from flows.runners.place import KEY_CHARACTERS, PlaceAwayError, StageJob
 from flows.runners.slurm import client, submission
-from flows.runners.slurm.client import SlurmUnavailableError
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -99,8 +97,7 @@ class Tail:
         except OSError:
             # Not there yet, or its file system does not answer for a moment.
             return
-        is_endless = b"\n" not in data and len(data) > LONGEST_LINE
-        whole = data if last or is_endless else data[: data.rfind(b"\n") + 1]
+        whole = data if last else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         # Bytes: a text has more kinds of line ends, and an event may hold them.
         for line in whole.splitlines(keepends=True):
@@ -149,7 +146,7 @@ class SlurmJob:
     def remove(self) -> None:
         """See :class:`flows.runners.place.Work`."""
         if not self._is_over:
-            with contextlib.suppress(SlurmUnavailableError):
+            with contextlib.suppress(PlaceAwayError):
                 client.cancel(self._number)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -157,7 +154,7 @@ class SlurmJob:
         """Ends the job's steps first, so that the stage can save, and later the job."""
         now = time.monotonic()
         # Where the controller does not answer, the batch program still sees that it is asked.
-        with contextlib.suppress(SlurmUnavailableError):
+        with contextlib.suppress(PlaceAwayError):
             if self._asked_at is None:
                 self._asked_at = now
                 (self._folder / "stop").touch()
@@ -171,7 +168,7 @@ class SlurmJob:
         """The ending of the job, by its status, its artifact and what Slurm says about it.
 
         Raises:
-            SlurmUnavailableError: The controller is away, and the job has left no status either.
+            PlaceAwayError: The controller is away, and the job has left no status either.
         """
         request = self._job.request
         code = None if status is None else status.code
@@ -190,7 +187,7 @@ class SlurmJob:
             while fields.get("JobState", "") not in _FINAL and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 fields = client.details(self._number)
-        except SlurmUnavailableError:
+        except PlaceAwayError:
             # The stage's own status tells enough.
             if status is None:
                 raise
@@ -209,7 +206,7 @@ class SlurmJob:
             return
         try:
             fields = client.details(self._number)
-        except SlurmUnavailableError:
+        except PlaceAwayError:
             # A controller that does not answer proves nothing about the job.
             self._over_since = math.inf
         else:

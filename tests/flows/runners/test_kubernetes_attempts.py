@@ -1,7 +1,6 @@
 """Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
 
 import io
-import itertools
 import json
 import threading
 from http.client import BAD_GATEWAY, INTERNAL_SERVER_ERROR, NOT_FOUND, OK, SERVICE_UNAVAILABLE
@@ -217,11 +216,6 @@ SAME_TIME = [
 def test_a_line_of_a_log_ends_at_a_newline_alone():
     chunks = ["a\u2028b\rc\nd".encode(), b"e\n", b"f"]
     assert list(whole_lines(chunks)) == ["a\u2028b\rc\n", "de\n", "f\n"]
-
-
-def test_a_line_that_never_ends_is_handed_on():
-    bar = b"\r 50%" * 1000
-    assert next(whole_lines(itertools.repeat(bar))).startswith("\r 50%")
 
 
 class Busy(Pods):

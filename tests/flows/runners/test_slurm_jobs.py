@@ -12,7 +12,7 @@ import pytest
 from flows.pipeline.placement import Execution, SlurmSettings
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.ending import raise_for
-from flows.runners.place import work_name
+from flows.runners.place import PlaceAwayError, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
 from flows.runners.slurm.submission import check_job, is_hopeless, may_pass, mistake
@@ -273,7 +273,7 @@ def test_a_controller_that_is_away_has_not_forgotten_a_job(
     if forgotten:
         assert client.details("12") == {}
     else:
-        with pytest.raises(client.SlurmUnavailableError, match="away"):
+        with pytest.raises(PlaceAwayError, match="away"):
             client.details("12")
 
 

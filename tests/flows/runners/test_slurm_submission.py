@@ -10,7 +10,7 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.place import StageJob, work_name
+from flows.runners.place import PlaceAwayError, StageJob, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program
@@ -70,7 +70,7 @@ def new_folder(request):
     return folder
 
 
-@pytest.mark.parametrize("answer", [FULL, client.SlurmUnavailableError("no answer in 120 s")])
+@pytest.mark.parametrize("answer", [FULL, PlaceAwayError("no answer in 120 s")])
 def test_a_job_is_submitted_until_slurm_takes_it(request_, impatient, monkeypatch, answer):
     scheduler = Scheduler(monkeypatch, answer, answer, "")
     with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
