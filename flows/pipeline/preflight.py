@@ -15,7 +15,7 @@ from flows.pipeline.external import Externals
 from flows.pipeline.placement import PACKAGES
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.data_files import count_rows, read_data_file
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 from stages.contract.request import FileInput, Input
 from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import read_preference
@@ -57,10 +57,8 @@ def _check_checkpoints(config: RunConfig, external: Externals) -> None:
         # A warm start may bring the template.
         has_to_render = name != "policy" or config.inputs.warm_start is None
         for folder in _local(sources):
-            try:
+            with located(setting):
                 check_checkpoint(folder)
-            except UserError as error:
-                raise error.at(setting) from error
             _check_kind(setting, folder)
             if has_to_render and not _has_chat_template(folder):
                 raise UserError(
@@ -157,10 +155,11 @@ def _check_rows(
     for path in _files(sources):
         for position, row in islice(read_data_file(path), _CHECKED_ROWS):
             try:
-                rows.append(read(row))
-            except UserError as error:
+                with located(position):
+                    rows.append(read(row))
+            except UserError:
                 if invalid == "refuse":
-                    raise error.at(position) from error
+                    raise
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stages.contract.errors import UserError
+from stages.contract.errors import located
 from stages.contract.params import DataKind, StageParams, check_inputs, find_output
 from stages.contract.request import Input, kind_of
 
@@ -62,10 +62,8 @@ class Step:
             ]
             for name, group in self.inputs.items()
         }
-        try:
+        with located(self.name):
             check_inputs(self.stage, self.params.inputs, kinds)
-        except UserError as error:
-            raise error.at(self.name) from error
 
     @property
     def output(self) -> Output:

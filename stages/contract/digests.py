@@ -135,29 +135,31 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
 
 def seal_folder(folder: Path) -> None:
     """Lists the digests of a folder's files."""
-    files = files_by_name(folder)
-    files.pop(_LIST, None)
-    digests = in_threads(sha256_file, files.values())
-    listed = {name: digests[path] for name, path in files.items()}
-    write_atomically(folder / _LIST, json.dumps(listed, indent=2, sort_keys=True), durable=True)
+    write_atomically(folder / _LIST, json.dumps(_digests(folder), indent=2))
 
 
 def check_folder(folder: Path) -> None:
-    """Hashes every file that a folder lists.
+    """Hashes every file of a sealed folder.
 
     Raises:
         DamagedArtifactError: One is missing, unreadable or differs, or the list is missing.
     """
     try:
         listed = read_record(folder / _LIST, dict[str, str])
-        digests = in_threads(sha256_file, [folder / name for name in listed])
+        digests = _digests(folder)
     except (OSError, DamagedRecordError) as error:
         raise DamagedArtifactError(f"damaged checkpoint: {error}") from error
-    for name, digest in listed.items():
-        if digest != digests[folder / name]:
-            raise DamagedArtifactError(
-                f"damaged checkpoint: the content of {folder / name} has changed"
-            )
+    if changed := dict(listed.items() ^ digests.items()):
+        raise DamagedArtifactError(
+            f"damaged checkpoint: {folder} has changed: {', '.join(sorted(changed))}"
+        )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = files_by_name(folder)
+    files.pop(_LIST, None)
+    digests = in_threads(sha256_file, files.values())
+    return {name: digests[path] for name, path in files.items()}
 
 
 def set_aside(path: Path) -> Path:

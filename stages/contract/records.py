@@ -3,11 +3,17 @@
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from stages.contract.errors import DamagedRecordError
 
 T = TypeVar("T")
+
+
+class Record(BaseModel):
+    """An immutable JSON record that refuses names it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def read_record(path: Path, kind: type[T], remedy: str = "") -> T:

@@ -1,7 +1,5 @@
 """Request to a stage, and the key under which its artifact is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from stages.contract.digests import sha256_of
-from stages.contract.params import DataKind, ImageName, StageParams, check_inputs
+from stages.contract.params import DataKind, ImageName, StageParams
 
 
 class _Frozen(BaseModel):
@@ -128,12 +126,6 @@ def kind_of(source: Input) -> DataKind | None:
     return None
 
 
-def check_sources(params: StageParams, inputs: Mapping[str, Sequence[Any]]) -> None:
-    """Compares inputs with a stage's declaration; see :func:`check_inputs`."""
-    kinds = {name: [kind_of(source) for source in group] for name, group in inputs.items()}
-    check_inputs(params.stage, params.inputs, kinds)
-
-
 def key_fields(params: StageParams, seed: int, inputs: Mapping[str, Sequence[Any]]) -> dict:
     """Fields whose digest is the key: everything that can change the result of a stage."""
     return {
@@ -155,8 +147,7 @@ def make_request(
     step: str = "",
     resources: Resources | None = None,
 ) -> Request:
-    """Builds the request for one stage, computes its key and checks its inputs."""
-    check_sources(params, inputs)
+    """Builds the request for one stage and computes its key; a `Step` has checked the inputs."""
     from_hub = any(isinstance(source, HubInput) for group in inputs.values() for source in group)
     return Request(
         stage=params.stage,

@@ -1,7 +1,5 @@
 """Parameters of the evaluate stage."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from stages.contract.number_types import NumberType

@@ -77,15 +77,14 @@ class Reference:
     @torch.inference_mode()
     def _sums(self, examples: Sequence[Example]) -> npt.NDArray[Any]:
         """Sums of one forward pass."""
-        highest = 0
-        for example in examples:
-            highest = max([highest, *example.prompt, *example.response])
+        rows = padded_rows(examples)
+        highest = int(rows.input_ids.max())
         if highest >= self._vocabulary:
             raise UserError(
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
                 "use a reference with the policy's tokenizer",
             )
-        logprobs = padded_rows(examples).to(self._model.device).logprobs(self._logprobs)
+        logprobs = rows.to(self._model.device).logprobs(self._logprobs)
         token_logprobs = logprobs.double().cpu().numpy()
         lengths = [len(example.response) for example in examples]
         owners = np.repeat(np.arange(len(examples)), lengths)

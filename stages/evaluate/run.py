@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.summary import (
@@ -53,6 +52,8 @@ _COLUMNS = (
 _SAMPLE_PROMPTS = 16
 # Responses of each model kept for each of those prompts.
 _SAMPLES_PER_PROMPT = 4
+_PROMPT_FIELDS = ("prompt_id", "messages", "reference_answer")
+_SAMPLE_FIELDS = ("sample_index", "response", "finish_reason", "score", "log_pi_ref")
 
 
 @dataclass
@@ -66,7 +67,8 @@ class _Side:
     summary: SampleSummary
     prompts: dict[str, int]
     """Digest of the tokens of each prompt that it answered, by the prompt's id."""
-    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kept: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Rows of the prompts that are kept for the report."""
 
 
 def run(ctx: StageContext[EvaluateParams]) -> None:
@@ -175,10 +177,6 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
             summary=SampleSummary(params.correct_from, params.pass_at_k),
             prompts=_prompts_of(responses),
         )
-        if not side.prompts:
-            raise UserError(
-                f"the {name} has no responses", "check the test prompts and the generation"
-            )
         sides.append(side)
     return sides
 
@@ -207,30 +205,21 @@ def _keep_samples(
             continue
         number = min(end - start, _SAMPLES_PER_PROMPT)
         rows = batch.rows.slice(start, number).to_pylist()
-        samples = []
         for place, row in enumerate(rows, start):
-            sample = {name: row[name] for name in ("sample_index", "response", "finish_reason")}
-            sample["score"] = batch.scores[place].as_py()
-            sample["log_pi_ref"] = None if log_pi_ref is None else float(log_pi_ref[place])
-            samples.append(sample)
-        side.kept[prompt_id] = {
-            "messages": rows[0]["messages"],
-            "reference_answer": rows[0]["reference_answer"],
-            "samples": samples,
-        }
+            row["log_pi_ref"] = None if log_pi_ref is None else float(log_pi_ref[place])
+        side.kept[prompt_id] = rows
 
 
 def _write_samples(path: Path, policy: _Side, base: _Side) -> None:
     with path.open("w", encoding="utf-8") as file:
         for prompt_id in sorted(policy.kept.keys() & base.kept.keys()):
-            mine = policy.kept[prompt_id]
-            row = {
-                "prompt_id": prompt_id,
-                "messages": mine["messages"],
-                "reference_answer": mine["reference_answer"],
-                "policy": mine["samples"],
-                "base": base.kept[prompt_id]["samples"],
-            }
+            first, *_ = policy.kept[prompt_id]
+            row = {name: first[name] for name in _PROMPT_FIELDS}
+            for model, side in (("policy", policy), ("base", base)):
+                row[model] = [
+                    {name: sample[name] for name in _SAMPLE_FIELDS}
+                    for sample in side.kept[prompt_id]
+                ]
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 

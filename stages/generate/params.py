@@ -142,12 +142,3 @@ class GenerateParams(StageParams, ChatSettings):
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Image with vLLM if that is the engine."""
         return "vllm" if self.backend == "vllm" else self.image
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> GenerateParams:
-        if self.shard_index >= self.num_shards:
-            raise ValueError(
-                f"shard_index {self.shard_index} does not exist: shards are counted from 0 and "
-                f"num_shards is {self.num_shards}"
-            )
-        return self

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contract.digests import derive_seed
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
@@ -33,10 +33,8 @@ class Policy:
         self, row: Mapping[str, Any], params: GenerateParams, seed: int
     ) -> EncodedPrompt | None:
         """The prompt of a row of the prompts table, or None if it is too long for the context."""
-        try:
+        with located(f"prompt {row['prompt_id']}"):
             token_ids = render_prompt(self.tokenizer, row["messages"], params)
-        except UserError as error:
-            raise error.at(f"prompt {row['prompt_id']}") from error
         if max(token_ids) >= self.vocab_size:
             raise UserError(
                 f"prompt {row['prompt_id']}: token {max(token_ids)} is not in the policy's "

@@ -104,7 +104,7 @@ class TransformersBackend:
             if num_running == 0 or step + 1 == params.max_new_tokens:
                 break
             if num_running <= (1 - _COMPACT_SHARE) * len(alive):
-                decoder.keep(running)
+                decoder.select(running.nonzero()[:, 0])
                 alive = alive[running]
                 drawn = drawn[running]
             decoder.advance(drawn)
@@ -159,7 +159,7 @@ class _Decoder:
         self._forward(ids)
         place = {index: row for row, index in enumerate(distinct)}
         # The prompts were read once each; now every sample gets its copy of the cache.
-        self._select(torch.tensor([place[index] for index, _ in rows], device=model.device))
+        self.select(torch.tensor([place[index] for index, _ in rows], device=model.device))
 
     def advance(self, tokens: torch.Tensor) -> None:
         """Appends one token per row, [B], and computes the next logits."""
@@ -167,11 +167,8 @@ class _Decoder:
         self._positions = self._positions[:, -1:] + 1
         self._forward(tokens[:, None])
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Drops the rows for which the mask ``rows``, [B], is False."""
-        self._select(rows.nonzero()[:, 0])
-
-    def _select(self, index: torch.Tensor) -> None:
+    def select(self, index: torch.Tensor) -> None:
+        """Goes on with the rows of these numbers."""
         self._cache.reorder_cache(index)
         self._mask = self._mask[index]
         self._positions = self._positions[index]

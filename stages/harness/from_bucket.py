@@ -21,8 +21,8 @@ SYNC_SECONDS_VARIABLE = "GEB_SYNC_SECONDS"
 """Environment variable: how often the state of the stage goes to the bucket."""
 
 
-def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
-    """Computes the artifact of a request and returns its address.
+def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> None:
+    """Computes the artifact of a request.
 
     ``place`` is the request's, as :meth:`stages.store.base.Store.share` returned it. UserError if
     the request is missing, or something in it is wrong.
@@ -43,4 +43,3 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
                 on_event=events.emit,
                 stopping=threading.Event(),
             )
-    return f"{store.location}/artifacts/{request.stage}/{request.key}"

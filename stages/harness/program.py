@@ -31,7 +31,7 @@ from stages.contract.errors import (
     StoppedError,
     UserError,
 )
-from stages.contract.events import Done, Emitter, Failure
+from stages.contract.events import Emitter, Failure
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.number_types import this_processor
 from stages.contract.params import StageParams
@@ -127,11 +127,10 @@ def main(stage: Stage[Any]) -> NoReturn:
             # Here: stages whose store is a folder need no client of object storage.
             from stages.harness.from_bucket import execute_from_bucket
 
-            path = execute_from_bucket(stage, place, events)
+            execute_from_bucket(stage, place, events)
         else:
             request = read_record(Path(place), Request, _OTHER_VERSION)
-            path = str(execute(stage, request, events).path)
-        events.emit(Done(path=path))
+            execute(stage, request, events)
 
     run_program(work)
 

@@ -18,12 +18,7 @@ _SHOWN_CHARACTERS = 300
 
 def checkpoint_folder(source: ModelSource) -> Path | None:
     """The folder that ``source`` names, or None for a hub id."""
-    folder = Path(source.name_or_path)
-    if folder.is_dir():
-        return folder
-    if source.revision is None:
-        raise UserError(f"no such checkpoint: {folder}", "check the path")
-    return None
+    return Path(source.name_or_path) if source.revision is None else None
 
 
 def check_finite_files(folder: Path) -> None:

@@ -126,11 +126,6 @@ def _comparable(
     """
     reasons = batch.rows["finish_reason"].to_pylist()
     for prompt_id, start, end in batch.prompts():
-        if end - start < 2:
-            raise UserError(
-                f"prompt {prompt_id} has one response; a pair wants two",
-                "sample at least 2 responses a prompt",
-            )
         best = scores[start:end].max()
         if np.isnan(best):
             tally.prompts_with_null_score += 1
@@ -216,7 +211,7 @@ class Tally:
 
     def add(self, batch: ScoredBatch, scores: _Scores) -> None:
         """Counts the responses of a batch of prompts; scores are NaN if there is none."""
-        self.prompts += batch.num_prompts
+        self.prompts += len(batch.starts) - 1
         self.rewards.extend(scores[~np.isnan(scores)].tolist())
         lengths = pc.list_value_length(batch.rows["response_token_ids"])
         self.lengths.extend(lengths.to_pylist())

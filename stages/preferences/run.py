@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from stages.contract.digests import prompt_id
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
@@ -34,11 +34,9 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for place, row in source.rows():
             counts["rows"] += 1
-            try:
+            with located(place):
                 preference = read_preference(row, ctx.params)
                 pair = _pair(tokenizer, preference, ctx.params, prompts, counts)
-            except UserError as error:
-                raise error.at(place) from error
             if pair is not None:
                 writer.write(pair)
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 from stages.contract.events import dump_json
 from stages.contract.messages import CARRIERS
 from stages.harness.context import ResolvedInput, StageContext
@@ -79,11 +79,6 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
     params = ctx.params
     train = ctx.inputs.get("train", ())
     test = ctx.inputs.get("test", ())
-    if len(train) not in ((1, params.iterations) if params.iterations else (0,)):
-        raise UserError(
-            f"{len(train)} training sources for {params.iterations} iterations",
-            "give one source, which is split, or one for each iteration; for 0 iterations none",
-        )
     columns = (
         *CARRIERS,
         params.messages_column,
@@ -109,11 +104,12 @@ def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt 
     """The prompts of a source with their identities; None for an invalid row to drop."""
     for place, row in source.rows():
         try:
-            prompt = read_prompt(row, params, source.columns)
+            with located(place):
+                prompt = read_prompt(row, params, source.columns)
             yield prompt, prompt.identity()
-        except UserError as error:
+        except UserError:
             if params.invalid_rows == "refuse":
-                raise error.at(place) from error
+                raise
             yield None, b""
 
 

@@ -15,7 +15,7 @@ class GateResult:
     """Verdict of one gate: the value that it compared with its limit, and why in words."""
 
     gate: str
-    value: float | None
+    value: float
     limit: float
     passed: bool
     reason: str
@@ -68,13 +68,9 @@ def _win_rate(limit: float, metrics: Mapping[str, Any]) -> GateResult:
 def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResult:
     """Wins against losses; ties say nothing of which model is better."""
     gate = "better_than_base_confidence"
-    rate = metrics.get("win_rate")
-    prompts = metrics.get("compared_prompts")
-    ties = metrics.get("tied_prompts")
-    if rate is None or not prompts or ties is None:
-        reason = f"{gate}: no prompt is compared; the gate wants more wins than losses"
-        return GateResult(gate, None, _EVEN, False, reason)
-    wins = round(rate * prompts)
+    prompts = metrics["compared_prompts"]
+    ties = metrics["tied_prompts"]
+    wins = round(metrics["win_rate"] * prompts)
     decided = prompts - ties
     # The lower end of the two-sided interval that leaves out as much above its upper end.
     bound = wilson_interval(wins, decided, 2 * confidence - 1)[0] if decided else 0.0

@@ -23,8 +23,7 @@ from stages.store.registry import Alias, ModelRegistry, ModelVersion
 def run(ctx: StageContext[PromoteParams]) -> None:
     """Registers the checkpoint; moves the aliases to it when it passes all gates."""
     name = ctx.params.model_name
-    if name is None:
-        raise UserError("the request names no model", "set `promote.model_name`")
+    assert name is not None, "filled in by the run"
     checkpoint = _checkpoint(ctx)
     metrics = _read_metrics(ctx.path("metrics"))
     suites = {}

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification
 
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 from stages.contract.messages import Messages
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
@@ -53,12 +53,9 @@ class RewardModel:
         fitting = []
         for index, row in enumerate(rows):
             messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-            try:
+            with located(f"prompt {row['prompt_id']}, sample {row['sample_index']}"):
                 conversations.append(render_conversation(self.tokenizer, messages))
                 reason = self._unreadable(messages, conversations[-1])
-            except UserError as error:
-                place = f"prompt {row['prompt_id']}, sample {row['sample_index']}"
-                raise error.at(place) from error
             if reason is None:
                 fitting.append(index)
             else:

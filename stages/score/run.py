@@ -1,10 +1,8 @@
 """The score stage: responses and an oracle to ``scores.parquet``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +15,6 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.score.oracle import Oracle, load_oracle
 from stages.score.params import ScoreParams
-from stages.tables.join import prompt_starts
 from stages.tables.parts import Part
 from stages.tables.schemas import (
     RESPONSES,
@@ -138,19 +135,17 @@ def _read_known(
     Prompts count as a whole: some oracles look at all responses of one. One with a response that
     has no score is asked about again.
     """
-    saved = {
-        (row["prompt_id"], row["sample_index"]): row
-        for row in part.read(warn)
-        if row["score"] is not None
-    }
+    saved = {_key(row): row for row in part.read(warn) if row["score"] is not None}
     by_place: dict[int, ResponseRow] = {}
-    prompts = prompt_starts(pa.array([row["prompt_id"] for row in rows]))
-    for start, stop in pairwise(prompts):
-        keys = [(row["prompt_id"], row["sample_index"]) for row in rows[start:stop]]
-        if all(key in saved for key in keys):
-            for place, key in enumerate(keys, start):
-                by_place[place] = saved[key]
+    for _, prompt in groupby(range(len(rows)), lambda place: rows[place]["prompt_id"]):
+        keys = {place: _key(rows[place]) for place in prompt}
+        if saved.keys() >= set(keys.values()):
+            by_place |= {place: saved[key] for place, key in keys.items()}
     return by_place
+
+
+def _key(row: ResponseRow) -> tuple[str, int]:
+    return row["prompt_id"], row["sample_index"]
 
 
 def _ask(

@@ -7,7 +7,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 from stages.contract.events import Emitter
 from stages.contract.messages import ROLES, Messages
 from stages.harness.context import ResolvedInput
@@ -34,10 +34,8 @@ def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iter
         source = open_source(data)
         place = ""
         for place, row in source.rows():
-            try:
+            with located(place):
                 conversation = read_conversation(row)
-            except UserError as error:
-                raise error.at(place) from error
             yield place, conversation
         source.warn_of_unread_fields(events)
         if not place:
@@ -114,10 +112,8 @@ def make_examples(
     examples = []
     num_dropped = 0
     for place, conversation in conversations:
-        try:
+        with located(place):
             example = make_example(tokenizer, conversation, params)
-        except UserError as error:
-            raise error.at(place) from error
         if example.row_tokens <= max_length:
             examples.append(example)
         else:

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.digests import derive_seed
-from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
@@ -67,12 +66,6 @@ class ConversationFit(Fit[SftParams]):
     def __init__(self, ctx: StageContext[SftParams], process: Process) -> None:
         super().__init__(ctx, process)
         self._source = ctx.model("policy") if ctx.has("policy") else None
-        if self._source is None and ctx.params.lora.rank:
-            raise UserError(
-                f"sft.lora.rank = {ctx.params.lora.rank} without a policy: a new model has random "
-                "weights, which adapters would leave as they are",
-                "set sft.lora.rank to 0, or give the stage a policy to start from",
-            )
         conversations: Iterable[Placed] = read_conversations(ctx.inputs["data"], process.events)
         longest = ctx.params.max_length_tokens
         if self._source is None:

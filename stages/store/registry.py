@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from stages.contract.atomic import explain_disk_errors, write_atomically
 from stages.contract.errors import UserError
-from stages.contract.records import read_record
+from stages.contract.records import Record, read_record
 from stages.contract.request import ArtifactInput
 from stages.store.base import Artifact, Store
 from stages.store.locks import exclusive_lock
@@ -45,11 +43,7 @@ def require_alias(alias: str) -> str:
     return alias
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelVersion(_Record):
+class ModelVersion(Record):
     """One registered checkpoint."""
 
     name: str
@@ -72,7 +66,7 @@ class ModelVersion(_Record):
         return list(self.figures.values())[-1]
 
 
-class AliasMove(_Record):
+class AliasMove(Record):
     """One entry of an alias's history."""
 
     version: int
@@ -85,10 +79,10 @@ Alias = list[AliasMove]
 """Every move of an alias, oldest first; it means the version of the last one."""
 
 
-class _Model(_Record):
+class _Model(Record):
     format: Literal[1] = 1
-    versions: list[ModelVersion] = []
-    aliases: dict[str, Alias] = {}
+    versions: list[ModelVersion]
+    aliases: dict[str, Alias]
 
 
 class ModelRegistry:
@@ -228,7 +222,7 @@ class ModelRegistry:
         try:
             return read_record(self._path(name), _Model, _REMEDY)
         except FileNotFoundError:
-            return _Model()
+            return _Model(versions=[], aliases={})
 
     def _write(self, name: str, model: _Model) -> None:
         write_atomically(self._path(name), model.model_dump_json(indent=2), durable=True)

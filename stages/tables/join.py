@@ -31,11 +31,6 @@ class ScoredBatch:
     """First row of each of the P prompts, and R: P + 1 numbers."""
 
     @property
-    def num_prompts(self) -> int:
-        """Number of prompts P."""
-        return len(self.starts) - 1
-
-    @property
     def scores(self) -> pa.DoubleArray:
         """[R] scores; null if the oracle could not score, finite elsewhere."""
         return self.rows["score"]
@@ -63,14 +58,8 @@ def read_scored(
         score_columns: Columns of the scores in addition to the score itself.
 
     Raises:
-        UserError: The tables are not each other's: counts, rows or their order differ; or a score
-            is not a number.
+        UserError: The tables are not each other's: rows or their order differ.
     """
-    if len(responses) != len(scores):
-        raise UserError(
-            f"{len(responses)} tables of responses but {len(scores)} of scores",
-            "give the scores of every shard of responses, in the same order",
-        )
     read_columns = None if columns is None else list(dict.fromkeys([*_KEYS, *columns]))
     read_scores = list(dict.fromkeys([*_KEYS, "score", *score_columns]))
     for responses_path, scores_path in zip(responses, scores, strict=True):
@@ -103,10 +92,10 @@ def _read_shard(
         # The last prompt may go on in the next batch.
         whole = starts[-2]
         if whole > 0:
-            yield _batch(rows.slice(0, whole), starts[:-1], responses_path)
+            yield _batch(rows.slice(0, whole), starts[:-1])
         held = rows.slice(whole)
     if held is not None:
-        yield _batch(held, prompt_starts(held["prompt_id"].combine_chunks()), responses_path)
+        yield _batch(held, prompt_starts(held["prompt_id"].combine_chunks()))
 
 
 def _have_same_keys(rows: pa.RecordBatch | None, scored: pa.RecordBatch | None) -> bool:
@@ -121,12 +110,5 @@ def prompt_starts(ids: pa.StringArray) -> list[int]:
     return [0, *pc.run_end_encode(ids).run_ends.to_pylist()]
 
 
-def _batch(rows: pa.Table, starts: list[int], path: Path) -> ScoredBatch:
-    unusable = pc.index(pc.is_finite(rows["score"]), False).as_py()
-    if unusable >= 0:
-        raise UserError(
-            f"the score of response {rows['sample_index'][unusable]} to prompt "
-            f"{rows['prompt_id'][unusable]} of {path} is {rows['score'][unusable]}",
-            "correct the oracle: a score is a finite number, or null where there is none",
-        )
+def _batch(rows: pa.Table, starts: list[int]) -> ScoredBatch:
     return ScoredBatch(rows.combine_chunks().to_batches()[0], starts)

@@ -138,14 +138,14 @@ class TableWriter:
 
     def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int = ROWS_PER_GROUP) -> None:
         self._schema = schema
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Mapping[str, Any]] = []
         self._rows_per_group = rows_per_group
         self._writer = pq.ParquetWriter(path, schema, compression="zstd")
         self.num_rows = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Adds one row, a mapping from the schema's names to values."""
-        self._rows.append(dict(row))
+        self._rows.append(row)
         self.num_rows += 1
         if len(self._rows) >= self._rows_per_group:
             self.flush()
@@ -182,11 +182,8 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
 
 
 def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
-    """Opens a Parquet file; UserError if it is missing, is none, or has other columns."""
-    try:
-        file = open_parquet(path)
-    except FileNotFoundError as error:
-        raise UserError(f"no such table: {path}", "check the path") from error
+    """Opens a Parquet file; UserError if it is none, or has other columns."""
+    file = open_parquet(path)
     if not file.schema_arrow.equals(schema, check_metadata=False):
         table = (schema.metadata or {}).get(b"table", b"?").decode()
         raise UserError(
@@ -207,7 +204,7 @@ def read_batches(
     """Yields record batches of at most ``batch_rows`` rows of one or several tables, in order.
 
     Raises:
-        UserError: A file is missing, has other columns, or lacks rows.
+        UserError: A file has other columns, or lacks rows.
     """
     for path in [paths] if isinstance(paths, Path) else paths:
         with open_table(path, schema) as file:

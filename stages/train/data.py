@@ -73,37 +73,29 @@ class Pair(Sample):
 
 @dataclass
 class PairCounts:
-    """Counts of the pairs in the tables, by what became of them."""
+    """Counts of the pairs in the tables."""
 
-    read: int = 0
     used: int = 0
     ties: int = 0
     truncated: int = 0
-    dropped_empty: int = 0
 
 
 def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], PairCounts]:
-    """Reads the pairs that can be trained on.
-
-    Pairs with an empty prompt or response are dropped: nothing can be learnt from them.
+    """Reads the pairs.
 
     Raises:
-        UserError: A table is malformed, or nothing is left that would change the policy.
+        UserError: A table is malformed, or nothing in it would change the policy.
     """
     pairs: list[Pair] = []
     counts = PairCounts()
     for row in read_rows(paths, PAIRS, columns=_COLUMNS):
-        pair = _pair(counts.read, row)
-        counts.read += 1
-        if not all(map(len, (pair.prompt, *pair.responses))):
-            counts.dropped_empty += 1
-        elif pair.row_tokens <= params.max_length_tokens:
-            pairs.append(pair)
-        else:
+        pair = _pair(counts.used, row)
+        if pair.row_tokens > params.max_length_tokens:
             counts.truncated += 1
-            pairs.append(truncate(pair, params))
-    counts.used = len(pairs)
-    counts.ties = sum(pair.tie for pair in pairs)
+            pair = truncate(pair, params)
+        counts.used += 1
+        counts.ties += pair.tie
+        pairs.append(pair)
     _check_trainable(counts, params)
     return pairs, counts
 
@@ -124,13 +116,6 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
 
 
 def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
-    if counts.used == 0:
-        raise UserError(
-            f"none of {counts.read} pairs can be trained on: {counts.dropped_empty} have an empty "
-            "prompt or response",
-            "let the pair stage keep ties, sample more responses per prompt or raise the "
-            "temperature, so that the two responses of a prompt get different scores",
-        )
     has_other_terms = (params.has_bonus and params.kappa != 0) or params.nll_weight
     if counts.ties == counts.used and (params.target_ratio or not has_other_terms):
         raise UserError(

@@ -170,13 +170,12 @@ class PairFit(Fit[TrainParams]):
     def _tell_counts(self) -> None:
         counts = self._counts
         self.process.events.info(
-            f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
+            f"{counts.used} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
         )
-        if counts.truncated or counts.dropped_empty:
+        if counts.truncated:
             self.process.events.warning(
-                f"{counts.truncated} pairs were cut to {self.ctx.params.max_length_tokens} tokens, "
-                f"{counts.dropped_empty} left out: an empty prompt or response"
+                f"{counts.truncated} pairs were cut to {self.ctx.params.max_length_tokens} tokens"
             )
 
 

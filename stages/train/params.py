@@ -51,7 +51,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """
 
     stage: ClassVar[str] = "train"
-    version: ClassVar[str] = "5"
+    version: ClassVar[str] = "6"
     inputs = {
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),

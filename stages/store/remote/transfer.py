@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pydantic import BaseModel, ConfigDict
-
 from stages.contract.atomic import atomic_path, fsync
 from stages.contract.digests import files_by_name, in_threads, sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord, check_file
+from stages.contract.records import Record
 from stages.store.remote.bucket import Bucket
 
 _SNAPSHOT = "snapshot.json"
@@ -138,9 +137,7 @@ def _is_here(path: Path, record: FileRecord) -> bool:
     return True
 
 
-class _Snapshot(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Snapshot(Record):
     writer: str
     """Local folder of the store that it was made of."""
     files: dict[str, FileRecord]

@@ -39,7 +39,6 @@ SETTINGS = {
     "train={kappa: [": ["is not valid YAML"],
     # Too long for a file's name: without the check the first promotion would fail.
     f"model={'m' * 300}": ["model: String should have at most 200 characters"],
-    f"promote.aliases=[{'a' * 300}]": ["promote.aliases.0: String should have at most 200"],
     "train.objective=python": ["train.objective is 'python', and inputs.objective_code"],
     "pair.strategy=python": ["pair.strategy is 'python', and inputs.strategy_code"],
     "score.oracle=python inputs.oracle_code=null": ["inputs.oracle_code"],

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from stages.contract import events as events_module
-from stages.contract.events import Done, Emitter, Failure, Log, Metric, Progress, parse_event
+from stages.contract.events import Emitter, Failure, Log, Metric, Progress, parse_event
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,6 @@ from stages.contract.events import Done, Emitter, Failure, Log, Metric, Progress
         Metric(step=3, values={"loss": 0.5, "ratio": float("inf")}),
         Log(level="warning", message="careful\nnow"),
         Failure(kind="user", message="bad", remedy="good"),
-        Done(path="/somewhere"),
     ],
 )
 def test_events_survive_their_line(event):

@@ -68,17 +68,17 @@ GOLDEN = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "f732a4072e995692",
+        "a801c9fb423a2ce8",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "fc03dbc5473209aa",
+        "d5ea0bfafebf1e99",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "2104a3098fa00c6e",
+        "73914df219c93412",
     ),
     (
         PreferencesParams(),

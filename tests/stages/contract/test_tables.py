@@ -72,7 +72,6 @@ def test_wrong_files_are_refused_by_name(tmp_path):
     pq.write_table(pa.table({"question": ["a"]}), other)
     text.write_text("not parquet")
     cases = [
-        (tmp_path / "missing.parquet", "no such table"),
         (text, "is not a Parquet file"),
         (other, r"columns of the 'responses' table: has question; wants prompt_id"),
     ]

@@ -196,8 +196,7 @@ def test_bad_inputs_are_refused(store, tmp_path, tables):
     more = write_scored(tmp_path, answers("a", ("x", 1.0), ("x", 1.0), ("x", 1.0)), "more-")
     other = write_scored(tmp_path, answers("z", ("x", 1.0), ("x", 1.0)), "other-")
     cases = [
-        ([empty], [base], "the policy has no responses"),
-        ([policy], [empty], "the base has no responses"),
+        ([empty], [base], "no scored prompt in common"),
         ([policy], [more], "2 samples of the policy and 3 of the base model"),
         ([policy], [other], "no scored prompt in common"),
         ([(other[0], more[1])], [base], "does not hold the scores of"),

@@ -255,7 +255,6 @@ ALONE = [{"role": "system", "content": "red"}]
     [
         (["red " * 9, "blue " * 9], "2 of 2 prompts are too long"),
         (["red", ALONE], f"prompt {prompt_id(ALONE)}: .*no user turn"),
-        ([], "empty"),
     ],
 )
 def test_prompts_are_refused(generate, texts, message):
@@ -290,8 +289,3 @@ def test_a_missing_or_foreign_tokenizer_is_refused(generate, tmp_path):
 def test_a_stop_id_beyond_the_vocabulary_is_refused(generate):
     with pytest.raises(UserError, match="stop_token_ids: token 5000"):
         generate(stop_token_ids=(1, 5000))
-
-
-def test_a_shard_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="shard_index 2 does not exist"):
-        GenerateParams(shard_index=2, num_shards=2)

@@ -33,7 +33,7 @@ def test_a_model_comes_in_the_type_asked_for_and_in_evaluation_mode(checkpoint, 
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda s: load_causal_lm(s, dtype="float32")])
 def test_a_missing_folder_is_named(tmp_path, load):
-    with pytest.raises(UserError, match=r"no such checkpoint: .*absent"):
+    with pytest.raises(UserError, match="absent"):
         load(source(tmp_path / "absent"))
 
 

@@ -142,22 +142,6 @@ def test_a_gate_of_confidence_shows_the_bound_that_it_compared():
     assert (plain.value, plain.limit, plain.passed) == (0.625, 0.55, True)
 
 
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        {"win_rate": None},
-        {"compared_prompts": 0},
-        {"compared_prompts": None},
-        {"tied_prompts": None},
-    ],
-    ids=str,
-)
-def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking):
-    [gate] = decide(PromoteParams(), COMPARED | lacking, {})
-    assert (gate.value, gate.passed) == (None, False)
-    assert gate.reason.endswith("no prompt is compared; the gate wants more wins than losses")
-
-
 def test_a_bound_that_meets_one_half_is_not_enough_to_be_better():
     # At the least confidence that may be asked for, the bound is the share itself.
     even = COMPARED | {"win_rate": 0.5, "tied_prompts": 0}

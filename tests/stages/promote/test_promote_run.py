@@ -226,8 +226,7 @@ def test_bad_inputs_are_refused(store, tmp_path):
         ({"checkpoint": [trained.path / "checkpoint"]}, {}, "only checkpoints of this store"),
         ({"metrics": [broken]}, {}, "is damaged"),
         ({"metrics": [listed]}, {}, "is damaged"),
-        ({}, {"model_name": None}, "names no model"),
-        ({"metrics": []}, {}, "lacks its input 'metrics'"),
+        ({"metrics": []}, {}, "no local input 'metrics'"),
     ]
     for inputs, params, message in cases:
         given = {"checkpoint": [trained.ref("checkpoint")], "metrics": [evaluated(tmp_path)]}

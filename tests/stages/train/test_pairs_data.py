@@ -33,7 +33,7 @@ def test_token_ids_and_logprobs_come_from_the_table(tmp_path):
     )
     pairs, counts = load_pairs([first, second], params(max_length_tokens=99))
     rows = [*read_rows([first, second], PAIRS)]
-    assert counts.read == counts.used == len(rows) == 8
+    assert counts.used == len(rows) == 8
     for index, (pair, row) in enumerate(zip(pairs, rows, strict=True)):
         assert (pair.index, pair.prompt_id) == (index, row["prompt_id"])
         assert pair.prompt.tolist() == row["prompt_token_ids"]
@@ -63,20 +63,6 @@ def test_a_pair_at_the_limit_is_left_alone(tmp_path):
     pairs, counts = load_pairs([path], params())
     assert counts.truncated == 0
     assert len(pairs[1].prompt) == 8
-
-
-def test_empty_pairs_are_dropped_and_counted(tmp_path):
-    path = write_changed(tmp_path, rejected_token_ids=[], rejected_logprobs=[])
-    _, counts = load_pairs([path], params())
-    assert (counts.used, counts.dropped_empty) == (1, 1)
-
-
-def test_tables_of_empty_pairs_are_refused(tmp_path):
-    [row, _] = read_rows(make_pairs(tmp_path / "plain.parquet", 2), PAIRS)
-    empty = {"rejected_token_ids": [], "rejected_logprobs": []}
-    write_table(tmp_path / "pairs.parquet", PAIRS, [row | empty])
-    with pytest.raises(UserError, match=r"none of 1 pairs"):
-        load_pairs([tmp_path / "pairs.parquet"], params())
 
 
 def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
