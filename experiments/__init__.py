@@ -1,4 +1,1 @@
-"""Studies that use the pipeline from outside: the paper's tables, and its bandit.
-
-A custom study starts from :mod:`experiments.study`; docs/research.md says how.
-"""
+"""The paper's toy experiment, which needs no pipeline."""

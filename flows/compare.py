@@ -1,7 +1,7 @@
 """The flow `compare`: runs side by side, with intervals, tests and curves."""
 
 from flows.execution.stage_flow import stage_flow
-from flows.pipeline.presets import store_of_overrides
+from flows.pipeline.presets import chosen_store
 from flows.report.comparison import Comparison
 from flows.report.comparison_files import compare_runs
 from flows.report.prefect_artifacts import publish_comparison
@@ -17,6 +17,6 @@ def compare(runs: list[str], name: str = "comparison", store: str = "") -> Compa
         name: Name of the comparison and of its folder in the store.
         store: The store: a folder, or s3://, gs:// or az://; empty takes GEB_STORE's.
     """
-    comparison = compare_runs(open_store(store_of_overrides({"store": store})), runs, name)
+    comparison = compare_runs(open_store(chosen_store(store)), runs, name)
     publish_comparison(comparison)
     return comparison

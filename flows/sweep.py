@@ -1,4 +1,4 @@
-"""The flow `sweep`: a grid of settings over seeds, each cell a run, and their comparison."""
+"""The flow `sweep`: configurations and a grid over seeds, each cell a run, and their comparison."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from flows.iterate import NOTHING, Preset, run_as_flow
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import SharedOverrides
-from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
+from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_files import write_comparison
@@ -25,6 +25,7 @@ from stages.store.opening import open_store
 
 _NO_AXES: list[str] = []
 _ONE_SEED = [0]
+_ONE_PRESET: list[Preset] = [DEFAULT_PRESET]
 AtOnce = Annotated[int, Field(ge=1)]
 """Number of runs at the same time."""
 
@@ -35,10 +36,12 @@ def sweep(
     grid: list[str] = _NO_AXES,
     seeds: list[int] = _ONE_SEED,
     parallel_runs: AtOnce = 1,
-    preset: Preset = DEFAULT_PRESET,
+    presets: list[Preset] = _ONE_PRESET,
     config: SharedOverrides = NOTHING,
 ) -> Comparison:
-    """Runs every combination of the grid under every seed, and compares them with the first.
+    """Runs every preset with every combination of the grid under every seed.
+
+    They are compared with the first preset's first combination.
 
     What runs have in common is computed once; finished runs are found in the store.
 
@@ -47,11 +50,12 @@ def sweep(
         grid: Fields and their values: train.kappa=0.5,1.
         seeds: Seeds of each combination.
         parallel_runs: Runs at the same time.
-        preset: The configuration to start from.
-        config: Differences from the preset in all runs. An empty field takes the preset's
+        presets: The configurations to start from.
+        config: Differences from the presets in all runs. An empty field takes the preset's
             value, or the default if the preset has none.
     """
-    planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
+    configs = [configured(preset, config) for preset in presets]
+    planned = cells(name, configs, parse_axes(grid), seeds)
     return sweep_cells(name, planned, parallel_runs, Session())
 
 
@@ -73,7 +77,7 @@ def sweep_cells(
             failed[cell.config.name] = result
         else:
             summaries.append(result)
-            labels[result.run] = listed(cell.fields) or name
+            labels[result.run] = cell.method
     others = ""
     if summaries:
         store = open_store(planned[0].config.store, create=True)

@@ -14,11 +14,11 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
+    bandit,
     evaluate,
     init,
     inspect,
     models,
-    paper,
     run,
     schedule,
     status,
@@ -57,7 +57,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Models": (models.models, models.promote, models.export),
     "Prefect": (up.up, schedule.schedule),
     "Store": (store.verify, store.gc),
-    "Reference": (inspect.fields, paper.paper, paper.bandit),
+    "Reference": (inspect.fields, bandit.bandit),
 }
 for panel, commands in _COMMANDS.items():
     for command in commands:

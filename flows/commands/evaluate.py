@@ -1,6 +1,7 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ from flows.commands.common import (
 )
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.grid import SweepCell, cells, listed, parse_axes
+from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.inputs import ComparedModels
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
@@ -76,7 +77,9 @@ def evaluate(
 
 
 def sweep(
-    config: ConfigPath,
+    configs: Annotated[
+        list[Path], typer.Argument(metavar="CONFIG...", help="Configuration files (YAML).")
+    ],
     grid: Annotated[
         list[str] | None,
         typer.Option("--grid", metavar="NAME=VALUE,VALUE", help="A field and its values."),
@@ -85,7 +88,8 @@ def sweep(
         str, typer.Option(metavar="SEED,SEED", help="Seeds of each combination.")
     ] = "0",
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the sweep; CONFIG's if unset.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the sweep; the first CONFIG's if unset."),
     ] = None,
     parallel_runs: ParallelRuns = 1,
     overrides: Overrides = None,
@@ -94,18 +98,19 @@ def sweep(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of settings over seeds, and compare them: mean ± standard deviation, tests."""
-    settings = config_of_command(config, overrides, runner, store)
-    title = name or f"{settings.name}-sweep"
-    planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
+    """Run configurations and a grid of settings over seeds, and compare them: means, tests."""
+    bases = [config_of_command(config, overrides, runner, store) for config in configs]
+    title = name or f"{bases[0].name}-sweep"
+    planned = cells(title, bases, parse_axes(grid or ()), _seeds(seeds))
     if len(planned) == 1:
         raise UserError(
-            f"the sweep {title} has one run", "give --grid FIELD=VALUE,VALUE or several --seeds"
+            f"the sweep {title} has one run",
+            "give several CONFIGs, --grid FIELD=VALUE,VALUE or several --seeds",
         )
     if dry_run:
         _show_runs(planned, as_json)
         return
-    with prefect_session(settings.store, title, as_json) as session:
+    with prefect_session(bases[0].store, title, as_json) as session:
         from flows.execution.stage_flow import call_as_flow
         from flows.sweep import sweep_cells
 
@@ -134,11 +139,12 @@ def _show_runs(planned: list[SweepCell], as_json: bool) -> None:
             "seed": cell.config.seed,
             "reuse": actions["reuse"],
             "compute": actions["run"],
+            "method": cell.method,
         }
-        document.append(row | {"fields": dict(cell.fields)})
-        rows.append([*map(str, row.values()), listed(cell.fields) or "-"])
+        document.append(row)
+        rows.append([*map(str, row.values())])
     answer(
         as_json,
         document,
-        FittedTable("", ("run", "seed", "in the store", "to compute", "grid"), rows, left=5),
+        FittedTable("", ("run", "seed", "in the store", "to compute", "method"), rows, left=5),
     )

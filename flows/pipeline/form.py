@@ -97,4 +97,4 @@ class RunForm(SharedForm):
 RunOverrides = Annotated[dict[str, Any], WithJsonSchema(RunForm.model_json_schema())]
 """Overrides of one run, by the fields of its form or of a configuration."""
 SharedOverrides = Annotated[dict[str, Any], WithJsonSchema(SharedForm.model_json_schema())]
-"""Overrides of all runs of a sweep or of the paper."""
+"""Overrides of all runs of a sweep."""

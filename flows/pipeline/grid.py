@@ -1,8 +1,9 @@
-"""The runs of a sweep: a grid over fields of the configuration, times seeds. Pure."""
+"""The runs of a sweep: configurations, times a grid over their fields, times seeds. Pure."""
 
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +24,9 @@ _SET_BY_THE_SWEEP = ("name", "seed", "store", "model")
 class SweepCell:
     """One run of a sweep."""
 
-    fields: Mapping[str, Any]
+    method: str
+    """Label of the runs that differ in the seed alone."""
     config: RunConfig
-
-
-def listed(fields: Mapping[str, Any]) -> str:
-    """Fields as a person reads them: ``train.kappa=0.5, train.beta=1``."""
-    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
@@ -59,28 +56,51 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def cells(
-    name: str, config: RunConfig, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+    name: str, configs: Sequence[RunConfig], axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[SweepCell]:
-    """Every combination of values under every seed, the seeds of one combination together.
+    """Every configuration with every combination of values under every seed.
 
-    Names of runs begin with the sweep's. UserError if the name, a field or a value is wrong, or
-    the seeds are empty.
+    The seeds of one method are together. Names of runs begin with the sweep's, and name their
+    configuration if there are several.
+
+    Raises:
+        UserError: The name, a field or a value is wrong, a seed or the name of a configuration
+            comes twice, or the configurations have two stores.
     """
     require_name(name, "sweep")
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"seeds {list(seeds)} name none, or one twice", "give each seed once")
+    _require_one_sweep(configs)
     planned = []
-    for values in itertools.product(*axes.values()):
+    for config, *values in itertools.product(configs, *axes.values()):
         fields = dict(zip(axes, values, strict=True))
+        labels = [f"{field}={value}" for field, value in fields.items()]
+        prefix = name
+        if len(configs) > 1:
+            labels.insert(0, config.name)
+            prefix = f"{name}-{config.name}"
+        method = ", ".join(labels) or name
         for seed in seeds:
-            run = {**_OF_EVERY_RUN, **fields, "name": _run_name(name, fields, seed), "seed": seed}
-            planned.append(SweepCell(fields, with_fields(config, run, f"sweep {name}")))
+            run = {**_OF_EVERY_RUN, **fields, "name": _run_name(prefix, fields, seed), "seed": seed}
+            planned.append(SweepCell(method, with_fields(config, run, f"sweep {name}")))
     return planned
 
 
-def _run_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
+def _require_one_sweep(configs: Sequence[RunConfig]) -> None:
+    names = Counter(config.name for config in configs)
+    [(name, count)] = names.most_common(1)
+    if count > 1:
+        raise UserError(f"{count} configurations are named {name}", "rename all but one")
+    stores = sorted({config.store for config in configs})
+    if len(stores) > 1:
+        raise UserError(
+            f"the configurations name the stores {', '.join(stores)}", "name one with --store"
+        )
+
+
+def _run_name(prefix: str, fields: Mapping[str, Any], seed: int) -> str:
     """Name of a run; one that a file cannot have in full is cut and gets a digest."""
-    parts = [sweep]
+    parts = [prefix]
     for name, value in fields.items():
         short = name.rpartition(".")[2]
         parts.append(f"{short}_{value}")

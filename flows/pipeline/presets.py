@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import LONG_NAMES, SETTINGS
-from flows.pipeline.loading import Sections, load_overridden, merged, with_overrides
+from flows.pipeline.loading import Sections, load_overridden, merged
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
 
@@ -62,9 +62,8 @@ def _fields_and_lines(overrides: Sections) -> tuple[dict[str, Any], Sequence[str
     return sections, lines
 
 
-def store_of_overrides(overrides: Sections) -> str:
-    """The store that ``overrides`` name, else ``GEB_STORE``'s, else ``store`` here."""
-    named = with_overrides(*_fields_and_lines(overrides)).get("store")
+def chosen_store(named: str) -> str:
+    """The store of that name, else ``GEB_STORE``'s, else ``store`` here."""
     return location_of(named or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE)
 
 

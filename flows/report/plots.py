@@ -33,21 +33,13 @@ _RESULTS = (
 """Figures by iteration: name, title, and label of the values."""
 
 
-def course_figure(
-    title: str,
-    lines: Mapping[str, Mapping[float, Estimate]],
-    xlabel: str,
-    ylabel: str,
-) -> Figure:
-    """One line per entry of ``lines``, which has the values by their places on the x axis.
-
-    Intervals are bars.
-    """
+def _course_figure(title: str, lines: Mapping[str, Mapping[int, Estimate]], ylabel: str) -> Figure:
+    """One line per entry of ``lines``, which has the values by iteration; intervals are bars."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(4.4, 2.7), layout="constrained")
         axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=10)
-    axes.set_xlabel(xlabel)
+    axes.set_xlabel("iteration (0 = base)")
     axes.set_ylabel(ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for label, line in lines.items():
@@ -101,11 +93,11 @@ def draw(rows: Mapping[str, Sequence[FigureRow]]) -> dict[str, Figure]:
     """
     figures = {}
     for name, title, ylabel in _RESULTS:
-        lines: dict[str, dict[float, Estimate]] = {}
+        lines: dict[str, dict[int, Estimate]] = {}
         for run, iterations in rows.items():
             for row in iterations:
                 if name in row.figures:
                     lines.setdefault(run, {})[row.iteration] = row.figures[name]
         if any(len(line) > 1 for line in lines.values()):
-            figures[title] = course_figure(title, lines, "iteration (0 = base)", ylabel)
+            figures[title] = _course_figure(title, lines, ylabel)
     return figures

@@ -44,8 +44,7 @@ ELSEWHERE = {
     "make docs-serve": ".ci/run::make docs",
     "make images": "tests/docker/conftest.py::def images",
     "geb bandit": "tests/experiments/test_bandit.py::test_the_command_prints",
-    "geb paper --scale small": "tests/experiments/test_paper_flow.py::test_rows_share_steps",
-    "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_row",
+    "python -m benchmarks.rehearsal": "tests/experiments/test_rehearsal.py::test_every_preset",
     "geb up": "tests/flows/standing/test_up.py::test_up_is_found_by_other_commands",
     "geb run configs/quickstart.yaml --set store=s3:": "tests/flows/test_bucket_store.py::"
     "test_a_run_goes_on_and_ends_on_other_hosts",

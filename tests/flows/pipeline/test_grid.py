@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import cells, listed, parse_axes
+from flows.pipeline.grid import cells, parse_axes
 from flows.pipeline.loading import load_config
 from flows.pipeline.presets import NO_PRESET, configured
 from flows.report.summary import kappa_label
@@ -16,7 +16,9 @@ from stages.contract.errors import UserError
 def test_a_grid_times_seeds_with_names_of_their_own():
     axes = parse_axes(["train.kappa=0.5,1e-3", "train.deepspeed.zero_stage=off,1"])
     assert axes == {"train.kappa": [0.5, 1e-3], "train.deepspeed.zero_stage": ["off", 1]}
-    planned = cells("try", configured("quickstart", {}), parse_axes(["train.kappa=0.5,1"]), [0, 7])
+    planned = cells(
+        "try", [configured("quickstart", {})], parse_axes(["train.kappa=0.5,1"]), [0, 7]
+    )
     assert [cell.config.name for cell in planned] == [
         "try-kappa_0.5-s0",
         "try-kappa_0.5-s7",
@@ -29,16 +31,41 @@ def test_a_grid_times_seeds_with_names_of_their_own():
         (1, 0),
         (1, 7),
     ]
-    assert {listed(cell.fields) for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
+    assert {cell.method for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
+
+
+def test_several_configurations_are_methods_beside_each_other():
+    configs = [configured(name, {}) for name in ("quickstart", "quickstart-fdpo")]
+    planned = cells("try", configs, parse_axes(["train.epochs=1,2"]), [0])
+    assert [(cell.config.name, cell.method) for cell in planned] == [
+        ("try-quickstart-epochs_1-s0", "quickstart, train.epochs=1"),
+        ("try-quickstart-epochs_2-s0", "quickstart, train.epochs=2"),
+        ("try-quickstart-fdpo-epochs_1-s0", "quickstart-fdpo, train.epochs=1"),
+        ("try-quickstart-fdpo-epochs_2-s0", "quickstart-fdpo, train.epochs=2"),
+    ]
+    designs = [(cell.config.train.design, cell.config.train.epochs) for cell in planned]
+    assert designs == [("one_minus_pi", 1), ("one_minus_pi", 2), ("none", 1), ("none", 2)]
+    alone = cells("try", configs, {}, [3])
+    assert [cell.method for cell in alone] == ["quickstart", "quickstart-fdpo"]
+
+
+def test_configurations_that_no_sweep_can_tell_apart_are_refused():
+    config = configured("quickstart", {})
+    with pytest.raises(UserError, match="named quickstart"):
+        cells("try", [config, config], {}, [0])
+    other = configured("quickstart-fdpo", {"store": "elsewhere"})
+    with pytest.raises(UserError, match="--store") as refused:
+        cells("try", [config, other], {}, [0])
+    assert "elsewhere" in str(refused.value)
 
 
 def test_values_that_only_signs_tell_apart_have_names_of_their_own():
     config = configured("quickstart", {})
     axes = {"inputs.policy": ["owner/a_b", "owner_a/b", "owner/other"]}
-    planned = cells("try", config, axes, [0, 1])
+    planned = cells("try", [config], axes, [0, 1])
     names = [cell.config.name for cell in planned]
     assert len(set(names)) == 6
-    assert names == [cell.config.name for cell in cells("try", config, axes, [0, 1])]
+    assert names == [cell.config.name for cell in cells("try", [config], axes, [0, 1])]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +84,7 @@ def test_a_cell_is_what_a_run_with_its_settings_is(axis, tmp_path, monkeypatch):
     path = tmp_path / "run.yaml"
     path.write_text("inputs: {policy: owner/model, preferences: first.jsonl}\n")
     name, _, values = axis.partition("=")
-    planned = cells("try", load_config(path), parse_axes([axis]), [3])
+    planned = cells("try", [load_config(path)], parse_axes([axis]), [3])
     for value, cell in zip(values.split(","), planned, strict=True):
         fixed = [f"name={cell.config.name}", "seed=3", "promote.aliases=[]"]
         run = load_config(path, [f"{name}={value}", *fixed])
@@ -71,7 +98,7 @@ def test_a_cell_s_mapping_replaces_the_configuration_s(tmp_path):
         "score: {oracle: weighted, weighted: {weights: {python: 1}}, python: {function: rate}}\n"
     )
     axis = "score.weighted.weights={python: 2},{math_verify: 1}"
-    planned = cells("try", load_config(path), parse_axes([axis]), [0])
+    planned = cells("try", [load_config(path)], parse_axes([axis]), [0])
     weights = [cell.config.score.weighted.weights for cell in planned]
     assert weights == [{"python": 2}, {"math_verify": 1}]
     assert [cell.config.score.python.function for cell in planned] == ["rate", "rate"]
@@ -82,20 +109,23 @@ def test_a_cell_s_mapping_replaces_the_configuration_s(tmp_path):
 @pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
 def test_a_name_outside_the_store_is_refused(name):
     with pytest.raises(UserError, match="cannot name a sweep"):
-        cells(name, configured("quickstart", {}), {}, [0])
+        cells(name, [configured("quickstart", {})], {}, [0])
 
 
 def test_a_grid_over_kappa_excludes_a_target_ratio():
     calibrated = _calibrated()
     for axes in ({"train.kappa": [1.0]}, {"train.kappa": [0.5, 2]}):
         with pytest.raises(UserError, match=r"target_ratio = 0\.001 exclude each other"):
-            cells("try", calibrated, axes, [0])
+            cells("try", [calibrated], axes, [0])
     weighted = {"train.kappa": [0.5, 2], "train.target_ratio": [None]}
-    assert [cell.config.train.kappa for cell in cells("try", calibrated, weighted, [0])] == [0.5, 2]
+    assert [cell.config.train.kappa for cell in cells("try", [calibrated], weighted, [0])] == [
+        0.5,
+        2,
+    ]
     ratios = {"train.target_ratio": [1e-3, 1e-2]}
     # As a sweep gets it: through JSON.
     again = configured(NO_PRESET, json.loads(calibrated.to_json()))
-    assert [cell.config.train.target_ratio for cell in cells("try", again, ratios, [0])] == [
+    assert [cell.config.train.target_ratio for cell in cells("try", [again], ratios, [0])] == [
         1e-3,
         1e-2,
     ]
@@ -103,7 +133,7 @@ def test_a_grid_over_kappa_excludes_a_target_ratio():
 
 def test_the_baseline_and_a_calibrated_design_are_one_grid():
     axes = {"train.design": ["none", "one_minus_pi"]}
-    runs = [cell.config for cell in cells("try", _calibrated(), axes, [0])]
+    runs = [cell.config for cell in cells("try", [_calibrated()], axes, [0])]
     assert [run.name for run in runs] == ["try-design_none-s0", "try-design_one_minus_pi-s0"]
     assert [kappa_label(run.train) for run in runs] == ["", "ratio 0.001"]
 
@@ -127,6 +157,6 @@ def test_kappa_is_named_as_it_is_set(train, label):
 def test_a_long_name_is_cut_and_stays_a_name_of_its_own():
     config = configured("quickstart", {})
     axes = {"inputs.policy": [f"owner/{'x' * 120}{end}" for end in "ab"]}
-    names = [cell.config.name for cell in cells("try", config, axes, [0])]
+    names = [cell.config.name for cell in cells("try", [config], axes, [0])]
     assert len(set(names)) == 2
     assert max(map(len, names)) <= 100

@@ -27,7 +27,7 @@ from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
-DEPLOYED = {f"{flow}/{flow}" for flow in ("iterate", "evaluate", "sweep", "paper", "compare")}
+DEPLOYED = {f"{flow}/{flow}" for flow in ("iterate", "evaluate", "sweep", "compare")}
 JOB_TEMPLATE = json.loads((ROOT / "configs/cluster/kubernetes-job.json").read_text())
 
 

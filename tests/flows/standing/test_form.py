@@ -6,18 +6,17 @@ import jsonschema
 import pytest
 from prefect.utilities.callables import parameter_schema
 
-from experiments.paper.flow import paper
 from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import LONG_NAMES, RunForm
-from flows.pipeline.presets import configured, fresh_run, preset_names, store_of_overrides
+from flows.pipeline.presets import chosen_store, configured, fresh_run, preset_names
 from flows.sweep import sweep
 from stages.contract.errors import UserError
 from stages.score.params import ORACLES
 from tests.flows.loop import ROOT
 
-FLOWS = (iterate, evaluate, sweep, paper)
+FLOWS = (iterate, evaluate, sweep)
 
 
 def form(flow):
@@ -47,8 +46,8 @@ def test_a_field_s_place_is_in_the_configuration(name):
 
 
 def test_runs_of_a_sweep_have_no_name_and_no_seed_of_the_form():
-    shown = [form(flow)["properties"]["config"]["properties"] for flow in (iterate, sweep, paper)]
-    assert [{"name", "seed"} <= properties.keys() for properties in shown] == [True, False, False]
+    shown = [form(flow)["properties"]["config"]["properties"] for flow in (iterate, sweep)]
+    assert [{"name", "seed"} <= properties.keys() for properties in shown] == [True, False]
 
 
 def test_presets_are_the_shipped_configurations_of_runs():
@@ -77,7 +76,13 @@ def test_lines_of_settings_override_the_form_s_fields():
     assert train.divergence == 0.5
     assert config.promote.min_win_rate is None
     assert config.train.epochs == 2
-    assert store_of_overrides({"store": "/one", "settings": ["store=/other"]}) == "/other"
+    assert configured("quickstart", {"store": "/one", "settings": ["store=/two"]}).store == "/two"
+
+
+def test_a_comparison_s_store_is_the_named_one_or_the_environment_s(monkeypatch):
+    monkeypatch.setenv("GEB_STORE", "/from/environment")
+    assert chosen_store("/named") == "/named"
+    assert chosen_store("") == "/from/environment"
 
 
 SHOWN = [
