@@ -78,7 +78,7 @@ def evaluate(
 
 def sweep(
     configs: Annotated[
-        list[Path], typer.Argument(metavar="CONFIG...", help="Configuration files (YAML).")
+        list[Path], typer.Argument(metavar="CONFIG", help="Configuration files (YAML).")
     ],
     grid: Annotated[
         list[str] | None,
@@ -89,7 +89,7 @@ def sweep(
     ] = "0",
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Name of the sweep; the first CONFIG's if unset."),
+        typer.Option(metavar="NAME", help="Name of the sweep; unset, one CONFIG's."),
     ] = None,
     parallel_runs: ParallelRuns = 1,
     overrides: Overrides = None,
@@ -98,9 +98,9 @@ def sweep(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run configurations and a grid of settings over seeds, and compare them: means, tests."""
+    """Run configurations and a grid of settings over seeds, and test them against the first."""
     bases = [config_of_command(config, overrides, runner, store) for config in configs]
-    title = name or f"{bases[0].name}-sweep"
+    title = name or (f"{bases[0].name}-sweep" if len(bases) == 1 else "sweep")
     planned = cells(title, bases, parse_axes(grid or ()), _seeds(seeds))
     if len(planned) == 1:
         raise UserError(
