@@ -12,16 +12,8 @@ SUPERVISOR_SECONDS = 10
 # programs were busy, a training took twice the CPU time, waiting for threads that did not run.
 _SPIN_ROUNDS = "1000"
 _SPIN_VARIABLE = "GOMP_SPINCOUNT"
-# No stage talks to Prefect.
-_ORCHESTRATOR_ONLY = (
-    "PREFECT_API_AUTH_STRING",
-    "PREFECT_API_DATABASE_CONNECTION_URL",
-    "PREFECT_API_DATABASE_PASSWORD",
-    "PREFECT_API_KEY",
-    "PREFECT_SERVER_API_AUTH_STRING",
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
-    "PREFECT_SERVER_DATABASE_PASSWORD",
-)
+# Of all these variables: no stage talks to Prefect.
+_OF_PREFECT = "PREFECT_"
 # Where the store is in a bucket, the orchestrator alone talks to it.
 _BUCKET = (
     "AWS_ACCESS_KEY_ID",
@@ -44,9 +36,12 @@ def stage_environment(*, in_bucket: bool) -> dict[str, str]:
     """This process's variables without secrets; ``in_bucket`` also removes secrets of buckets."""
     # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
     # PYTHONSAFEPATH: stages get -P; programs that code of the user starts are as without it.
-    of_python = {"VIRTUAL_ENV", "PYTHONSAFEPATH"}
-    left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), *of_python}
-    return {name: value for name, value in os.environ.items() if name not in left_out}
+    left_out = {"VIRTUAL_ENV", "PYTHONSAFEPATH", *(_BUCKET if in_bucket else ())}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in left_out and not name.startswith(_OF_PREFECT)
+    }
 
 
 def thread_variables(resources: Resources) -> dict[str, str]:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -17,7 +18,6 @@ import yaml
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.command_lines import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
-from flows.runners.kubernetes.diagnosis import STAGE
 from flows.runners.place import node_commands, writable_folders
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -30,8 +30,7 @@ ATTEMPT = "geb/attempt"
 """Label with the name of an attempt, which its pods share."""
 WORK = "geb/work"
 """Label of all attempts at a key of a store."""
-_TEMPLATE = files(__package__).joinpath("pod.yaml").read_text()
-_APART = "requiredDuringSchedulingIgnoredDuringExecution"
+_TEMPLATE = Template(files(__package__).joinpath("pod.yaml").read_text())
 # The store's local folder in a pod that has no other.
 _CACHE = "/geb-cache"
 
@@ -95,18 +94,11 @@ def _volume_name(claim: str) -> str:
 
 
 def _volumes_for(group: PodGroup) -> list[dict[str, Any]]:
-    """Volumes of a pod: its claims, and room that ends with it."""
-    settings = group.execution.kubernetes
-    chosen = group.settings
-    tmp = {"sizeLimit": _mib(chosen.tmp_gib)}
-    shm = {"sizeLimit": _mib(chosen.shm_gib), "medium": "Memory"}
-    volumes: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": tmp},
-        {"name": "shm", "emptyDir": shm},
-    ]
+    """Volumes of a pod: its claims, and room for what it fetches."""
+    volumes: list[dict[str, Any]] = []
     if group.fetches:
         volumes.append({"name": "cache", "emptyDir": {}})
-    claims = {volume.claim for volume in settings.volumes.values()}
+    claims = {volume.claim for volume in group.execution.kubernetes.volumes.values()}
     for claim in sorted(claims):
         source = {"claimName": claim}
         volumes.append({"name": _volume_name(claim), "persistentVolumeClaim": source})
@@ -173,39 +165,36 @@ def pods_for(group: PodGroup) -> list[dict[str, Any]]:
 def _pod(
     group: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    pod: dict[str, Any] = yaml.safe_load(_TEMPLATE)
-    spec = pod["spec"]
     execution = group.execution
     chosen = group.settings
-    pod["metadata"] = {
-        "name": f"{group.name}-{node}",
-        # The runner's own labels come last, so that no setting changes them.
-        "labels": chosen.labels
-        | {
-            "app.kubernetes.io/managed-by": "geb",
-            STAGE: group.request.stage,
-            ATTEMPT: group.name,
-            WORK: work_label(group.store, group.request.key),
-        },
-    }
+    uid, gid = group.user
+    text = _TEMPLATE.substitute(
+        name=group.name,
+        node=node,
+        stage=group.request.stage,
+        work=work_label(group.store, group.request.key),
+        seconds_to_end=math.ceil(execution.grace_seconds) + SUPERVISOR_SECONDS,
+        uid=uid,
+        gid=gid,
+        tmp=_mib(chosen.tmp_gib),
+        shm=_mib(chosen.shm_gib),
+    )
+    pod: dict[str, Any] = yaml.safe_load(text)
+    # The runner's own labels come last, so that no setting changes them.
+    pod["metadata"]["labels"] = chosen.labels | pod["metadata"]["labels"]
+    spec = pod["spec"]
     # The same as limits and requests: memory that is not there cannot be taken from a stage.
     limits = _limits(group)
     [container] = spec["containers"]
     container["image"] = group.image
     container["command"] = command
-    container["env"] = _environment(group)
+    container["env"] += _environment(group)
     container["resources"] = {"limits": limits, "requests": limits}
     container["volumeMounts"] = [*mounts, *container["volumeMounts"]]
-    spec["volumes"] = _volumes_for(group)
-    spec["terminationGracePeriodSeconds"] = math.ceil(execution.grace_seconds) + SUPERVISOR_SECONDS
-    security = spec["securityContext"]
-    security["runAsUser"] = group.user[0]
-    security["runAsGroup"] = group.user[1]
+    spec["volumes"] += _volumes_for(group)
     if execution.kubernetes.fs_group is not None:
-        security["fsGroup"] = execution.kubernetes.fs_group
-    [others] = spec["affinity"]["podAntiAffinity"][_APART]
-    others["labelSelector"]["matchLabels"] = {ATTEMPT: group.name}
-    spec["tolerations"] = [*chosen.spec.get("tolerations", ()), *spec["tolerations"]]
+        spec["securityContext"]["fsGroup"] = execution.kubernetes.fs_group
+    spec["tolerations"] += chosen.spec.get("tolerations", ())
     pod["spec"] = chosen.spec | spec
     return pod
 
@@ -213,19 +202,15 @@ def _pod(
 def _environment(group: PodGroup) -> list[dict[str, Any]]:
     """Environment variables of a pod: plain ones, and references to secrets."""
     chosen = group.settings
-    # Libraries ask for the user's name and home, which an image knows for its own user alone.
-    plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
-    plain |= thread_variables(group.request.resources) | chosen.environment
+    plain = thread_variables(group.request.resources) | chosen.environment
     plain[IMAGE_VARIABLE] = group.image
     if group.fetches:
         plain[CACHE_VARIABLE] = _CACHE
         plain[OWNER_VARIABLE] = group.owner
         plain[SYNC_SECONDS_VARIABLE] = str(group.execution.sync_seconds)
-    # A pod's name leads nowhere on other nodes.
-    address = {"fieldRef": {"fieldPath": "status.podIP"}}
-    variables: list[dict[str, Any]] = [{"name": "GEB_NODE_ADDRESS", "valueFrom": address}]
-    for name, value in plain.items():
-        variables.append({"name": name, "value": value})
+    variables: list[dict[str, Any]] = [
+        {"name": name, "value": value} for name, value in plain.items()
+    ]
     for name, reference in chosen.secrets.items():
         secret, _, key = reference.partition("/")
         source = {"secretKeyRef": {"name": secret, "key": key}}
