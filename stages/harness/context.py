@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
-from stages.contract.request import HubInput, Input, Request
+from stages.contract.request import HubInput, Request
 from stages.store.base import Store
 
 P = TypeVar("P", bound=StageParams)
@@ -24,12 +24,8 @@ class ModelSource:
     """Commit of the hub's repository."""
 
 
-@dataclass(frozen=True)
-class ResolvedInput:
-    """One input of a request, found and checked; it has no path if it is of the hub."""
-
-    source: Input
-    path: Path | None
+FoundInput = Path | HubInput
+"""One input of a request: a file or folder, found and checked, or something of the hub."""
 
 
 @dataclass
@@ -46,7 +42,7 @@ class StageContext(Generic[P]):
     """The store, for the few stages whose work is in it (the model registry)."""
     events: Emitter
     """Progress, metrics and log lines, for the orchestrator."""
-    inputs: Mapping[str, tuple[ResolvedInput, ...]]
+    inputs: Mapping[str, tuple[FoundInput, ...]]
     telemetry: set[str] = field(default_factory=set)
 
     @property
@@ -66,7 +62,7 @@ class StageContext(Generic[P]):
     def paths(self, name: str) -> list[Path]:
         """All files or folders given as input ``name``, in the request's order."""
         group = self.inputs.get(name, ())
-        paths = [entry.path for entry in group if entry.path is not None]
+        paths = [entry for entry in group if isinstance(entry, Path)]
         if not paths or len(paths) < len(group):
             raise UserError(
                 f"the request has no local input {name!r}",
@@ -84,10 +80,9 @@ class StageContext(Generic[P]):
         if len(group) != 1:
             raise UserError(f"input {name!r} wants one model, the request has {len(group)}")
         [entry] = group
-        if isinstance(entry.source, HubInput):
-            return ModelSource(entry.source.repo, entry.source.revision)
-        assert entry.path is not None
-        return ModelSource(str(entry.path))
+        if isinstance(entry, HubInput):
+            return ModelSource(entry.repo, entry.revision)
+        return ModelSource(str(entry))
 
     def telemetry_path(self, name: str) -> Path:
         """Path of an output file that may differ between computations of the same result.

@@ -37,7 +37,7 @@ from stages.contract.number_types import this_processor
 from stages.contract.params import StageParams
 from stages.contract.records import read_record
 from stages.contract.request import FileInput, HubInput, Input, Request, key_fields
-from stages.harness.context import ResolvedInput, StageContext
+from stages.harness.context import FoundInput, StageContext
 from stages.store.base import Artifact, Store
 
 P = TypeVar("P", bound=StageParams)
@@ -85,7 +85,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             request,
             params=params,
             inputs={
-                name: tuple(resolved_input(store, name, source) for source in group)
+                name: tuple(found_input(store, name, source) for source in group)
                 for name, group in request.inputs.items()
             },
             out=store.new_scratch(request.stage, request.key),
@@ -231,7 +231,7 @@ def checked_params(kind: type[StageParams], request: Request) -> StageParams:
     return params.for_processor(this_processor(gpu=request.resources.gpus > 0))
 
 
-def resolved_input(store: Store, name: str, source: Input) -> ResolvedInput:
+def found_input(store: Store, name: str, source: Input) -> FoundInput:
     """Finds one input on this machine and checks that it is what the request names.
 
     Raises:
@@ -239,16 +239,16 @@ def resolved_input(store: Store, name: str, source: Input) -> ResolvedInput:
         DamagedArtifactError: The store lacks the artifact, or has another content of it.
     """
     if isinstance(source, HubInput):
-        return ResolvedInput(source, None)
+        return source
     if isinstance(source, FileInput):
-        return ResolvedInput(source, _checked_file(name, source))
+        return _checked_file(name, source)
     artifact = store.load(source.stage, source.key, source.path)
     if artifact is None or artifact.manifest.digest(source.path) != source.digest:
         raise DamagedArtifactError(
             f"input {name!r}: the store has no artifact {source.stage}/{source.key[:12]} with "
             f"digest {source.digest[:12]}"
         )
-    return ResolvedInput(source, artifact.path / source.path)
+    return artifact.path / source.path
 
 
 def _checked_file(name: str, source: FileInput) -> Path:

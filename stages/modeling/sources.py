@@ -17,7 +17,7 @@ from stages.contract.data_files import (
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import HubInput
-from stages.harness.context import ResolvedInput
+from stages.harness.context import FoundInput
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RowSource:
 
 
 def open_source(
-    given: ResolvedInput,
+    given: FoundInput,
     *,
     subset: str | None = None,
     split: str = "train",
@@ -70,22 +70,21 @@ def open_source(
         hub_file: File of a hub repository that is read in place of subset and split.
         columns: Columns of interest; others are not read if the format allows.
     """
-    if isinstance(given.source, HubInput):
+    if isinstance(given, HubInput):
         if hub_file is not None:
-            return _open_file(_fetch(given.source, hub_file), columns)
-        return _open_hub_data(given.source, subset, split, columns)
-    assert given.path is not None
-    if not given.path.is_dir():
-        return _open_file(given.path, columns)
-    files = files_of_folder(given.path)
+            return _open_file(_fetch(given, hub_file), columns)
+        return _open_hub_data(given, subset, split, columns)
+    if not given.is_dir():
+        return _open_file(given, columns)
+    files = files_of_folder(given)
     if not files:
         raise UserError(
-            f"{given.path} holds no data files ({', '.join(DATA_SUFFIXES)})",
+            f"{given} holds no data files ({', '.join(DATA_SUFFIXES)})",
             "name a file, or a folder that holds such files",
         )
     parts = [_open_file(path, columns) for path in files]
     return RowSource(
-        name=str(given.path),
+        name=str(given),
         num_rows=sum(part.num_rows for part in parts),
         read=lambda: (row for part in parts for row in part.read()),
         columns=tuple(dict.fromkeys(name for part in parts for name in part.columns)),

@@ -17,7 +17,7 @@ import numpy as np
 from stages.contract.errors import UserError, located
 from stages.contract.events import dump_json
 from stages.contract.messages import CARRIERS
-from stages.harness.context import ResolvedInput, StageContext
+from stages.harness.context import FoundInput, StageContext
 from stages.harness.program import Stage
 from stages.modeling.sources import RowSource, open_source
 from stages.prepare.params import PrepareParams
@@ -89,7 +89,7 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
         *params.reference_columns,
     )
 
-    def opened(given: ResolvedInput, split: str) -> RowSource:
+    def opened(given: FoundInput, split: str) -> RowSource:
         return open_source(
             given, subset=params.subset, split=split, hub_file=params.hub_file, columns=columns
         )

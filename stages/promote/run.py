@@ -67,7 +67,7 @@ def run(ctx: StageContext[PromoteParams]) -> None:
 
 def _checkpoint(ctx: StageContext[PromoteParams]) -> ArtifactInput:
     ctx.path("checkpoint")
-    source = ctx.inputs["checkpoint"][0].source
+    source = ctx.request.inputs["checkpoint"][0]
     if not isinstance(source, ArtifactInput):
         raise UserError(
             "only checkpoints of this store can be registered",

@@ -126,7 +126,7 @@ def load_reward_model(
         model=load_weights(source, settings.dtype),
         read=read,
         tokenizer=tokenizer,
-        identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
+        identity=f"{ctx.params.oracle}:{ctx.request.inputs['model'][0].digest[:80]}",
         max_length_tokens=limit,
         tokens_per_batch=settings.tokens_per_batch,
         allow_control_tokens=ctx.params.allow_control_tokens,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from stages.contract.errors import UserError, located
 from stages.contract.events import Emitter
 from stages.contract.messages import ROLES, Messages
-from stages.harness.context import ResolvedInput
+from stages.harness.context import FoundInput
 from stages.modeling.chat import render_answered
 from stages.modeling.sources import open_source
 from stages.sft.params import SftParams
@@ -21,7 +21,7 @@ Placed = tuple[str, Messages]
 """A conversation after its place (``sft.jsonl, line 3``)."""
 
 
-def read_conversations(inputs: Iterable[ResolvedInput], events: Emitter) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[FoundInput], events: Emitter) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
 
     Fields of messages that are not read are named in the log.

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from stages.contract.events import Emitter
 from stages.contract.request import Request
-from stages.harness.context import ResolvedInput, StageContext
+from stages.harness.context import FoundInput, StageContext
 from stages.harness.program import deferred_stop
 from stages.store.base import Store
 from stages.training.params import P
@@ -54,7 +54,7 @@ class _Call(BaseModel):
     """A stage call as the workers get it, with inputs found."""
 
     request: Request
-    inputs: dict[str, tuple[ResolvedInput, ...]]
+    inputs: dict[str, tuple[FoundInput, ...]]
     out: Path
 
 
