@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launchers.launcher import Process, shared_folder
+from tests.launchers.launcher import Process
 from tests.launchers.launcher import store as store
 
 
@@ -19,7 +19,7 @@ def launcher(request, tmp_path_factory):
         case "slurm":
             from tests.slurm.jobs import slurm_launcher
 
-            with slurm_launcher(shared_folder(tmp_path_factory)) as slurm:
+            with slurm_launcher() as slurm:
                 yield slurm
         case "kubernetes":
             from tests.kubernetes.pods import kubernetes_launcher, nodes_in_use

@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.launchers.launcher import shared_folder
 from tests.launchers.launcher import store as store
 from tests.slurm.jobs import slurm_launcher
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
+def launcher():
     """Starts probes as jobs."""
-    with slurm_launcher(shared_folder(tmp_path_factory)) as launcher:
+    with slurm_launcher() as launcher:
         yield launcher

@@ -65,15 +65,14 @@ class Slurm(Launcher):
 
 
 @contextlib.contextmanager
-def slurm_launcher(shared):
+def slurm_launcher():
     """Jobs of the cluster that SLURM_CONF names, or of one of two nodes on this machine.
 
-    Some tests take all nodes, and a machine has room for one cluster of these ports.
-
-    Args:
-        shared: Folder that all who would start one have in common.
+    Some tests take all nodes, and a machine has room for one cluster of these ports: one session of
+    tests waits for the other.
     """
-    with exclusive_lock(shared / "slurm"), pytest.MonkeyPatch.context() as patch:
+    lock = Path(tempfile.gettempdir()) / "geb-slurm-cluster"
+    with exclusive_lock(lock), pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.runners.slurm.work.POLL_SECONDS", 0.5)
         if os.environ.get("SLURM_CONF"):
             yield Slurm()
