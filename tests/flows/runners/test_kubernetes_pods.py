@@ -241,6 +241,8 @@ def test_several_nodes_are_pods_on_different_hosts(store):
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         assert term["topologyKey"] == "kubernetes.io/hostname"
+        labels = manifest["metadata"]["labels"]
+        assert term["labelSelector"]["matchLabels"] == {"geb/attempt": labels["geb/attempt"]}
 
 
 @pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])
