@@ -84,7 +84,7 @@ class GenerateParams(StageParams, ChatSettings):
     """Samples ``num_samples`` responses per prompt from a policy."""
 
     stage: ClassVar[str] = "generate"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     inputs = {
         "policy": InputSpec("model"),
         "prompts": InputSpec("prompts"),

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -156,14 +155,13 @@ def _to_rows(
 def _assemble(ctx: GenerateContext, chunks: Sequence[Part], num_known_ids: int) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
     num_prompts = sum(map(len, chunks))
-    reasons: Counter[str] = Counter()
-    num_tokens = empty = unknown = 0
+    num_tokens = cut_off = empty = unknown = 0
     with TableWriter(ctx.out / "responses.parquet", RESPONSES) as writer:
         # A chunk whose prompts are all too long has no file.
         written = [chunk.path for chunk in chunks if chunk.path.exists()]
         for row in read_rows(written, RESPONSES):
             writer.write(row)
-            reasons[row["finish_reason"]] += 1
+            cut_off += row["finish_reason"] == LENGTH
             num_tokens += len(row["response_token_ids"])
             empty += not row["response"].strip()
             unknown += max(row["response_token_ids"]) >= num_known_ids
@@ -181,7 +179,7 @@ def _assemble(ctx: GenerateContext, chunks: Sequence[Part], num_known_ids: int) 
             raise UserError(loss, remedy)
         ctx.events.warning(f"{loss}; dropped")
     for number, fault in (
-        (reasons[LENGTH], f"were cut off at max_new_tokens={ctx.params.max_new_tokens}"),
+        (cut_off, f"were cut off at max_new_tokens={ctx.params.max_new_tokens}"),
         (empty, "are empty"),
         (unknown, "hold token ids that the tokenizer does not have"),
     ):
@@ -192,7 +190,6 @@ def _assemble(ctx: GenerateContext, chunks: Sequence[Part], num_known_ids: int) 
         "prompts_dropped_too_long": dropped,
         "responses": writer.num_rows,
         "response_tokens": num_tokens,
-        "finish_reasons": dict(sorted(reasons.items())),
     }
 
 

@@ -110,10 +110,8 @@ class ResponseLogprobs(nn.Module):
 
 def causal_lm(policy: nn.Module) -> Any:
     """The Hugging Face model itself, also if peft wrapped it."""
-    inner = getattr(policy, "base_model", None)
-    if inner is not None and type(policy).__module__.startswith("peft."):
-        return inner.model
-    return policy
+    inner: Any = policy
+    return inner.base_model.model if type(policy).__module__.startswith("peft.") else policy
 
 
 def token_logprobs(

@@ -25,16 +25,14 @@ def save_checkpoint(model: Any, weights: dict[str, Tensor], tokenizer: Any, fold
         for name, weight in weights.items()
     }
     # Tied weights must stay one tensor, or the checkpoint would hold them twice.
-    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+    for name, source in model.all_tied_weights_keys.items():
         if name in cast and source in cast:
             cast[name] = cast[source]
-    generation = getattr(model, "generation_config", None)
-    if generation is not None:
-        try:
-            generation.validate(strict=True)
-        except ValueError:
-            # Settings of sampling without `do_sample` are loaded with a warning, and never saved.
-            generation.do_sample = True
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        # Settings of sampling without `do_sample` are loaded with a warning, and never saved.
+        model.generation_config.do_sample = True
     model.save_pretrained(folder, state_dict=cast, max_shard_size=MAX_SHARD_SIZE)
     # save_pretrained records the dtype in memory, not the dtype of the saved weights.
     model.config.dtype = torch.float32

@@ -240,8 +240,10 @@ def attend_varlen(
 def supports_shared_prefix(model: Any) -> bool:
     """True if a model calls the attention by its name and knows only the masks made here."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    backend = bool(getattr(model, "_supports_attention_backend", False))
-    return backend and kinds <= {"full_attention", "sliding_attention"}
+    return bool(model._supports_attention_backend) and kinds <= {
+        "full_attention",
+        "sliding_attention",
+    }
 
 
 AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)

@@ -23,7 +23,7 @@ class PairParams(StageParams):
     """Choice of the responses of a prompt that become pairs, and of what happens to ties."""
 
     stage: ClassVar[str] = "pair"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
@@ -55,7 +53,7 @@ def run(ctx: StageContext[PairParams]) -> None:
             pairs = _pairs(ctx, batch, select, tally)
             if pairs.num_rows:
                 writer.write_batch(pairs)
-            ctx.events.progress(len(tally.lengths), total, "responses")
+            ctx.events.progress(tally.responses, total, "responses")
     if not tally.margins:
         raise UserError(
             f"no pair is left to train on: of {tally.prompts} prompts {tally.ties} make a tie, "
@@ -121,16 +119,13 @@ def _comparable(
 ) -> Iterator[tuple[str, list[int]]]:
     """Yields each prompt whose responses all have scores, with the rows that may be in a pair.
 
-    Scores are of all rows, NaN if there is none. The tally gets the prompts left out, and the
-    best scores.
+    Scores are of all rows, NaN if there is none. The tally gets the prompts left out.
     """
     reasons = batch.rows["finish_reason"].to_pylist()
     for prompt_id, start, end in batch.prompts():
-        best = scores[start:end].max()
-        if np.isnan(best):
+        if np.isnan(scores[start:end]).any():
             tally.prompts_with_null_score += 1
             continue
-        tally.best.append(best)
         rows = list(range(start, end))
         if params.truncated == "drop":
             rows = [row for row in rows if reasons[row] != "length"]
@@ -191,50 +186,38 @@ class Tally:
     """Counts and values over all prompts."""
 
     prompts: int = 0
+    responses: int = 0
+    tokens: int = 0
     ties: int = 0
     prompts_with_null_score: int = 0
-    truncated: int = 0
     prompts_cut_off: int = 0
     rewards: list[float] = field(default_factory=list)
     """Scores of the responses that have one."""
-    best: list[float] = field(default_factory=list)
-    """Best score of each prompt that may be in a pair."""
     margins: list[float] = field(default_factory=list)
     """Difference of the scores of each pair."""
-    lengths: list[int] = field(default_factory=list)
-    """Tokens of each response."""
 
     @property
     def null_scores(self) -> int:
         """Number of responses without a score."""
-        return len(self.lengths) - len(self.rewards)
+        return self.responses - len(self.rewards)
 
     def add(self, batch: ScoredBatch, scores: _Scores) -> None:
         """Counts the responses of a batch of prompts; scores are NaN if there is none."""
         self.prompts += len(batch.starts) - 1
+        self.responses += len(scores)
+        self.tokens += len(batch.rows["response_token_ids"].flatten())
         self.rewards.extend(scores[~np.isnan(scores)].tolist())
-        lengths = pc.list_value_length(batch.rows["response_token_ids"])
-        self.lengths.extend(lengths.to_pylist())
-        truncated = pc.equal(batch.rows["finish_reason"], "length")
-        self.truncated += pc.sum(truncated).as_py() or 0
 
-    def report(self) -> dict[str, float | int | None]:
-        """Metrics of the stage."""
+    def report(self) -> dict[str, float]:
+        """Metrics of the stage, which has a pair."""
         return {
             "prompts": self.prompts,
-            "responses": len(self.lengths),
+            "responses": self.responses,
             "pairs": len(self.margins),
             "ties": self.ties,
             "null_scores": self.null_scores,
             "prompts_with_null_score": self.prompts_with_null_score,
-            "mean_reward": _statistic(np.mean, self.rewards),
-            "std_reward": _statistic(np.std, self.rewards),
-            "mean_best_reward": _statistic(np.mean, self.best),
-            "mean_margin": _statistic(np.mean, self.margins),
-            "mean_response_tokens": _statistic(np.mean, self.lengths),
-            "truncated_share": self.truncated / len(self.lengths),
+            "mean_reward": float(np.mean(self.rewards)),
+            "mean_margin": float(np.mean(self.margins)),
+            "mean_response_tokens": self.tokens / self.responses,
         }
-
-
-def _statistic(function: Callable[[Sequence[float]], Any], values: Sequence[float]) -> float | None:
-    return float(function(values)) if values else None

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.digests import derive_seed
-from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import context_tokens, load_model_config
@@ -25,7 +24,6 @@ from stages.training.batches import Example
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.loop import Objective
-from stages.training.metrics import StepLog
 from stages.training.policy import load_logprob_model, logprob_model
 
 
@@ -79,16 +77,14 @@ class ConversationFit(Fit[SftParams]):
             self.tokenizer = load_tokenizer(self._source)
             require_chat_template(self.tokenizer, self._source.name_or_path)
             longest = context_tokens(load_model_config(self._source), longest, self._source)
-        self._examples, self._num_dropped = make_examples(
-            self.tokenizer, conversations, ctx.params, longest
-        )
-        if self._num_dropped:
+        examples, num_dropped = make_examples(self.tokenizer, conversations, ctx.params, longest)
+        if num_dropped:
             process.events.warning(
-                f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
+                f"{num_dropped} of {num_dropped + len(examples)} conversations "
                 f"are longer than {longest} tokens and are left out"
             )
         sources = filter(None, [self._source])
-        self.set_plan(self._examples, ctx.params.global_batch_rows, sources)
+        self.set_plan(examples, ctx.params.global_batch_rows, sources)
 
     def load_model(self) -> ResponseLogprobs:
         """The checkpoint, or a model from scratch."""
@@ -103,15 +99,6 @@ class ConversationFit(Fit[SftParams]):
     def make_objective(self, engine: Engine) -> AnswerLikelihood:
         """The likelihood of answers."""
         return AnswerLikelihood(engine, self.ctx.params.learning_rate)
-
-    def write_records(self, log: StepLog) -> None:
-        """Writes the summary."""
-        summary = {
-            "rows": len(self._examples),
-            "rows_dropped_too_long": self._num_dropped,
-            "final_loss": log.records[-1]["loss"],
-        }
-        (self.ctx.out / "summary.json").write_text(dump_json(summary))
 
 
 FIT = ConversationFit

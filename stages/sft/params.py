@@ -40,19 +40,18 @@ class SftParams(TrainingParams, ChatSettings):
     """Trains a policy to give the last assistant turn of conversations.
 
     Inputs: `data` (1..n data files or folders), `policy` (checkpoint to start from; without it
-    `architecture` is started from scratch). Outputs: `checkpoint/`, `summary.json`,
+    `architecture` is started from scratch). Outputs: `checkpoint/`,
     `metrics.jsonl`.
     """
 
     stage: ClassVar[str] = "sft"
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     inputs = {
         "data": InputSpec("file", many=True),
         "policy": InputSpec("model", optional=True),
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
-        "summary.json": OutputSpec("file"),
         "metrics.jsonl": OutputSpec("file"),
     }
     image = "torch"

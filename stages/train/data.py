@@ -71,33 +71,22 @@ class Pair(Sample):
         return 1
 
 
-@dataclass
-class PairCounts:
-    """Counts of the pairs in the tables."""
-
-    used: int = 0
-    ties: int = 0
-    truncated: int = 0
-
-
-def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], PairCounts]:
-    """Reads the pairs.
+def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], int]:
+    """Reads the pairs, and counts those that were cut to the length limit.
 
     Raises:
         UserError: A table is malformed, or nothing in it would change the policy.
     """
     pairs: list[Pair] = []
-    counts = PairCounts()
-    for row in read_rows(paths, PAIRS, columns=_COLUMNS):
-        pair = _pair(counts.used, row)
+    num_truncated = 0
+    for index, row in enumerate(read_rows(paths, PAIRS, columns=_COLUMNS)):
+        pair = _pair(index, row)
         if pair.row_tokens > params.max_length_tokens:
-            counts.truncated += 1
+            num_truncated += 1
             pair = truncate(pair, params)
-        counts.used += 1
-        counts.ties += pair.tie
         pairs.append(pair)
-    _check_trainable(counts, params)
-    return pairs, counts
+    _check_trainable(pairs, params)
+    return pairs, num_truncated
 
 
 def truncate(pair: Pair, lengths: LengthParams) -> Pair:
@@ -115,11 +104,11 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
     return replace(pair, prompt=prompt, chosen=cut(pair.chosen), rejected=cut(pair.rejected))
 
 
-def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
+def _check_trainable(pairs: Sequence[Pair], params: TrainParams) -> None:
     has_other_terms = (params.has_bonus and params.kappa != 0) or params.nll_weight
-    if counts.ties == counts.used and (params.target_ratio or not has_other_terms):
+    if all(pair.tie for pair in pairs) and (params.target_ratio or not has_other_terms):
         raise UserError(
-            f"all {counts.used} pairs are ties: the preference loss is 0, which sets no κ, and "
+            f"all {len(pairs)} pairs are ties: the preference loss is 0, which sets no κ, and "
             "without a bonus nothing would be learnt",
             "use an oracle that tells responses apart, sample more responses per prompt, or set "
             "train.design and train.kappa",

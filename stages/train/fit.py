@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -56,13 +55,20 @@ class PairFit(Fit[TrainParams]):
             ctx.params, has_bonus=ctx.params.has_bonus, may_vanish=is_published
         )
         self.tokenizer = load_tokenizer(self._models["policy"])
-        self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
+        self._pairs, num_truncated = load_pairs(ctx.paths("pairs"), ctx.params)
         if self._models["policy"] != self._models["reference"]:
             require_same_tokenizer(self._models["policy"], self._models["reference"])
         self.set_plan(self._pairs, ctx.params.global_batch_pairs, self._models.values())
         self._loaded: ResponseLogprobs | None = None
         self._cautions: list[str] = []
-        self._tell_counts()
+        process.events.info(
+            f"{len(self._pairs)} pairs ({sum(pair.tie for pair in self._pairs)} ties), "
+            f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
+        )
+        if num_truncated:
+            process.events.warning(
+                f"{num_truncated} pairs were cut to {ctx.params.max_length_tokens} tokens"
+            )
 
     def prepare(self) -> None:
         """Computes log π_ref, or reads what an earlier attempt computed."""
@@ -108,7 +114,6 @@ class PairFit(Fit[TrainParams]):
         write_table(out / reference.FILE, reference.REFERENCE_LOGPROBS, rows)
         summary = {
             "steps": self.plan.num_steps,
-            "pair_counts": asdict(self._counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": self._gap,
             "cautions": self._cautions,
@@ -166,17 +171,6 @@ class PairFit(Fit[TrainParams]):
             self.process.events.warning(caution)
             self._cautions = [caution]
         return gap
-
-    def _tell_counts(self) -> None:
-        counts = self._counts
-        self.process.events.info(
-            f"{counts.used} pairs ({counts.ties} ties), "
-            f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
-        )
-        if counts.truncated:
-            self.process.events.warning(
-                f"{counts.truncated} pairs were cut to {self.ctx.params.max_length_tokens} tokens"
-            )
 
 
 def _epoch_means(records: list[dict[str, Any]], epoch: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from stages.training.params import TrainingParams
 
 
 class LengthParams(Settings):
-    """Limits of length. Rows beyond them are counted in `summary.json`, with a warning."""
+    """Limits of length. A warning counts the rows beyond them."""
 
     max_length_tokens: int = Field(2048, ge=2)
     """Most tokens of a prompt with one response."""
@@ -51,7 +51,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """
 
     stage: ClassVar[str] = "train"
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     inputs = {
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),

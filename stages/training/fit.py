@@ -66,7 +66,6 @@ class Fit(ABC, Generic[P]):
     def make_objective(self, engine: Engine) -> Objective[Any]:
         """The stage's loss of what an engine computes."""
 
-    @abstractmethod
     def write_records(self, log: StepLog) -> None:
         """Writes all but checkpoint and metrics; called on the first process."""
 

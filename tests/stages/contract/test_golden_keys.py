@@ -44,12 +44,12 @@ GOLDEN = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "85e21eac0fa7eeb5",
+        "7dafbb21eb6f288e",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "705b093d47dc02cb",
+        "cd89cd9f4cf3e737",
     ),
     (
         ScoreParams(oracle="python"),
@@ -63,22 +63,22 @@ GOLDEN = [
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
         "c114fd33f02413ef",
     ),
-    (PairParams(), SCORED, "d7cf8ad8553ef272"),
-    (PairParams(strategy="best_random", ties="keep"), SCORED, "c7b39becb76ea318"),
+    (PairParams(), SCORED, "4b7cb46f1f47ebbc"),
+    (PairParams(strategy="best_random", ties="keep"), SCORED, "c6cdd4dcd2ebc728"),
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "a801c9fb423a2ce8",
+        "c45a0d231d681491",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="initial"),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,)},
-        "d5ea0bfafebf1e99",
+        "17e14cbc631e0db5",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
-        "73914df219c93412",
+        "9c28c91179ac6317",
     ),
     (
         PreferencesParams(),

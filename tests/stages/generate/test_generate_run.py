@@ -68,7 +68,7 @@ def test_rows_are_in_the_prompts_order_and_say_what_was_sampled(generate):
         assert "</s>" not in row["response"]
     assert metrics["responses"] == len(rows) == 3 * metrics["prompts"]
     assert metrics["prompts_dropped_too_long"] == 0
-    assert metrics["finish_reasons"].keys() == {"stop", "length"}
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
     assert metrics["response_tokens"] == sum(len(row["response_token_ids"]) for row in rows)
 
 

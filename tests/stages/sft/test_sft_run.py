@@ -87,9 +87,7 @@ def test_a_policy_from_scratch_learns_to_answer(sft):
     assert answer == "Here are two hens."
     progress = [event for event in events if isinstance(event, Progress)]
     assert (progress[-1].done, progress[-1].total) == (40 * 5, 40 * 5)
-    summary = json.loads((artifact / "summary.json").read_text())
-    assert summary["rows"] == len(ROWS)
-    assert summary["final_loss"] < 0.05
+    assert losses(artifact)[-1] < 0.05
 
 
 def test_the_seed_decides_the_weights(sft):
@@ -157,9 +155,7 @@ def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
 
 def test_too_long_conversations_are_counted_and_reported(sft, tmp_path):
     long = [{**ROWS[0]["messages"][0]}, {"role": "assistant", "content": "one " * 40}]
-    artifact, events = sft(data=write_jsonl(tmp_path / "long.jsonl", [*ROWS, {"messages": long}]))
-    summary = json.loads((artifact / "summary.json").read_text())
-    assert (summary["rows"], summary["rows_dropped_too_long"]) == (len(ROWS), 1)
+    _, events = sft(data=write_jsonl(tmp_path / "long.jsonl", [*ROWS, {"messages": long}]))
     warnings = [event.message for event in events if isinstance(event, Log)]
     assert any("1 of 25 conversations are longer than 32 tokens" in warning for warning in warnings)
 

@@ -31,9 +31,9 @@ def test_token_ids_and_logprobs_come_from_the_table(tmp_path):
         make_pairs(tmp_path / "a.parquet", 5, logprob=-3.0),
         make_pairs(tmp_path / "b.parquet", 3, seed=1, logprob=-3.0),
     )
-    pairs, counts = load_pairs([first, second], params(max_length_tokens=99))
+    pairs, _ = load_pairs([first, second], params(max_length_tokens=99))
     rows = [*read_rows([first, second], PAIRS)]
-    assert counts.used == len(rows) == 8
+    assert len(pairs) == len(rows) == 8
     for index, (pair, row) in enumerate(zip(pairs, rows, strict=True)):
         assert (pair.index, pair.prompt_id) == (index, row["prompt_id"])
         assert pair.prompt.tolist() == row["prompt_token_ids"]
@@ -47,8 +47,8 @@ def test_an_over_long_pair_is_cut_at_its_outer_ends(tmp_path):
         "chosen_token_ids": list(range(30, 45)),
         "chosen_logprobs": [-float(index) for index in range(15)],
     }
-    pairs, counts = load_pairs([write_changed(tmp_path, **long)], params())
-    assert (counts.used, counts.truncated) == (2, 1)
+    pairs, num_truncated = load_pairs([write_changed(tmp_path, **long)], params())
+    assert (len(pairs), num_truncated) == (2, 1)
     assert pairs[1].prompt.tolist() == [16, 17, 18, 19]
     assert pairs[1].chosen.token_ids.tolist() == [30, 31, 32, 33, 34, 35]
     assert pairs[1].rejected.token_ids.tolist() == [8, 9]
@@ -60,8 +60,8 @@ def test_an_over_long_pair_is_cut_at_its_outer_ends(tmp_path):
 
 def test_a_pair_at_the_limit_is_left_alone(tmp_path):
     path = write_changed(tmp_path, prompt_token_ids=list(range(8)))
-    pairs, counts = load_pairs([path], params())
-    assert counts.truncated == 0
+    pairs, num_truncated = load_pairs([path], params())
+    assert num_truncated == 0
     assert len(pairs[1].prompt) == 8
 
 
@@ -69,13 +69,13 @@ def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
     path = make_pairs(tmp_path / "pairs.parquet", 4, ties=range(4))
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="none"))
-    assert load_pairs([path], params(design="one_minus_pi"))[1].ties == 4
+    assert len(load_pairs([path], params(design="one_minus_pi"))[0]) == 4
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="one_minus_pi", kappa=0.0))
     # κ would be a share of nothing, and the bonus off.
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="one_minus_pi", target_ratio=0.1))
-    assert load_pairs([path], params(design="none", nll_weight=1.0))[1].ties == 4
+    assert len(load_pairs([path], params(design="none", nll_weight=1.0))[0]) == 4
 
 
 def test_the_difference_to_the_sampler_leaves_unknown_values_out(tmp_path):
