@@ -72,7 +72,7 @@ class Pair(Sample):
 
 
 def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], int]:
-    """Reads the pairs, and counts those that were cut to the length limit.
+    """Reads the pairs; the number is how many were cut to the length limit.
 
     Raises:
         UserError: A table is malformed, or nothing in it would change the policy.
