@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,10 +86,11 @@ def cells(
 
 
 def _require_one_sweep(configs: Sequence[RunConfig]) -> None:
-    names = Counter(config.name for config in configs)
-    [(name, count)] = names.most_common(1)
-    if count > 1:
-        raise UserError(f"{count} configurations are named {name}", "rename all but one")
+    if not configs:
+        raise UserError("the sweep has no configuration", "name at least one")
+    names = [config.name for config in configs]
+    if len(set(names)) != len(names):
+        raise UserError(f"of {', '.join(names)} two have one name", "rename all but one")
     stores = sorted({config.store for config in configs})
     if len(stores) > 1:
         raise UserError(

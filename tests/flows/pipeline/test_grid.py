@@ -51,8 +51,10 @@ def test_several_configurations_are_methods_beside_each_other():
 
 def test_configurations_that_no_sweep_can_tell_apart_are_refused():
     config = configured("quickstart", {})
-    with pytest.raises(UserError, match="named quickstart"):
+    with pytest.raises(UserError, match="quickstart"):
         cells("try", [config, config], {}, [0])
+    with pytest.raises(UserError, match="no configuration"):
+        cells("try", [], {}, [0])
     other = configured("quickstart-fdpo", {"store": "elsewhere"})
     with pytest.raises(UserError, match="--store") as refused:
         cells("try", [config, other], {}, [0])
