@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.contract.digests import files_of
 from stages.contract.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".parquet")
@@ -54,11 +55,8 @@ def count_rows(path: Path) -> int:
 
 def files_of_folder(folder: Path) -> list[Path]:
     """Data files of a folder by name, without hidden ones, which its digest leaves out."""
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix in DATA_SUFFIXES and path.is_file() and not path.name.startswith(".")
-    )
+    files = files_of(folder)
+    return [path for path in files if path.parent == folder and path.suffix in DATA_SUFFIXES]
 
 
 def column_names(path: Path) -> tuple[str, ...]:

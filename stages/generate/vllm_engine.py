@@ -66,8 +66,9 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
         return LLMEngine.from_engine_args(engine_args)
     except Exception as error:
         if isinstance(error, (ValueError, TypeError)) and not is_out_of_memory(error):
+            reason = " ".join(str(error).split())[:500]
             raise UserError(
-                f"vLLM refuses the model {policy.source.name_or_path} or a setting: {_said(error)}",
+                f"vLLM refuses the model {policy.source.name_or_path} or a setting: {reason}",
                 "correct generate.vllm, generate.dtype or the checkpoint",
             ) from error
         raise engine_error("vLLM", error, MEMORY_REMEDY) from error
@@ -120,10 +121,3 @@ def _platform_arguments(policy: Policy) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
     }
-
-
-def _said(error: Exception) -> str:
-    """The first line of an error, or of the first error that pydantic found."""
-    errors = getattr(error, "errors", None)
-    text = errors()[0]["msg"].removeprefix("Value error, ") if callable(errors) else str(error)
-    return text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__

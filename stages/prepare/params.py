@@ -13,7 +13,7 @@ class PrepareParams(StageParams):
     """Choice of the prompts, and their division among iterations and the test set."""
 
     stage: ClassVar[str] = "prepare"
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     inputs = {
         "train": InputSpec("file", optional=True, many=True),
         "test": InputSpec("file", optional=True),

@@ -66,7 +66,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
         overlap_stays_in_train=ctx.params.overlap == "drop_from_test",
     )
     _write(ctx, sources, scan, decided, total)
-    report = _report(ctx.params, scan, decided)
+    report = _report(scan, decided)
     (ctx.out / "metrics.json").write_text(dump_json(report))
     for name in _TOLD:
         if report[name]:
@@ -178,16 +178,13 @@ def _distinct(identities: bytearray) -> int:
     return len(np.unique(as_ids(identities)))
 
 
-def _report(params: PrepareParams, scan: _Scan, decided: Split) -> dict[str, int | list[int]]:
+def _report(scan: _Scan, decided: Split) -> dict[str, int]:
     return {
         **{name: scan.counts[name] for name in ("rows", "invalid_rows", "assistant_turns_cut")},
         "duplicates": decided.duplicates,
         # Rows that repeat a prompt with another answer. The first row's answer is used.
         "other_reference_answers": _distinct(scan.answered) - _distinct(scan.identities),
         "overlap_with_test": decided.overlap,
-        "unused": decided.unused,
-        "test_prompts": decided.size(TEST),
-        "iteration_prompts": [decided.size(t) for t in range(1, params.iterations + 1)],
     }
 
 

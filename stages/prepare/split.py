@@ -33,12 +33,6 @@ class Split:
     """Rows that repeat an earlier row of the same side (training or test)."""
     overlap: int
     """Distinct prompts of both sides, left out of one of them."""
-    unused: int
-    """Prompts above ``prompts_per_iteration``."""
-
-    def size(self, part: int) -> int:
-        """Number of prompts in one part."""
-        return int(np.count_nonzero(self.part == part))
 
 
 def as_ids(identities: bytes | bytearray) -> Ids:
@@ -95,7 +89,6 @@ def split(
     # By all rows: prompts of the other sources may all have come in the first one.
     several = sources.max(initial=0) > 1
     part[train] = sources[train] if several else _cut(len(train), iterations, prompts_per_iteration)
-    unused = 0
     for iteration in range(1, iterations + 1):
         mine = train[part[train] == iteration]
         if len(mine) == 0:
@@ -104,10 +97,8 @@ def split(
                 "distinct training prompts that are not in the test set)",
                 "give more prompts, or lower `iterations` or `test_prompts`",
             )
-        above = mine[prompts_per_iteration or len(mine) :]
-        part[above] = DROPPED
-        unused += len(above)
-    return Split(part, duplicates, len(overlap), unused)
+        part[mine[prompts_per_iteration or len(mine) :]] = DROPPED
+    return Split(part, duplicates, len(overlap))
 
 
 def _cut(num_prompts: int, iterations: int, cap: int | None) -> Parts:

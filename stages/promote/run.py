@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
@@ -24,7 +23,8 @@ def run(ctx: StageContext[PromoteParams]) -> None:
     """Registers the checkpoint; moves the aliases to it when it passes all gates."""
     name = ctx.params.model_name
     assert name is not None, "filled in by the run"
-    checkpoint = _checkpoint(ctx)
+    [checkpoint] = ctx.request.inputs["checkpoint"]
+    assert isinstance(checkpoint, ArtifactInput), "an earlier step's"
     metrics = _read_metrics(ctx.path("metrics"))
     suites = {}
     if ctx.params.suites_hold:
@@ -63,17 +63,6 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         "gates": [asdict(gate) for gate in gates],
     }
     (ctx.out / "decision.json").write_text(dump_json(report))
-
-
-def _checkpoint(ctx: StageContext[PromoteParams]) -> ArtifactInput:
-    ctx.path("checkpoint")
-    source = ctx.request.inputs["checkpoint"][0]
-    if not isinstance(source, ArtifactInput):
-        raise UserError(
-            "only checkpoints of this store can be registered",
-            "pass the `checkpoint` of a train or sft artifact",
-        )
-    return source
 
 
 def _read_metrics(path: Path) -> dict[str, Any]:

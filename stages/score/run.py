@@ -20,7 +20,7 @@ from stages.tables.schemas import (
     RESPONSES,
     SCORES,
     TableWriter,
-    open_table,
+    num_rows,
     read_batches,
     read_rows,
 )
@@ -43,21 +43,16 @@ def run(ctx: ScoreContext) -> None:
     (SCORES, row by row with the responses) and ``metrics.json``. What the oracle has said is kept
     in ``ctx.work``; a retry asks for the rest.
     """
-    responses = ctx.path("responses")
-    with open_table(responses, RESPONSES) as table:
-        total = table.metadata.num_rows
+    total = num_rows(ctx.path("responses"))
     oracle = load_oracle(ctx)
     ctx.events.progress(0, total, "responses")
     parts = []
     done = 0
-    new = 0
     for rows in _read_prompts(ctx):
         part = Part(ctx.work, SCORES, done, done + len(rows))
-        new += _ask(oracle, rows, part, ctx.events, total)
+        _ask(oracle, rows, part, ctx.events, total)
         done = part.stop
         parts.append(part.path)
-    if new < total:
-        ctx.events.info(f"{total - new} of {total} scores were there already")
     table = ctx.out / "scores.parquet"
     with TableWriter(table, SCORES) as writer:
         for batch in read_batches(parts, SCORES):
@@ -154,17 +149,12 @@ def _ask(
     part: Part,
     events: Emitter,
     total: int,
-) -> int:
-    """Asks for what no attempt has left of a part, and keeps it there as it comes.
-
-    Returns:
-        The number of answers.
-    """
+) -> None:
+    """Asks for what no attempt has left of a part, and keeps it there as it comes."""
     scored = _read_known(part, rows, events.warning)
     places = [place for place in range(len(rows)) if place not in scored]
     if not places:
-        return 0
-    num_known = len(scored)
+        return
     save_at = time.monotonic() + _SAVE_SECONDS
     try:
         for index, verdict in oracle.score([rows[place] for place in places]):
@@ -183,10 +173,8 @@ def _ask(
             events.progress(part.first + len(scored), total, "responses")
     finally:
         # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
-        if len(scored) > num_known:
-            _save(scored, part)
+        _save(scored, part)
     assert len(scored) == len(rows)
-    return len(places)
 
 
 def _save(scored: dict[int, ResponseRow], part: Part) -> None:

@@ -34,8 +34,8 @@ PAIRS = made("pair", "pairs.parquet")
 SCORED = {"responses": (RESPONSES, RESPONSES), "scores": (SCORES, SCORES)}
 
 GOLDEN = [
-    (PrepareParams(), {"train": (FILE,)}, "28185276eba926d5"),
-    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "fceb113d01197332"),
+    (PrepareParams(), {"train": (FILE,)}, "5eba9296ebd06885"),
+    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "0fdf3ad18661f3f8"),
     (
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},

@@ -223,7 +223,6 @@ def test_bad_inputs_are_refused(store, tmp_path):
     broken.write_text("{")
     listed.write_text("[]")
     cases = [
-        ({"checkpoint": [trained.path / "checkpoint"]}, {}, "only checkpoints of this store"),
         ({"metrics": [broken]}, {}, "is damaged"),
         ({"metrics": [listed]}, {}, "is damaged"),
         ({"metrics": []}, {}, "no local input 'metrics'"),

@@ -153,6 +153,12 @@ def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
     assert_equal_weights(sft(data=plain)[0], expected)
 
 
+def test_a_length_above_the_policys_context_is_refused(sft, tmp_path):
+    policy = make_tiny_llama(tmp_path / "policy")
+    with pytest.raises(UserError, match=r"the context of .*policy is"):
+        sft(policy=policy, max_length_tokens=100_000)
+
+
 def test_too_long_conversations_are_counted_and_reported(sft, tmp_path):
     long = [{**ROWS[0]["messages"][0]}, {"role": "assistant", "content": "one " * 40}]
     _, events = sft(data=write_jsonl(tmp_path / "long.jsonl", [*ROWS, {"messages": long}]))
