@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from textwrap import fill
 from typing import Any, ParamSpec, TypeVar, cast
@@ -24,6 +25,11 @@ R = TypeVar("R")
 _WIDTH = 64
 # Steps are submitted in topological order, so the oldest thread can always go on.
 _MOST_THREADS = 128
+
+# Under a worker the line repeats, with a traceback, an error that the flow run has logged.
+logging.getLogger("prefect.flow_runs").addFilter(
+    lambda record: "Engine execution exited" not in record.getMessage()
+)
 
 
 def stage_flow(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.deployments.runner import EntrypointType
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -127,3 +128,16 @@ def leaves(value):
     if isinstance(value, list):
         return [leaf for item in value for leaf in leaves(item)]
     return [value]
+
+
+def test_a_typo_in_the_parameters_is_explained_without_a_traceback(prefect_server, tmp_path):
+    deployed = iterate.to_deployment("typo", entrypoint_type=EntrypointType.MODULE_PATH)
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        deployment = deployed.apply()
+    with SyncPrefectClient(prefect_server) as client:
+        run = client.create_flow_run_from_deployment(
+            deployment, parameters={"config": {"iterationz": 3}}
+        )
+    done = run_program(sys.executable, "-m", "prefect.engine", run.id, cwd=tmp_path)
+    assert "did you mean 'iterations'?" in done.stderr
+    assert "Traceback" not in done.stderr
