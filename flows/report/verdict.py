@@ -92,20 +92,15 @@ def _of_models(summary: Summary) -> Verdict:
 def _sentence(row: FigureRow, base: FigureRow) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
     plural = "s" if row.iteration > 1 else ""
-    sentence = f"After {row.iteration} iteration{plural} "
-    if "win_rate" in row.figures:
-        wins = Cell.of(row.figures["win_rate"], ".1%")
-        sentence += f"the model scores above its base on {wins} of the held-out prompts"
-    else:
-        sentence += "no held-out prompt compares the model with its base"
-    ties = row.values.get("tied_prompts")
-    if ties:
-        sentence += f" ({ties:.0f} tie)"
-    reward = row.figures.get("mean_reward")
-    start = base.values.get("mean_reward")
-    if reward is None or start is None:
-        return sentence
-    return f"{sentence}; its mean reward is {Cell.of(reward, '.3f')}, the base's {start:.3f}"
+    wins = Cell.of(row.figures["win_rate"], ".1%")
+    ties = row.values["tied_prompts"]
+    shown_ties = f" ({ties:.0f} tie)" if ties else ""
+    reward = Cell.of(row.figures["mean_reward"], ".3f")
+    return (
+        f"After {row.iteration} iteration{plural} the model scores above its base on {wins} of the "
+        f"held-out prompts{shown_ties}; its mean reward is {reward}, the base's "
+        f"{base.values['mean_reward']:.3f}"
+    )
 
 
 def _ties(summary: Summary) -> Iterator[str]:
