@@ -36,15 +36,10 @@ def find_image(
                     f"image {name} holds other code of the stages than the orchestrator",
                     f"build it again, or on top of an image that is up to date: `{command}`",
                 )
-            return image, f"{name.partition('@')[0]}@{_digest(image)}"
+            # A registry's digest of the content, else the engine's own.
+            digests = image.attrs.get("RepoDigests") or [f"@{image.id}"]
+            return image, f"{name.partition('@')[0]}@{digests[0].partition('@')[2]}"
     raise UserError(
         f"no image {names[0]} for stage {request.stage!r}",
         f"build it: `{command}`, or correct execution.docker.images",
     )
-
-
-def _digest(image: Any) -> str:
-    """Digest of an image's content: a registry's, else the engine's own."""
-    for repository in image.attrs.get("RepoDigests") or ():
-        return str(repository.partition("@")[2])
-    return str(image.id)

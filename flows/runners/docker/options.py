@@ -1,6 +1,5 @@
 """Container options for a stage request: mounts, resource limits, dropped privileges."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,13 +120,3 @@ def needs_network(request: Request, settings: DockerSettings) -> bool:
     from_hub = any(isinstance(source, HubInput) for source in request.sources())
     has_cache = "HF_HOME" in settings.environment.get(request.stage, {})
     return from_hub and not has_cache and request.stage not in settings.network
-
-
-def user_for(settings: DockerSettings, image_user: str) -> str:
-    """User and group id of a stage: the orchestrator's, whose the artifacts then are, but not root.
-
-    In root's place the image's user is taken; settings may name another.
-    """
-    if settings.user is not None:
-        return settings.user
-    return f"{os.geteuid()}:{os.getegid()}" if os.geteuid() else image_user

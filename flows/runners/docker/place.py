@@ -28,7 +28,6 @@ from flows.runners.docker.options import (
     STORE_LABEL,
     container_options,
     needs_network,
-    user_for,
 )
 from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import NoRoomError, StageJob, Work, chown_outputs, work_name
@@ -88,7 +87,10 @@ class DockerPlace:
                 f"HF_HOME in execution.docker.environment.{request.stage} to a cache that holds it",
             )
         image, image_name = find_image(client, settings, request)
-        user = user_for(settings, image.attrs["Config"]["User"])
+        orchestrator = f"{os.geteuid()}:{os.getegid()}"
+        image_user = image.attrs["Config"]["User"]
+        # The artifacts are then the orchestrator's; no stage is root.
+        user = settings.user or (orchestrator if os.geteuid() else image_user)
         uid, _, gid = user.partition(":")
         if not (uid.isdecimal() and gid.isdecimal()):
             raise UserError(
@@ -98,7 +100,7 @@ class DockerPlace:
         chown_outputs(request, int(uid), int(gid))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
         command = stage_command(request, job.request_path, "python", self._grace_seconds, *secrets)
-        options: dict[str, Any] = container_options(
+        options = container_options(
             request,
             settings,
             image=image_name,
