@@ -4,10 +4,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prefect.artifacts import create_table_artifact
-
 from flows.execution.observer import Session
-from flows.execution.prefect_api import artifact_key, survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord
 from flows.execution.stage_flow import stage_flow
@@ -29,12 +26,11 @@ from flows.report.differences import (
     difference_text,
     p_text,
 )
-from flows.report.prefect_artifacts import MOST_COLUMNS
+from flows.report.prefect_artifacts import publish
 from flows.report.summary import evaluated_row
 from flows.report.table import (
     BASE,
     POLICY,
-    Cell,
     FigureRow,
     FittedTable,
     Lines,
@@ -88,14 +84,14 @@ class ModelComparison:
         p_values = {}
         for test in self.differences:
             differences[test.figure] = test.shown()
-            p_values[test.figure] = Cell(p_text(test.adjusted_p_value))
+            p_values[test.figure] = p_text(test.adjusted_p_value)
         lines: Lines = {
             (f"{POLICY} {self.models.policy}",): policy.cells(),
             (f"{BASE} {self.models.base or ''}",): base.cells(),
             ("difference",): differences,
             ("p by Holm",): p_values,
         }
-        return figures_table("", ["model"], lines)
+        return figures_table("Figures", ["model"], lines)
 
 
 @stage_flow("evaluate", "{policy}")
@@ -155,8 +151,8 @@ def compare_models(run: ResolvedRun, models: ComparedModels, session: Session) -
     """
     config = run.config
     check_environment(config)
-    check_host(config.execution, config.resources)
-    check_place(config.execution, config.resources, config.store)
+    check_host(config)
+    check_place(config)
     try_own_code(config, {"score"})
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         for step in run.steps:
@@ -165,11 +161,8 @@ def compare_models(run: ResolvedRun, models: ComparedModels, session: Session) -
     figures = [evaluated_row(evaluation, 0), evaluated_row(evaluation, 1)]
     differences = adjusted([*against_base(evaluation, "evaluate")])
     comparison = ModelComparison(models, evaluation.address(), figures, differences)
-    survives_outage(create_table_artifact)(
-        comparison.table().first_columns(MOST_COLUMNS).records(),
-        key=artifact_key(config.name),
-        description=comparison.artifact,
-    )
+    sentences = [comparison.verdict()]
+    publish(config.name, sentences, [comparison.table()], [comparison.artifact], {})
     return comparison
 
 

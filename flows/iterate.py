@@ -22,7 +22,7 @@ from flows.pipeline.form import RunOverrides, one_of
 from flows.pipeline.presets import DEFAULT_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
-from flows.report.prefect_artifacts import publish, tag_flow_run
+from flows.report.prefect_artifacts import publish
 from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
 from flows.runners.choose import check_host, check_place
@@ -81,8 +81,8 @@ def run_as_flow(run: ResolvedRun, session: Session) -> RunResult:
 def _checked_run(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     config = run.config
     try_own_code(config)
-    check_host(config.execution, config.resources)
-    check_place(config.execution, config.resources, config.store)
+    check_host(config)
+    check_place(config)
     return run_steps(run, session)
 
 
@@ -92,9 +92,7 @@ def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     Raises:
         GebError: The run failed.
     """
-    config = run.config
-    tag_flow_run(config)
-    executor = StepExecutor(config, session.observers, run.recompute)
+    executor = StepExecutor(run.config, session.observers, run.recompute)
     record = executor.record
     has_begun = False
     try:
@@ -131,7 +129,11 @@ def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResul
         def show() -> RunResult:
             summary = summarise(record)
             report = html.write(record, summary)
-            publish(summary, report)
+            judged = verdict(summary)
+            notes = [f"- {note}" for note in (*judged.reasons, *judged.cautions)]
+            places = [*summary.places(), f"report      {report}"]
+            curves = {summary.run: summary.rows}
+            publish(summary.run, [judged.sentence, *notes], summary.tables(), places, curves)
             track(summary)
             return RunResult(summary, report)
 

@@ -26,7 +26,6 @@ from flows.commands import (
     up,
 )
 from flows.commands.terminal import messages
-from flows.execution.run_record import DamagedRecordWarning
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
@@ -174,12 +173,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-    """Shows warnings about a configuration or a record as messages, others as Python does."""
-    if issubclass(category, DamagedRecordWarning):
-        messages().print(f"[bold yellow]warning[/] {escape(str(message))}")
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    messages().print(f"[bold yellow]warning[/] {escape(str(message))}")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def _run(
     dry_run: bool = False,
 ) -> None:
     resolved = resolve_run(config, from_step)
-    check_place(config.execution, config.resources, config.store)
+    check_place(config)
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
@@ -120,7 +120,7 @@ def _run(
         _show_plan(lines, expected, cost, as_json)
         # Another host may be the one to run it.
         try:
-            check_host(config.execution, config.resources)
+            check_host(config)
         except UserError as error:
             warnings.append(f"a run here would be refused: {error.message}")
     # On stderr: stdout may be for a document.
@@ -137,7 +137,7 @@ def _is_finished(record: RunRecord, config: RunConfig) -> bool:
 
 def _execute(resolved: ResolvedRun, lines: list[PlannedStep], cost: str, as_json: bool) -> None:
     config = resolved.config
-    check_host(config.execution, config.resources)
+    check_host(config)
     counts = Counter(line.action for line in lines)
     shown = watched(as_json)
     shown.print(

@@ -12,11 +12,10 @@ from rich.markup import escape
 
 from flows.commands.common import AsJson, RunName, StorePath, answer, console
 from flows.commands.terminal import neutral
-from flows.execution.run_record import AT_WORK, RunRecord, runs
+from flows.execution.run_record import AT_WORK, RunRecord, StepRecord, runs
 from flows.planning.show import duration
 from flows.report.status import (
     RunStatus,
-    StepStatus,
     clock,
     run_status,
     step_logs,
@@ -39,14 +38,14 @@ def status(
 ) -> None:
     """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
-    statuses = _statuses(opened, name)
-    document = {run.name: run.to_json() for run in statuses}
-    if name is not None:
-        answer(as_json, document, *_one(opened, statuses[0]))
-    elif statuses:
-        answer(as_json, document, _shown(statuses))
+    if name is None:
+        statuses = [run_status(RunRecord(opened, run, refresh=False)) for run in runs(opened)]
+        table = _shown(statuses) if statuses else f"no runs in {opened.location}"
+        shown: list[RenderableType] = [table]
     else:
-        answer(as_json, document, f"no runs in {opened.location}")
+        statuses = [run_status(RunRecord.existing(opened, name))]
+        shown = _one(statuses[0])
+    answer(as_json, {run.name: run.to_json() for run in statuses}, *shown)
 
 
 def logs(
@@ -71,11 +70,11 @@ def logs(
         run = run_status(record)
         chosen = _chosen(run, step)
         # A step that has ended since the last look has last lines.
-        names |= {reached.record.step for reached in chosen}
+        names |= {reached.step for reached in chosen}
         for logged in run.steps:
-            if logged.record.step in names:
+            if logged.step in names:
                 _print_log(record.store, logged, offsets, follow)
-        is_over = step is not None and all(reached.state not in AT_WORK for reached in chosen)
+        is_over = step is not None and chosen[0].state not in AT_WORK
         if not follow or run.state != "running" or is_over:
             break
         time.sleep(_FOLLOW_SECONDS)
@@ -86,12 +85,12 @@ def logs(
         )
 
 
-def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], follow: bool) -> None:
+def _print_log(store: Store, step: StepRecord, offsets: dict[Path, int], follow: bool) -> None:
     """Prints a log from its offset on, the number of bytes that are printed already.
 
     Lines of several logs that are followed begin with the step.
     """
-    paths = step_logs(store, step.record)
+    paths = step_logs(store, step)
     if not paths:
         return
     path = paths[-1]
@@ -99,24 +98,24 @@ def _print_log(store: Store, step: StepStatus, offsets: dict[Path, int], follow:
         offsets[path] = 0
         folder = path.parent
         place = escape(f"{folder.parent}/{folder.name[:12]}*/{path.name}")
-        console.print(f"[bold]{step.record.step}[/] {step.state}, attempt {len(paths)}, {place}")
+        console.print(f"[bold]{step.step}[/] {step.state}, attempt {len(paths)}, {place}")
     new = path.read_bytes()[offsets[path] :]
     if step.state in AT_WORK:
         # A line that is still being written comes with the next look.
         new = new[: new.rfind(b"\n") + 1]
     offsets[path] += len(new)
-    prefix = f"{step.record.step}: " if follow and len(offsets) > 1 else ""
+    prefix = f"{step.step}: " if follow and len(offsets) > 1 else ""
     for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
         # A progress bar draws over itself: what it showed last counts.
         shown = prefix + line.rstrip("\r").rpartition("\r")[2]
         typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 
 
-def _chosen(found: RunStatus, step: str | None) -> Sequence[StepStatus]:
+def _chosen(found: RunStatus, step: str | None) -> Sequence[StepRecord]:
     if step is not None:
-        named = [reached for reached in found.steps if reached.record.step == step]
+        named = [reached for reached in found.steps if reached.step == step]
         if not named:
-            names = ", ".join(reached.record.step for reached in found.steps) or "none"
+            names = ", ".join(reached.step for reached in found.steps) or "none"
             raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {names}")
         return named
     for states in (AT_WORK, ("failed", "crashed", "cancelled", "stopped")):
@@ -124,13 +123,6 @@ def _chosen(found: RunStatus, step: str | None) -> Sequence[StepStatus]:
             return chosen
     computed = [reached for reached in found.steps if reached.state == "done"]
     return (computed or found.steps)[-1:]
-
-
-def _statuses(store: Store, name: str | None) -> list[RunStatus]:
-    """The state of one run, or of all."""
-    if name:
-        return [run_status(RunRecord.existing(store, name))]
-    return [run_status(RunRecord(store, run, refresh=False)) for run in runs(store)]
 
 
 def _shown(found: Sequence[RunStatus]) -> FittedTable:
@@ -148,29 +140,29 @@ def _shown(found: Sequence[RunStatus]) -> FittedTable:
     return FittedTable("", ("run", "state", "steps", "started", "took", "attempts"), rows, left=2)
 
 
-def _one(store: Store, found: RunStatus) -> list[RenderableType]:
+def _one(found: RunStatus) -> list[RenderableType]:
     """Head, steps and messages of one run."""
     number = f", attempt {len(found.attempts)}" if len(found.attempts) > 1 else ""
     head = (
         f"run {found.name} {found.state}: {found.num_done} of {found.num_steps} steps\n"
         f"started {clock(found.started)}, {duration(found.elapsed)}{number}\n"
-        f"store   {store.location}\n"
+        f"store   {found.store.location}\n"
     )
     rows = [
         [
-            step.record.step,
+            step.step,
             step.state,
             duration(step.seconds),
-            str(step.attempts or "-"),
-            step.record.key[:12],
+            str(len(step_logs(found.store, step)) or "-"),
+            step.key[:12],
         ]
         for step in found.steps
     ]
     rows += [[name, "waiting", "", "", ""] for name in found.waiting]
     messages = [
-        f"{reached.record.step}: {reached.record.message.splitlines()[0]}"
+        f"{reached.step}: {reached.message.splitlines()[0]}"
         for reached in found.steps
-        if reached.state in (*AT_WORK, "failed", "crashed") and reached.record.message
+        if reached.state in (*AT_WORK, "failed", "crashed") and reached.message
     ]
     table = FittedTable("", ("step", "state", "took", "attempts", "key"), rows, left=2)
     return [head, table, *messages]

@@ -26,26 +26,19 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
     keys = list(opened.artifacts())
     damaged = {}
     for stage, key in keys:
-        fault = _fault(opened, stage, key)
-        if fault is not None:
-            damaged[f"{stage}/{key}"] = fault
+        try:
+            artifact = opened.load(stage, key)
+            # `geb gc` may have removed it meanwhile.
+            if artifact is not None:
+                opened.verify(artifact)
+        except DamagedArtifactError as error:
+            damaged[f"{stage}/{key}"] = str(error)
     shown = [*damaged.values(), f"{len(keys)} artifacts, {len(damaged)} damaged"]
     if damaged:
         shown.append("a run that needs a damaged artifact sets it aside and computes it again")
     answer(as_json, {"artifacts": len(keys), "damaged": damaged}, *shown)
     if damaged:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _fault(store: Store, stage: str, key: str) -> str | None:
-    try:
-        # None if `geb gc` has removed it meanwhile.
-        if (artifact := store.load(stage, key)) is None:
-            return None
-        store.verify(artifact)
-    except DamagedArtifactError as error:
-        return str(error)
-    return None
 
 
 def gc(
@@ -86,7 +79,7 @@ def collect_garbage(store: Store) -> list[Garbage]:
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.entries())
-    present = {(entry.stage, entry.key) for entry in listed if entry.kind == "artifact"}
+    present = set(store.artifacts())
     store.refresh("models")
     needed = _needed(store, store.manifest)
     garbage = []

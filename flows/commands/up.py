@@ -97,9 +97,7 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
 def _show_running(home: Home, store: str) -> None:
     standing = home.standing()
     if standing is None:
-        raise UserError(
-            f"another `geb up` of {home.path} is starting or ending", "try again in a moment"
-        )
+        raise UserError(f"another `geb up` of {home.path} has just ended", "try again")
     if standing.store != store:
         raise UserError(
             f"`geb up` is running already, with the store {standing.store}",

@@ -43,11 +43,13 @@ StepState = Literal[
     "cancelled",
     "stopped",
     "outdated",
+    "crashed",
 ]
 """State of a step.
 
 `waiting`: for one of `execution.parallel` slots, for another run that computes the key, or for a
 place. `outdated`: the run has other settings now, by which the step has another key, or none.
+`crashed`: the run's process was killed while the step was at work; no file on record has it.
 """
 AT_WORK = ("waiting", "running", "preempted")
 """States of a step that goes on, at once or after a while."""
@@ -70,6 +72,15 @@ class StepRecord(BaseModel):
     started: float
     ended: float | None = None
     message: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Time that its stage took, or has taken so far; None of a reused step."""
+        if self.state == "reused":
+            return None
+        if self.ended is not None:
+            return self.ended - self.started
+        return time.time() - self.started if self.state in AT_WORK else None
 
 
 class RunRecord:

@@ -9,6 +9,7 @@ from stages.score.params import ScoreParams
 UNNAMED = "JUDGE"
 """Model in shipped configurations that a person has to choose."""
 
+
 # Settings of `execution` by the names of stages.
 _BY_STAGE = (
     "interpreters",

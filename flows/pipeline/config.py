@@ -158,25 +158,15 @@ class StageResources(Settings):
     """Resources of each stage. Change speed and place only."""
 
     prepare: Resources = Resources()
-    """Resources of each call of `prepare`."""
     sft: Resources = Resources()
-    """Resources of each call of `sft`."""
     screen: Resources = Resources()
-    """Resources of each call of `screen`."""
     generate: Resources = Resources()
-    """Resources of each call of `generate`."""
     score: Resources = Resources()
-    """Resources of each call of `score`."""
     pair: Resources = Resources()
-    """Resources of each call of `pair`."""
     preferences: Resources = Resources()
-    """Resources of each call of `preferences`."""
     train: Resources = Resources()
-    """Resources of each call of `train`."""
     evaluate: Resources = Resources()
-    """Resources of each call of `evaluate`."""
     promote: Resources = Resources()
-    """Resources of each call of `promote`."""
 
 
 class RunConfig(Settings):
@@ -219,7 +209,7 @@ class RunConfig(Settings):
     """Sampling on the held-out prompts."""
     evaluate: EvaluateParams = EvaluateParams()
     """Metrics."""
-    suites: dict[SuiteName, Suite] = Field({})
+    suites: dict[SuiteName, Suite] = {}
     """Further evaluations by name. Each names its prompts, its oracle or both
     (docs/evaluation.md)."""
     promote: PromoteParams = PromoteParams()

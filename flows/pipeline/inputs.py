@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
 from flows.pipeline.external import Externals, RepoType, resolve
@@ -15,6 +16,8 @@ from stages.store.registry import ModelRegistry
 
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
+SUITE_INPUTS = (*ORACLE_INPUTS.values(), "prompts", "test_prompts")
+"""Fields of `inputs` that a suite has, too."""
 
 
 def resolve_model(location: str, store: Store) -> Input:
@@ -38,21 +41,6 @@ def suite_input(suite: str | None, name: str) -> str:
     return name if suite is None else f"suites.{suite}.{name}"
 
 
-def input_locations(config: RunConfig, suite: str | None = None) -> dict[str, tuple[str, ...]]:
-    """Locations of a run's inputs, or of a suite's under the names that a run's own have."""
-    if suite is None:
-        # The first to be looked for: it tells soonest whether the hub answers.
-        named = {"policy": None} | dict(config.inputs)
-    else:
-        _, oracle, _ = _oracle_of(config, suite)
-        named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
-        named |= {"prompts": None, "test_prompts": config.suites[suite].prompts}
-    return {
-        name: (location,) if isinstance(location, str) else tuple(location or ())
-        for name, location in named.items()
-    }
-
-
 Find = Callable[[str, RepoType], Input]
 """Makes an input of its location: :func:`resolve`, or :func:`unread`."""
 
@@ -67,10 +55,20 @@ def every_input(config: RunConfig, find: Find) -> Externals:
 
 
 def _inputs_of(config: RunConfig, suite: str | None, find: Find) -> Externals:
+    """Inputs of a run, or of a suite under the names that a run's own have."""
+    named: dict[str, Any]
+    if suite is None:
+        # The first to be looked for: it tells soonest whether the hub answers.
+        named = {"policy": None} | dict(config.inputs)
+    else:
+        _, oracle, _ = _oracle_of(config, suite)
+        named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
+        named |= {"prompts": (), "test_prompts": config.suites[suite].prompts}
     inputs = {}
-    for name, locations in input_locations(config, suite).items():
+    for name, location in named.items():
         repo_type: RepoType = "model" if name in ("policy", "oracle_model") else "dataset"
-        inputs[name] = [find(location, repo_type) for location in locations]
+        locations = [location] if isinstance(location, str) else location or ()
+        inputs[name] = [find(place, repo_type) for place in locations]
     return inputs
 
 
@@ -146,7 +144,7 @@ def _require_own_code(config: RunConfig) -> None:
             )
 
 
-def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
+def require_oracle_inputs(config: RunConfig, suite: str | None) -> None:
     """Refuses a run, or a suite, that does not name the inputs which its oracle needs."""
     score, section, title = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():

@@ -76,12 +76,7 @@ def _replaced(values: Sections, name: str, value: Any) -> dict[str, Any]:
     nested = value
     for part in reversed(names):
         nested = {part: nested}
-    return merged(values, _anchored(nested), len(names))
-
-
-def _anchored(values: dict[str, Any]) -> dict[str, Any]:
-    anchor_paths(values, Path.cwd())
-    return values
+    return merged(values, anchor_paths(nested, Path.cwd()), len(names))
 
 
 def load_overridden(
@@ -92,7 +87,7 @@ def load_overridden(
     Without a ``path``, fields that are not given have their defaults. Errors are as in
     :func:`load_config`, and name the overrides' ``origin``.
     """
-    given = _anchored(copy.deepcopy(dict(overrides)))
+    given = anchor_paths(copy.deepcopy(dict(overrides)), Path.cwd())
     values = merged(read_sections(path), given) if path else given
     return check_config(with_overrides(values, lines), origin)
 
@@ -183,8 +178,7 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     for parent in named:
         sections = read_sections(path.parent / parent, (*seen, path.resolve()))
         extended = merged(extended, sections)
-    anchor_paths(values, path.parent)
-    return merged(extended, values)
+    return merged(extended, anchor_paths(values, path.parent))
 
 
 def _explain(error: ErrorDetails) -> str:

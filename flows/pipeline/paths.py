@@ -12,7 +12,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
 
 
-def anchor_paths(values: dict[str, Any], folder: Path) -> None:
+def anchor_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
     Hub ids, URLs and commands stay as they are. Values that are not text stay, too: validation
@@ -23,6 +23,7 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
         for section in _sections(values, sections):
             for setting in section if name == "*" else section.keys() & {name}:
                 section[setting] = anchored(section[setting], folder)
+    return values
 
 
 def _sections(values: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:

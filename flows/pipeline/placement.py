@@ -27,17 +27,17 @@ RUNNER_GROUP = "geb.runners"
 class DockerSettings(Settings):
     """Containers of the docker runner. Limits of memory, CPUs and GPUs are in `resources`."""
 
-    images: dict[str, str] = Field(default_factory=dict)
+    images: dict[str, str] = {}
     """Image of a stage if it is not this project's own, by stage name; with a digest
     (`TAG@sha256:…`) or by its id no other image is used."""
-    network: dict[str, str] = Field(default_factory=dict)
+    network: dict[str, str] = {}
     """Docker network of a stage that needs one (hub, judge), by stage name; others have none."""
-    mounts: dict[str, Literal["ro", "rw"]] = Field(default_factory=dict)
+    mounts: dict[str, Literal["ro", "rw"]] = {}
     """Further folders of this machine that stages see, at the same path: read-only or writable. A
     cache of the hub is one whose path `environment` has as HF_HOME."""
-    environment: dict[str, dict[str, str]] = Field(default_factory=dict)
+    environment: dict[str, dict[str, str]] = {}
     """Environment variables by stage name, for all to see: nothing secret."""
-    secrets: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    secrets: dict[str, tuple[str, ...]] = {}
     """Names of the orchestrator's environment variables that a stage gets as well, by stage name;
     their values reach it through a pipe and are in no container's configuration."""
     user: str | None = Field(None, pattern=r"^\d+:\d+$")
@@ -100,18 +100,16 @@ class PodSettings(Settings):
 
     image: str | None = None
     """Image; unset takes this project's own, of `registry`."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = {}
     """Environment variables, for all to see: nothing secret."""
-    secrets: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = Field(
-        default_factory=dict
-    )
+    secrets: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = {}
     """Environment variables whose values are in Kubernetes secrets: `{HF_TOKEN: SECRET/KEY}`."""
-    spec: dict[PodField, Any] = Field(default_factory=dict)
+    spec: dict[PodField, Any] = {}
     """Further fields of the pod, in the API's words: `{nodeSelector: {pool: a100}, tolerations:
     [{key: gpu, operator: Exists}], priorityClassName: low, serviceAccountName: geb}`."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = {}
     """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
-    extra_resources: dict[str, str | int] = Field(default_factory=dict)
+    extra_resources: dict[str, str | int] = {}
     """Further resources of each pod, in the API's words: `{rdma/hca: 1}`."""
     gpu_resource: str = "nvidia.com/gpu"
     """Resource by which a GPU is asked for; a slice of one is `nvidia.com/mig-1g.10gb`."""
@@ -124,16 +122,14 @@ class PodSettings(Settings):
 class KubernetesSettings(PodSettings):
     """Pods of the kubernetes runner. Limits of memory, CPUs, GPUs and time are in `resources`."""
 
-    stages: dict[str, PodSettings] = Field(default_factory=dict)
+    stages: dict[str, PodSettings] = {}
     """Settings of single stages by their names, over the other settings of this section."""
     namespace: str | None = None
     """Namespace of the pods; unset takes the one of KUBECONFIG's current context, or within a pod
     its own."""
     registry: str = ""
     """Registry and folder of this project's images, such as `ghcr.io/me`."""
-    volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(
-        default_factory=dict
-    )
+    volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = {}
     """Claims by the path at which orchestrator and stages see them. One of them holds the store;
     others hold prompts and models. A store in a bucket needs none: pods fetch and send by
     themselves, unless one holds the cache on disk."""
@@ -175,7 +171,7 @@ class SlurmJobSettings(Settings):
     container: str | None = None
     """Command before the stage's that starts it in a container: `apptainer exec --nv --bind /shared
     /shared/geb-torch.sif`. Its `python` runs unless `execution.interpreters` names another one."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = {}
     """Environment variables of the stage, for all to see: nothing secret. The stage gets no
     variable of the orchestrator."""
 
@@ -183,7 +179,7 @@ class SlurmJobSettings(Settings):
 class SlurmSettings(SlurmJobSettings):
     """Jobs of the slurm runner. CPUs, memory, GPUs and nodes are in `resources`."""
 
-    stages: dict[str, SlurmJobSettings] = Field(default_factory=dict)
+    stages: dict[str, SlurmJobSettings] = {}
     """Settings of single stages by their names, over the other settings of this section."""
 
     def job(self, stage: str) -> SlurmJobSettings:
@@ -213,7 +209,7 @@ class Execution(Settings):
     """Place of the stages: subprocesses of this machine (process), containers of its Docker engine
     (docker), pods of a Kubernetes cluster, jobs of a Slurm cluster, or a place for which another
     package brings the runner."""
-    runner_settings: dict[str, Any] = Field(default_factory=dict)
+    runner_settings: dict[str, Any] = {}
     """Settings of a runner that another package brings; the runner checks them."""
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
@@ -232,7 +228,7 @@ class Execution(Settings):
     sync_seconds: float = Field(600, gt=0)
     """Time between two copies of a running stage's state (checkpoints, chunks) to a store in a
     bucket, so that another host can go on from it."""
-    interpreters: dict[str, str] = Field(default_factory=dict)
+    interpreters: dict[str, str] = {}
     """Python interpreter of a stage if it is not the orchestrator's, by stage name."""
     docker: DockerSettings = DockerSettings()
     """Containers of the docker runner."""

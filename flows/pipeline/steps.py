@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.pipeline.config import SAMPLING, SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.external import Externals
-from flows.pipeline.inputs import ORACLE_INPUTS, input_locations, suite_input
+from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, suite_input
 from flows.pipeline.step import Output, Source, Sources, Step, step_name
 from stages.contract.digests import derive_seed, sha256_of
 from stages.contract.params import ChatSettings, StageParams
@@ -77,8 +77,7 @@ class Steps:
 
     def of_suite(self, name: str) -> Steps:
         """The same list for the steps of one of the run's suites."""
-        names = input_locations(self.config, name)
-        external = {title: self._external[suite_input(name, title)] for title in names}
+        external = {title: self._external[suite_input(name, title)] for title in SUITE_INPUTS}
         steps = Steps(self.config.for_suite(name), external)
         steps.listed = self.listed
         return steps

@@ -56,20 +56,19 @@ def training_bytes(number: int, params: TrainingParams, processes: int) -> float
 
     ``number`` counts the model's parameters. Adapters are small and left out.
     """
-    zero = params.deepspeed.zero_stage
-    deepspeed = zero != "off"
-    stage = 0 if zero == "off" else zero
+    zero = params.deepspeed
+    stage = 0 if zero.zero_stage == "off" else zero.zero_stage
     adapters = params.lora.rank > 0
     size = 2 if adapters and params.precision == "bfloat16" and stage < 3 else 4
     weights = size * number / (processes if stage >= 3 else 1)
     gradients = 4 * number / (processes if stage >= 2 else 1)
     # ZeRO-3 shares the weights with its optimizer where both are on one device.
-    is_copied = deepspeed and (stage < 3 or params.deepspeed.offload_parameters)
+    is_copied = stage in (1, 2) or zero.offload_parameters
     states = _MOMENTS + (_MASTER_COPY if is_copied else 0)
     optimizer = states * number / (processes if stage >= 1 else 1)
-    total = 0.0 if params.deepspeed.offload_parameters else weights
+    total = 0.0 if zero.offload_parameters else weights
     if not adapters:
         total += gradients
-    if not adapters and not params.deepspeed.offload_optimizer:
+    if not adapters and not zero.offload_optimizer:
         total += optimizer
     return total

@@ -63,24 +63,18 @@ class StepEstimate:
     """Cost of one step, whether or not the store has it.
 
     Attributes:
-        gpus: GPUs of all its nodes.
+        gpu_hours: Hours of all its GPUs.
         seconds: Wall time; None if nothing tells it.
         measured: The time follows from a measured rate.
     """
 
     step: str
     stage: str
-    cached: bool
-    gpus: int
+    gpu_hours: float
     work: StepWork
     seconds: float | None
     measured: bool
     warnings: tuple[str, ...]
-
-    @property
-    def gpu_hours(self) -> float:
-        """Hours of all its GPUs."""
-        return self.gpus * (self.seconds or 0.0) / 3600
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -97,15 +91,11 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Cost of a run: its steps, and the wall time of the steps that the store lacks."""
+    """Cost of a run: all steps, the ones that the store lacks, and the wall time of these."""
 
     steps: Sequence[StepEstimate]
+    lacking: Sequence[StepEstimate]
     seconds: float
-
-    @property
-    def lacking(self) -> list[StepEstimate]:
-        """Steps that the store lacks."""
-        return [step for step in self.steps if not step.cached]
 
     @property
     def warnings(self) -> list[str]:
@@ -123,21 +113,21 @@ def estimate(
     Args:
         config: The run.
         steps: Its steps.
-        planned: Its plan, which says what the store has.
+        planned: A line of its plan for each, which says whether the store has it.
     """
-    cached = {line.step for line in planned if line.action == "reuse"}
     rates = measured_rates(open_store(config.store))
     works = work_of_steps(config, steps)
     estimates = []
-    seconds = {}
-    for step in steps:
-        is_cached = step.name in cached
-        cost = _estimate(config, step, works[step.name], rates, cached=is_cached)
+    lacking = []
+    for step, line in zip(steps, planned, strict=True):
+        cost = _estimate(config, step, works[step.name], rates)
         estimates.append(cost)
-        if not is_cached:
-            seconds[step.name] = cost.seconds or 0.0
+        if line.action == "run":
+            lacking.append(cost)
+    seconds = {cost.step: cost.seconds or 0.0 for cost in lacking}
     upstream = {step.name: step.upstream() for step in steps}
-    return RunEstimate(estimates, wall_seconds(seconds, upstream, config.execution.parallel))
+    wall_time = wall_seconds(seconds, upstream, config.execution.parallel)
+    return RunEstimate(estimates, lacking, wall_time)
 
 
 def wall_seconds(
@@ -194,9 +184,7 @@ def _device_of(manifest: Manifest, resources: Resources) -> Device | None:
     return None
 
 
-def _estimate(
-    config: RunConfig, step: Step, work: StepWork, rates: Rates, *, cached: bool
-) -> StepEstimate:
+def _estimate(config: RunConfig, step: Step, work: StepWork, rates: Rates) -> StepEstimate:
     resources: Resources = getattr(config.resources, step.stage)
     device = GPUS[config.estimation.hardware] if resources.gpus else this_cpu(resources.cpus)
     rate = rates.get(StepKind(step.stage, work.params, work.engine, device))
@@ -212,8 +200,7 @@ def _estimate(
     return StepEstimate(
         step=step.name,
         stage=step.stage,
-        cached=cached,
-        gpus=resources.gpus * resources.nodes,
+        gpu_hours=resources.gpus * resources.nodes * (seconds or 0.0) / 3600,
         work=work,
         seconds=seconds,
         measured=rate is not None,

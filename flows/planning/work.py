@@ -18,7 +18,7 @@ from flows.planning.sizes import (
 from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
-from stages.score.params import ORACLES, ScoreParams
+from stages.score.params import ScoreParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
 
@@ -92,32 +92,30 @@ class _Counter:
                 return self._trained(step, params, params.epochs * tokens, forward=tokens)
             case GenerateParams() as params:
                 tokens = self._response_tokens(step)
-                memory = self._policy * DTYPE_BYTES[params.dtype]
                 devices = params.vllm.num_devices if params.backend == "vllm" else 1
-                engine = f"{params.backend} {params.dtype}"
-                return self._passed(self._policy, engine, tokens, memory / devices)
+                return self._passed(self._policy, params.dtype, tokens, params.backend, devices)
             case ScoreParams() as params:
                 if not _LIGHT_ORACLES.issuperset(set(params.parts) - {params.needs.get("model")}):
                     raise UnknownSizeError(f"the time of the oracle {params.oracle} is unknown")
                 if "model" in step.inputs:
-                    section = getattr(params, ORACLES[params.needs["model"]].section)
                     [source] = step.inputs["model"]
                     assert not isinstance(source, Output)
                     model = read_parameters(source)
                     tokens = self._tokens_read(step, "responses")
-                    memory = model * DTYPE_BYTES[section.dtype]
-                    return self._passed(model, section.dtype, tokens, memory)
+                    return self._passed(model, params.reward_model.dtype, tokens)
             case EvaluateParams() as params if params.log_pi_ref != "off":
                 tokens = self._tokens_read(step, "responses")
                 if params.log_pi_ref == "both":
                     tokens += self._tokens_read(step, "base_responses")
-                memory = self._policy * DTYPE_BYTES[params.dtype]
-                return self._passed(self._policy, params.dtype, tokens, memory)
+                return self._passed(self._policy, params.dtype, tokens)
         return StepWork()
 
-    def _passed(self, model: int, engine: str, tokens: float, memory: float) -> StepWork:
-        """Work of a model that tokens pass once."""
-        return StepWork(tokens, model, engine, 2 * model * tokens, memory)
+    def _passed(
+        self, model: int, dtype: str, tokens: float, engine: str = "", devices: int = 1
+    ) -> StepWork:
+        """Work of a model that tokens pass once, on devices that share its parameters."""
+        memory = model * DTYPE_BYTES[dtype] / devices
+        return StepWork(tokens, model, f"{engine} {dtype}", 2 * model * tokens, memory)
 
     def _trained(
         self, step: Step, params: SftParams | TrainParams, tokens: float, forward: float = 0

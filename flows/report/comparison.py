@@ -29,7 +29,6 @@ from flows.report.rows import (
 )
 from flows.report.summary import Summary
 from flows.report.table import (
-    Cell,
     FigureRow,
     FittedTable,
     Lines,
@@ -141,10 +140,10 @@ class Comparison:
         lines: dict[str, Lines] = {}
         seeds: dict[tuple[str, str], int] = {}
         for figure in self.over_seeds:
+            # Another figure may lack a seed.
             place = (figure.evaluation, figure.method)
-            seeds[place] = max(seeds.get(place, 0), len(figure.values))
-        for figure in self.over_seeds:
-            labels = (figure.method, str(seeds[figure.evaluation, figure.method]))
+            number = seeds.setdefault(place, len(figure.values))
+            labels = (figure.method, str(number))
             cells = lines.setdefault(figure.evaluation, {}).setdefault(labels, {})
             cells[figure.figure] = figure.shown()
         note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
@@ -164,7 +163,7 @@ class Comparison:
         rows = []
         for difference in self.differences:
             if difference.figure in _TESTED:
-                row: list[str | Cell] = [
+                row = (
                     difference.name,
                     column_of(difference.figure).title,
                     difference.shown(),
@@ -172,7 +171,7 @@ class Comparison:
                     difference.evaluation,
                     p_text(difference.estimate.p_value),
                     difference.test,
-                ]
+                )
                 rows.append(row)
         return FittedTable(
             f"Differences from {self.differences[0].against}",
@@ -246,8 +245,8 @@ def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, 
     settings: dict[str, list[str]] = {}
     first = runs[0].config.to_values()
     for run in runs:
-        changed = run.config.to_values()
-        changed["name"] = first["name"]
-        changed["seed"] = first["seed"]
-        settings.setdefault(methods[run.run], list(differences(first, changed)))
-    return {method: changes for method, changes in settings.items() if changes}
+        compared_values = run.config.to_values() | {"name": first["name"], "seed": first["seed"]}
+        changes = list(differences(first, compared_values))
+        if changes:
+            settings.setdefault(methods[run.run], changes)
+    return settings

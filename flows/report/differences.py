@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from flows.report.rows import HELD_OUT, Groups
 from flows.report.statistics import difference_of_methods, holm, paired_difference
 from flows.report.summary import Summary
-from flows.report.table import BASE, POLICY, Cell, column_of
+from flows.report.table import BASE, POLICY, column_of, shown
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact
 
@@ -41,9 +41,9 @@ class Difference:
     test: str
     adjusted_p_value: float | None = None
 
-    def shown(self) -> Cell:
+    def shown(self) -> str:
         """The difference with its interval, for a person."""
-        return Cell.of(self.estimate, "+.3f")
+        return shown(self.estimate, "+.3f")
 
 
 def compared(first: Summary, second: Summary, names: Sequence[str]) -> Iterator[Difference]:

@@ -20,7 +20,15 @@ def export_model(store: Store, model: str, folder: Path) -> ModelVersion:
     version, artifact = ModelRegistry(store).resolve(model)
     card = model_card(store, version, artifact)
     with new_folder(folder):
-        _copy(artifact.file(version.checkpoint.path), folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = artifact.file(version.checkpoint.path)
+        # File by file, so that an error names the file; `shutil.copytree` collects errors.
+        for path in sorted(checkpoint.rglob("*")):
+            target = folder / path.relative_to(checkpoint)
+            if path.is_dir():
+                target.mkdir()
+            else:
+                shutil.copy2(path, target)
         # It replaces the card of the base model if the checkpoint has one.
         write_atomically(folder / "README.md", card)
     return version
@@ -82,13 +90,3 @@ def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
         is_artifact = source["kind"] == "artifact"
         training = store.manifest(source["stage"], source["key"]) if is_artifact else None
     return policies
-
-
-def _copy(source: Path, folder: Path) -> None:
-    """Copies file by file, so that an error names the file; `shutil.copytree` collects errors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.is_dir():
-            _copy(path, folder / path.name)
-        else:
-            shutil.copy2(path, folder / path.name)

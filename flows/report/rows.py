@@ -1,15 +1,14 @@
 """Figures of finished runs as one long table, and over the seeds of a method."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import stdev
-from typing import Any
 
-from flows.pipeline.config import RunConfig
 from flows.report.statistics import over_seeds
 from flows.report.summary import Summary, kappa_label
-from flows.report.table import Cell, FigureRow, column_of, ordered
+from flows.report.table import FigureRow, column_of, ordered, shown
 from stages.evaluate.statistics import Estimate
+from stages.store.base import Artifact
 
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, in addition to its suites."""
@@ -45,14 +44,12 @@ class MethodFigure:
     values: Sequence[float]
     mean: Estimate
 
-    def shown(self) -> Cell:
+    def shown(self) -> str:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
         form = column_of(self.figure).form
         # A mean of whole numbers of prompts is a fraction.
-        cell = Cell.of(self.mean, ".1f" if form == ".0f" else form)
-        if len(self.values) < 2:
-            return cell
-        return replace(cell, text=f"{cell.text} ± {stdev(self.values):.2g}")
+        spread = f" ± {stdev(self.values):.2g}" if len(self.values) > 1 else ""
+        return shown(self.mean, ".1f" if form == ".0f" else form, spread)
 
 
 def evaluations(run: Summary) -> dict[str, FigureRow]:
@@ -71,8 +68,7 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     members: dict[str, list[Summary]] = {}
     for run in runs:
         train = run.config.train
-        parts = (train.method, str(train.divergence), kappa_label(train))
-        label = ", ".join(filter(None, parts))
+        label = ", ".join(filter(None, (train.method, str(train.divergence), kappa_label(train))))
         if label in members:
             label = f"{label} ({run.run})"
         for method, others in members.items():
@@ -85,13 +81,9 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
 
 def _repeats(first: Summary, run: Summary) -> bool:
     """True for two runs of one method: the same settings, and the same files from outside."""
-    return _method(first.config) == _method(run.config) and not read_other_files(first, run)
-
-
-def _method(config: RunConfig) -> dict[str, Any]:
-    """Everything in a configuration that its repetitions share."""
-    values = config.to_values()
-    return {name: values[name] for name in values.keys() - _NOT_OF_THE_METHOD}
+    settings = run.config.model_dump(exclude=_NOT_OF_THE_METHOD)
+    is_same = first.config.model_dump(exclude=_NOT_OF_THE_METHOD) == settings
+    return is_same and not read_other_files(first, run)
 
 
 def read_other_files(first: Summary, second: Summary, part: str = "") -> bool:
@@ -99,8 +91,21 @@ def read_other_files(first: Summary, second: Summary, part: str = "") -> bool:
 
     With ``part``, only steps whose names contain it count.
     """
-    steps = first.outside.keys() & second.outside.keys()
-    return any(part in step and first.outside[step] != second.outside[step] for step in steps)
+    for step, artifact in first.artifacts.items():
+        other = second.artifacts.get(step)
+        if part in step and other and _from_outside(artifact) != _from_outside(other):
+            return True
+    return False
+
+
+def _from_outside(artifact: Artifact) -> list[str]:
+    """Digests of files, and revisions of the hub, among an artifact's inputs."""
+    digests = []
+    for group in artifact.manifest.inputs.values():
+        for source in group:
+            if source["kind"] != "artifact":
+                digests.append(source.get("digest") or source["revision"])
+    return digests
 
 
 Groups = dict[tuple[str, str], dict[str, dict[int, float]]]

@@ -16,50 +16,20 @@ DONE = ("done", "reused")
 
 
 @dataclass(frozen=True)
-class StepStatus:
-    """State of one step.
-
-    Attributes:
-        state: A state of :data:`flows.execution.run_record.StepState`, or `crashed`.
-    """
-
-    store: Store
-    record: StepRecord
-    state: str
-
-    @property
-    def seconds(self) -> float | None:
-        """Time that its stage took, or has taken so far; None of a reused step."""
-        if self.state == "reused":
-            return None
-        if self.record.ended is not None:
-            return self.record.ended - self.record.started
-        return time.time() - self.record.started if self.state in AT_WORK else None
-
-    @property
-    def attempts(self) -> int:
-        """Number of its stage's logs; 0 on a host that has none of them."""
-        return len(step_logs(self.store, self.record))
-
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document."""
-        values = self.record.model_dump(exclude={"key_fields"})
-        return values | {"state": self.state, "seconds": self.seconds, "attempts": self.attempts}
-
-
-@dataclass(frozen=True)
 class RunStatus:
     """State of a run.
 
     Attributes:
         attempts: Executions of its flow, oldest first; none if it was killed before the first.
-        steps: Steps that the last attempt has reached, in the order in which they began.
+        steps: Steps that the last attempt has reached, in the order in which they began; those
+            that were at work when it crashed are `crashed`.
         waiting: Names of the others.
     """
 
+    store: Store
     name: str
     attempts: Sequence[RunAttempt]
-    steps: Sequence[StepStatus]
+    steps: Sequence[StepRecord]
     waiting: Sequence[str]
 
     @property
@@ -92,6 +62,11 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document; times are seconds since the epoch."""
+        steps = []
+        for step in self.steps:
+            values = step.model_dump(exclude={"key_fields"})
+            attempts = len(step_logs(self.store, step))
+            steps.append(values | {"seconds": step.seconds, "attempts": attempts})
         return {
             "state": self.state,
             "done": self.num_done,
@@ -99,7 +74,7 @@ class RunStatus:
             "started": self.started,
             "elapsed_seconds": self.elapsed,
             "attempts": [attempt.model_dump() for attempt in self.attempts],
-            "steps": [step.to_json() for step in self.steps],
+            "steps": steps,
             "waiting": list(self.waiting),
         }
 
@@ -119,14 +94,18 @@ def run_status(record: RunRecord) -> RunStatus:
         # Steps of earlier attempts may be of another configuration.
         is_earlier = last is not None and (step.ended or step.started) < last.started
         if step.state != "outdated" and not is_earlier:
-            state = "crashed" if ended and step.state in AT_WORK else step.state
-            steps[step.step] = StepStatus(record.store, step, state)
+            has_crashed = ended and step.state in AT_WORK
+            update = {"state": "crashed"} if has_crashed else {}
+            steps[step.step] = step.model_copy(update=update)
     waiting = [name for name in names if name not in steps]
-    return RunStatus(record.name, tried, list(steps.values()), waiting)
+    return RunStatus(record.store, record.name, tried, list(steps.values()), waiting)
 
 
 def step_logs(store: Store, record: StepRecord) -> list[Path]:
-    """Logs of a step's attempts on this host, oldest first: their names begin with the start."""
+    """Logs of a step's attempts on this host, oldest first: their names begin with the start.
+
+    A host that made no attempt has none.
+    """
     return sorted(store.log_path(record.stage, record.key).glob("[0-9]*.log"))
 
 

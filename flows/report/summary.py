@@ -18,9 +18,9 @@ from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
 from stages.train.params import TrainParams
 
-# Figures of the stages `pair` and `train`.
-_TRAINING_FIGURES = ("pairs", "ties", "loss", "bonus_ratio", "kappa")
-_BONUS_FIGURES = ("bonus_ratio", "kappa")
+# Figures of the stages `pair` and `train`, without a bonus and with one.
+_TRAINING_FIGURES = ("pairs", "ties", "loss")
+_BONUS_FIGURES = (*_TRAINING_FIGURES, "bonus_ratio", "kappa")
 
 
 @dataclass
@@ -29,7 +29,6 @@ class Summary:
 
     Attributes:
         artifacts: Artifacts by the name of their step; steps without one are missing.
-        outside: Digests of the files and models from outside the store that each step read.
         rows: Figures after each iteration, as far as they are known; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
@@ -42,7 +41,6 @@ class Summary:
     config: RunConfig
     store: str
     artifacts: dict[str, Artifact] = field(default_factory=dict)
-    outside: dict[str, list[str]] = field(default_factory=dict)
     rows: list[FigureRow] = field(default_factory=list)
     checkpoint: str | None = None
     registered: list[str] = field(default_factory=list)
@@ -144,7 +142,6 @@ def summarise(record: RunRecord) -> Summary:
                 continue
             if artifact is not None:
                 summary.artifacts[step.step] = artifact
-                summary.outside[step.step] = _from_outside(artifact)
     for iteration in range(config.iterations + 1):
         summary.rows.append(iteration_row(summary, iteration))
     for name in config.suites:
@@ -156,16 +153,6 @@ def summarise(record: RunRecord) -> Summary:
         summary.checkpoint = trained.address("checkpoint")
     summary.registered = _registered(store, config.model or config.name)
     return summary
-
-
-def _from_outside(artifact: Artifact) -> list[str]:
-    """Digests of files, and revisions of the hub, among an artifact's inputs."""
-    digests = []
-    for group in artifact.manifest.inputs.values():
-        for source in group:
-            if source["kind"] != "artifact":
-                digests.append(source.get("digest") or source["revision"])
-    return digests
 
 
 def _registered(store: Store, model: str) -> list[str]:
@@ -190,9 +177,8 @@ def iteration_row(summary: Summary, iteration: int) -> FigureRow:
     trained = summary.read_json(iteration, "train", "summary.json")
     # κ is the last step's; `metrics` has means of the last epoch.
     metrics = trained.get("metrics", {}) | paired | {"kappa": trained.get("kappa")}
-    for name in _TRAINING_FIGURES:
-        is_hidden = name in _BONUS_FIGURES and not summary.config.train.has_bonus
-        if metrics.get(name) is not None and not is_hidden:
+    for name in _BONUS_FIGURES if summary.config.train.has_bonus else _TRAINING_FIGURES:
+        if metrics.get(name) is not None:
             row.figures[name] = Estimate(metrics[name])
     return row
 

@@ -1,12 +1,12 @@
-"""Tables of figures: columns, cells with intervals, and their form on a terminal."""
+"""Tables of figures: columns, figures with intervals, and their form on a terminal."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -60,24 +60,16 @@ _OTHERS = _PLACES["accuracy"] + 0.5
 """Place of the oracle's components and pass@k."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A figure as a person reads it, or a dash, and its 95 % interval; empty if it has none."""
+def shown(estimate: Estimate, form: str, spread: str = "") -> str:
+    """An estimate for a person, with its 95 % interval if it has one: ``0.61 [0.55, 0.67]``.
 
-    text: str
-    interval: str = ""
-
-    @classmethod
-    def of(cls, estimate: Estimate, form: str) -> Self:
-        """An estimate as a cell."""
-        text = format(estimate.value, form)
-        if estimate.interval is None:
-            return cls(text)
-        low, high = estimate.interval
-        return cls(text, f"[{low:{form}}, {high:{form}}]")
-
-    def __str__(self) -> str:
-        return f"{self.text} {self.interval}".rstrip()
+    A ``spread``, such as a standard deviation, stands before the interval.
+    """
+    text = f"{estimate.value:{form}}{spread}"
+    if estimate.interval is None:
+        return text
+    low, high = estimate.interval
+    return f"{text} [{low:{form}}, {high:{form}}]"
 
 
 @dataclass(frozen=True)
@@ -92,11 +84,9 @@ class FigureRow:
         """The figures without their intervals."""
         return {name: figure.value for name, figure in self.figures.items()}
 
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, str]:
         """The figures for a person."""
-        return {
-            name: Cell.of(figure, column_of(name).form) for name, figure in self.figures.items()
-        }
+        return {name: shown(figure, column_of(name).form) for name, figure in self.figures.items()}
 
 
 def column_of(name: str) -> FigureColumn:
@@ -108,7 +98,7 @@ def column_of(name: str) -> FigureColumn:
     return COLUMNS.get(name) or FigureColumn(title, bounds=bounds)
 
 
-Lines = dict[tuple[str, ...], dict[str, Cell]]
+Lines = dict[tuple[str, ...], dict[str, str]]
 """Cells by figure, by the labels of their line."""
 
 
@@ -127,9 +117,9 @@ def figures_table(
         note: As in :class:`FittedTable`.
     """
     names = ordered(itertools.chain.from_iterable(lines.values()))
-    rows: list[list[str | Cell]] = []
+    rows = []
     for labels, cells in lines.items():
-        figures = [cells.get(name, Cell("-")) for name in names]
+        figures = [cells.get(name, "-") for name in names]
         rows.append([*labels, *figures])
     titles = [column_of(name).title for name in names]
     return FittedTable(title, [*header, *titles], rows, left=len(header), note=note)
@@ -158,7 +148,7 @@ class FittedTable:
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
+    rows: Sequence[Sequence[str]]
     left: int = 0
     note: str = ""
 
@@ -166,19 +156,14 @@ class FittedTable:
         """A record for each row, from the titles of the columns to text."""
         records = []
         for row in self.rows:
-            records.append(dict(zip(self.header, map(str, row), strict=True)))
+            records.append(dict(zip(self.header, row, strict=True)))
         return records
 
-    def first_columns(self, count: int) -> Self:
-        """The table without the columns right of the first ``count``."""
-        rows = [row[:count] for row in self.rows]
-        return replace(self, header=self.header[:count], rows=rows)
-
-    def markdown(self) -> str:
-        """The table in Markdown, without its title and note; bars in its cells are escaped."""
+    def markdown(self, most: int | None = None) -> str:
+        """The first columns, or all, in Markdown, without title and note; bars are escaped."""
         lines = []
         for row in (self.header, ["---"] * len(self.header), *self.rows):
-            cells = [str(cell).replace("|", "&#124;") for cell in row]
+            cells = [cell.replace("|", "&#124;") for cell in row[:most]]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
@@ -221,12 +206,13 @@ class FittedTable:
             # A label that has no room is folded, not cut.
             table.add_column(self.header[column], justify=justify, overflow="fold")
         for row in self.rows:
-            table.add_row(*(_cell(row[column]) for column in columns))
+            table.add_row(*(self._cell(row, column) for column in columns))
         return table
 
-
-def _cell(cell: str | Cell) -> Text:
-    """A cell's text, and below it, where it does not make the table wider, its interval."""
-    if isinstance(cell, str) or not cell.interval:
-        return Text(str(cell))
-    return Text.assemble(cell.text, "\n", (cell.interval, "dim"))
+    def _cell(self, row: Sequence[str], column: int) -> Text:
+        """A cell; its interval stands below, where it does not make the table wider."""
+        if column < self.left:
+            return Text(row[column])
+        cell = Text(row[column].replace(" [", "\n["))
+        cell.highlight_regex(r"\n.*", "dim")
+        return cell

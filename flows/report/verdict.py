@@ -7,7 +7,7 @@ from typing import Literal
 from flows.execution.run_record import resume_command
 from flows.report.status import DONE, RunStatus
 from flows.report.summary import Summary
-from flows.report.table import Cell, FigureRow, column_of, ordered
+from flows.report.table import FigureRow, column_of, ordered, shown
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _unfinished(status: RunStatus) -> Iterator[str]:
     """Messages of steps that failed or were stopped, and the number of those to come."""
     for step in status.steps:
         if step.state not in DONE:
-            cause, *_ = step.record.message.splitlines() or [step.record.step]
+            cause, *_ = step.message.splitlines() or [step.step]
             yield f"{step.state}: {cause}"
     if status.waiting:
         yield f"steps that have not begun: {len(status.waiting)}"
@@ -92,10 +92,10 @@ def _of_models(summary: Summary) -> Verdict:
 def _sentence(row: FigureRow, base: FigureRow) -> str:
     """Win rate and mean reward after an iteration, without a full stop."""
     plural = "s" if row.iteration > 1 else ""
-    wins = Cell.of(row.figures["win_rate"], ".1%")
+    wins = shown(row.figures["win_rate"], ".1%")
     ties = row.values["tied_prompts"]
     shown_ties = f" ({ties:.0f} tie)" if ties else ""
-    reward = Cell.of(row.figures["mean_reward"], ".3f")
+    reward = shown(row.figures["mean_reward"], ".3f")
     return (
         f"After {row.iteration} iteration{plural} the model scores above its base on {wins} of the "
         f"held-out prompts{shown_ties}; its mean reward is {reward}, the base's "
@@ -137,5 +137,5 @@ def _falls(evaluation: str, rows: Sequence[FigureRow]) -> Iterator[str]:
         is_score = name.startswith(("mean_reward", "accuracy", "components.", "pass@"))
         if is_score and last is not None and last.value < first.value:
             title = column_of(name).title
-            now = Cell.of(last, ".3f")
+            now = shown(last, ".3f")
             yield f"{evaluation}{title} fell from {first.value:.3f} to {now}"

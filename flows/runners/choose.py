@@ -3,7 +3,7 @@
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
-from flows.pipeline.config import StageResources
+from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import RUNNER_GROUP, RUNNERS, Execution
 from flows.runners.local.gpus import gpus_of_this_host, require_gpus
 from flows.runners.place import PlaceAwayError
@@ -12,28 +12,29 @@ from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import UserError
 
 
-def check_place(execution: Execution, resources: StageResources, store: str) -> None:
+def check_place(config: RunConfig) -> None:
     """Checks, as far as that is known before a run, whether its stages can be started.
 
     Raises:
         UserError: A setting is one that the place will never serve.
         StageFailedError: The place does not answer.
     """
-    if execution.runner == "slurm":
-        check_jobs(execution, resources)
-    if execution.runner == "kubernetes":
+    if config.execution.runner == "slurm":
+        check_jobs(config.execution, config.resources)
+    if config.execution.runner == "kubernetes":
         from flows.runners.kubernetes.place import check_pods
 
-        check_pods(execution, resources, store)
+        check_pods(config.execution, config.resources, config.store)
 
 
-def check_host(execution: Execution, resources: StageResources) -> None:
+def check_host(config: RunConfig) -> None:
     """Refuses a run whose stages this host cannot take.
 
     Raises:
         UserError: Stages ask for more GPUs than it has, or its Docker engine does not answer.
     """
-    if execution.runner == "docker":
+    runner = config.execution.runner
+    if runner == "docker":
         from flows.runners.docker.container import connect
 
         try:
@@ -41,8 +42,8 @@ def check_host(execution: Execution, resources: StageResources) -> None:
         except PlaceAwayError as error:
             remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
             raise UserError(str(error), remedy) from error
-    most = max(limits.gpus for _, limits in resources)
-    if most and execution.runner == "process":
+    most = max(limits.gpus for _, limits in config.resources)
+    if most and runner == "process":
         require_gpus(most, gpus_of_this_host())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.contract.atomic import atomic_path
-from stages.contract.errors import GebError
+from stages.contract.errors import GebError, UserError
 from stages.store.locks import is_held, try_lock
 
 DEFAULT_HOME = Path("~/.geb")
@@ -79,24 +79,25 @@ class Home:
         self._record.write_text(standing.model_dump_json(indent=2))
 
     def standing(self) -> Standing | None:
-        """Record of the running `geb up`; None if there is none, or while it starts."""
+        """Record of the running `geb up`; None if there is none, UserError if it only starts."""
         if not is_held(self._record):
             return None
         try:
             return Standing.model_validate_json(self._record.read_text())
-        except ValidationError:
-            return None
+        except ValidationError as error:
+            raise UserError(
+                f"`geb up` of {self.path} is starting or ending", "try again in a moment"
+            ) from error
 
     def end(self, timeout_seconds: float) -> bool:
         """Ends the running `geb up` of this home; returns False if there is none.
 
         Raises:
-            GebError: It does not end in time, or is only starting.
+            UserError: It is only starting.
+            GebError: It does not end in time.
         """
         standing = self.standing()
         if standing is None:
-            if is_held(self._record):
-                raise GebError(f"`geb up` of {self.path} is starting or ending; try again")
             return False
         os.kill(standing.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout_seconds

@@ -125,5 +125,7 @@ def _end_flow_runs(supervisor: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        children += map(int, task.read_text().split())
+    return children

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.pipeline.config import StageResources
+from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import Execution
 from flows.runners.choose import check_host
 from stages.contract.errors import UserError
@@ -57,5 +57,5 @@ def test_a_manifest_has_the_digest_of_its_image(launcher, store, engine):
 def test_without_an_engine_it_says_so(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(UserError, match="no Docker engine answers") as caught:
-        check_host(Execution(runner="docker"), StageResources())
+        check_host(RunConfig(execution=Execution(runner="docker")))
     assert "DOCKER_HOST" in caught.value.remedy

@@ -119,8 +119,7 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
     assert record.config().seed == 0
 
 
-def test_a_refused_run_leaves_the_report_to_the_one_at_work(record, monkeypatch):
-    monkeypatch.setattr("flows.iterate.tag_flow_run", lambda config: None)
+def test_a_refused_run_leaves_the_report_to_the_one_at_work(record):
     second = resolve_run(record.config().model_copy(update={"seed": 1}))
     refused = pytest.raises(UserError, match="is at work with other settings")
     with recorded_run_attempt(record), refused as caught:

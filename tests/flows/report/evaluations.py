@@ -38,10 +38,14 @@ def write_evaluation(folder, policy, base, metrics=None, tries=(), components=No
     }
     for model, figures in (components or {}).items():
         by_prompt[model] |= figures
-    by_model = {"policy": {}, "base": {}}
+    by_model = {
+        model: dict.fromkeys(("mean_log_pi", "mean_log_pi_ref")) for model in ("policy", "base")
+    }
     for name, value in (metrics or {}).items():
         model = "base" if name.startswith("base_") else "policy"
         by_model[model][name.removeprefix("base_")] = value
+    for values in by_model.values():
+        values["mean_log_pi"] = values["mean_log_pi"] or values["mean_log_pi_ref"]
     write_figures(folder, by_model, by_prompt)
     return artifact_in(folder)
 

@@ -123,7 +123,9 @@ def test_runs_of_another_oracle_are_another_method(tmp_path):
     runs = [run(tmp_path, "one", 0.3), run(tmp_path, "two", 0.9, seed=1)]
     assert compare_summaries(runs).methods["two"] == "f-DPO, reverse_kl"
     for summary, digest in zip(runs, ("0", "1"), strict=True):
-        summary.outside["iteration-1/evaluate/score/0"] = [digest]
+        scored = artifact_in(tmp_path / summary.run)
+        scored.manifest.inputs = {"code": [{"kind": "file", "digest": digest}]}
+        summary.artifacts["iteration-1/evaluate/score/0"] = scored
     edited = compare_summaries(runs)
     assert edited.methods["two"] == "f-DPO, reverse_kl (two)"
     assert "the oracle of two has other" in edited.verdict()
@@ -254,7 +256,9 @@ def test_the_flow_shows_its_tables(prefect_server, store):
         with get_client(sync_client=True) as client:
             artifacts = client.read_artifacts(limit=200)
     keys = {artifact.key: artifact for artifact in artifacts}
-    assert "## Runs, held-out prompts" in str(keys["by-flow-report"].data)
+    page = str(keys["by-flow-report"].data)
+    assert "## Runs, held-out prompts" in page
+    assert max(line.count("|") for line in page.splitlines()) == 8, "seven columns have room"
 
 
 @pytest.mark.slow

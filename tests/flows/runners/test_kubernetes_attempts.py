@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from flows.pipeline.config import StageResources
+from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.attempt_log import AttemptLog, whole_lines
 from flows.runners.choose import check_place
@@ -302,7 +302,7 @@ def test_a_cluster_that_starts_again_holds_up_a_stage_but_no_check(
             url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         path = tmp_path / "kubeconfig"
         path.write_text(re.sub(r"http://[\w.:]+", url, path.read_text()))
-    check_place(behind_proxy, StageResources(), store.location)
+    check_place(RunConfig(store=store.location, execution=behind_proxy))
     cluster = Cluster(behind_proxy.kubernetes)
     manifest = pod("geb-x-0")
     manifest["metadata"]["labels"] = {STAGE: "train"}

@@ -8,7 +8,7 @@ from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterKey,
     FlowRunFilter,
-    FlowRunFilterTags,
+    FlowRunFilterName,
     LogFilter,
     LogFilterFlowRunId,
 )
@@ -33,9 +33,9 @@ def test_a_failed_run_shows_its_last_lines_and_resume_command(prefect_server, tm
     done = geb("run", write_config(tmp_path, name="terminal", execution=execution))
     assert done.returncode == 1, done.stderr
     assert "the disk fell out" in done.stderr
-    tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=["run:terminal"]))
+    named = FlowRunFilter(name=FlowRunFilterName(any_=["terminal"]))
     with SyncPrefectClient(prefect_server) as client:
-        [run] = client.read_flow_runs(flow_run_filter=tagged)
+        [run] = client.read_flow_runs(flow_run_filter=named)
         assert client.read_flow(run.flow_id).name == iterate.name
         key = ArtifactFilterKey(any_=["terminal-failure"])
         [shown] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))

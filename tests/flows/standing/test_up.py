@@ -8,7 +8,7 @@ import pytest
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
-    FlowRunFilterTags,
+    FlowRunFilterName,
 )
 from prefect.client.schemas.sorting import FlowRunSort
 
@@ -142,7 +142,7 @@ def test_a_schedule_from_the_terminal_starts_a_fresh_run(standing, tmp_path, mon
         [schedule] = client.read_deployment_schedules(deployment.id)
         client.delete_deployment_schedule(deployment.id, schedule.id)
     assert ended.state_name == "Completed", ended.state
-    assert re.match(r"scheduled-\d{8}-\d{6} ", ended.name)
+    assert re.fullmatch(r"scheduled-\d{8}-\d{6}", ended.name)
 
 
 def test_a_run_that_was_killed_does_not_stay_running(standing, tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_run_that_was_killed_does_not_stay_running(standing, tmp_path, monkeyp
     with started("run", write_config(tmp_path, name="killed")) as process:
         wait_for_line(process, "sft:", "started")
         with standing.client() as client:
-            mine = FlowRunFilter(tags=FlowRunFilterTags(all_=["run:killed"]))
+            mine = FlowRunFilter(name=FlowRunFilterName(any_=["killed"]))
             [run] = client.read_flow_runs(flow_run_filter=mine)
         process.kill()
     ended = standing.wait(run.id)

@@ -103,26 +103,6 @@ class TestFailures:
             score(server.url, ROWS[:1])
         assert len(server.requests) == 5
 
-    def test_a_prompt_scored_in_part_is_asked_for_as_a_whole(self, serve, score):
-        texts = ["one", "two", "three", "four"]
-        rows = [response(f"question {place // 2}", place % 2, texts[place]) for place in range(4)]
-        failing = [True]
-
-        def behave(number, request):
-            if failing[0] and request["responses"][0]["response"] == "four":
-                return 503, "busy"
-            return lengths(request)
-
-        server = serve(behave)
-        settings = {"rows_per_request": 1, "concurrency": 1}
-        with pytest.raises(RemoteError):
-            score(server.url, rows, **settings)
-        failing[0] = False
-        server.requests.clear()
-        score(server.url, rows, **settings)
-        again = [row["response"] for request in server.requests for row in request["responses"]]
-        assert again == ["three", "four"]
-
     def test_a_slow_answer_is_given_up(self, serve, score):
         def behave(number, request):
             if number == 1:
