@@ -42,8 +42,9 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
             "chosen and rejected answer different prompts",
             "give both conversations the same turns before their last",
         )
-    if not any(turn["role"] == "user" for turn in prompt):
-        raise UserError("no user turn is before the responses", _REMEDY)
+    # Another one would count as a prompt that the run does not have: its prompts all end so.
+    if prompt[-1]["role"] != "user":
+        raise UserError("no user turn is right before the responses", _REMEDY)
     better = _score(row.get("score_chosen"))
     worse = _score(row.get("score_rejected"))
     scores = (1.0, 0.0) if better is None or worse is None else (better, worse)

@@ -159,6 +159,10 @@ def test_system_prompts_match_prepare_and_generate(paired):
         ),
         ({"chosen": PROMPT + PROMPT, "rejected": PROMPT}, "'chosen' does not end"),
         ({"prompt": said("a"), "chosen": "blue", "rejected": "red"}, "no user turn"),
+        (
+            {side: PROMPT + said("one") + said(side) for side in ("chosen", "rejected")},
+            "no user turn is right before",
+        ),
         ({"prompt": ASKED, "chosen": "\ud83d", "rejected": "a"}, "'chosen' holds a lone surrogate"),
         ({"prompt": ASKED, "chosen": "a", "rejected": "b", "images": ["x"]}, "holds images"),
     ],
