@@ -10,6 +10,7 @@ Layout under the root::
     logs/<stage>/<key>/           full log of each attempt
     quarantine/                   damaged artifacts, set aside
     runs/<name>/                  run records: configuration, steps, report
+    slurm/jobs/<name>/            output and end of a job of Slurm
     models/                       the model registry
 """
 

@@ -9,7 +9,9 @@ EntryKind = Literal["artifact", "work", "scratch", "aside"]
 SCRATCH = ".scratch-"
 """Start of the name of a folder in which an artifact is written, before its key."""
 # Levels down to the entries of each folder.
-LEVELS = {"artifacts": 3, "work": 3, "quarantine": 2}
+LEVELS = {"artifacts": 3, "work": 3, "quarantine": 2, "slurm": 3}
+# An orchestrator that follows a job has long read its end by then.
+_READ_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def entries_of(
     """
     sizes: dict[str, int] = {}
     written: dict[str, float] = {}
+    ended = {}
     for name, size, time_written in contents:
         parts = name.split("/")
         level = LEVELS[parts[0]]
@@ -50,14 +53,20 @@ def entries_of(
             place = "/".join(parts[:level])
             sizes[place] = sizes.get(place, 0) + size
             written[place] = max(written.get(place, 0.0), time_written)
+            if name == f"{place}/status":
+                ended[place] = time_written
+    now = time.time()
     for place, size in sizes.items():
         root, stage, *keys = place.split("/")
         if not keys:
             yield StoreEntry("aside", "", "", place, size)
         elif root == "artifacts" and (stage, keys[0]) in artifacts:
             yield StoreEntry("artifact", stage, keys[0], place, size)
+        elif root == "slurm" and ended.get(place, now) > now - _READ_SECONDS:
+            # Without a status the job may still run.
+            continue
         # The clock of a file server may be ahead.
-        elif not left_seconds or time.time() - written[place] >= left_seconds:
+        elif not left_seconds or now - written[place] >= left_seconds:
             kind: EntryKind = "work" if root == "work" else "scratch"
             key = keys[0].removeprefix(SCRATCH).partition("-")[0]
             yield StoreEntry(kind, stage, key, place, size)

@@ -1,6 +1,7 @@
 """Garbage collection while runs are at work: all that they need stays."""
 
 import json
+import os
 from typing import ClassVar
 
 from typer.testing import CliRunner
@@ -117,3 +118,18 @@ def test_names_in_brackets_are_shown_as_they_are(tmp_path):
     verified = CliRunner().invoke(app, ["verify", "--store", str(store.root)])
     assert verified.exit_code == 1
     assert "[/old]" in verified.output
+
+
+def test_the_folder_of_a_job_goes_some_time_after_its_end(store):
+    jobs = store.root / "slurm/jobs"
+    for name in ("over", "just-over", "at-work"):
+        (jobs / name).mkdir(parents=True)
+        (jobs / name / "log").write_text("text")
+        os.utime(jobs / name / "log", (0, 0))
+    for name in ("over", "just-over"):
+        (jobs / name / "status").write_text("{}")
+    os.utime(jobs / "over/status", (0, 0))
+    garbage = collect_garbage(store)
+    assert [(item.entry.place, item.entry.bytes) for item in garbage] == [("slurm/jobs/over", 6)]
+    remove_garbage(store, garbage)
+    assert sorted(path.name for path in jobs.iterdir()) == ["at-work", "just-over"]
