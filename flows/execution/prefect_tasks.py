@@ -81,7 +81,18 @@ class StepTasks:
         self._steps[step.name] = step
         awaited = (*step.upstream(), *step.after)
         upstream = {name: self._futures[name] for name in awaited}
-        self._futures[step.name] = self._task(step).submit(step.name, upstream)
+        task: Task[Any, Any] = Task(
+            self._run,
+            # Prefect shows it, with a suffix, before the task starts.
+            name=step.name,
+            task_run_name=step.name,
+            retries=self._executor.config.execution.retries,
+            retry_delay_seconds=RETRY_SECONDS,
+            retry_condition_fn=_can_be_retried,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+        self._futures[step.name] = task.submit(step.name, upstream)
 
     def wait(self) -> dict[str, Artifact]:
         """Waits for all steps and returns their artifacts.
@@ -100,19 +111,6 @@ class StepTasks:
         if self._executor.stopping:
             raise StoppedError("the run stops")
         return {name: future.result() for name, future in self._futures.items()}
-
-    def _task(self, step: Step) -> Task[Any, Any]:
-        return Task(
-            self._run,
-            # Prefect shows it, with a suffix, before the task starts.
-            name=step.name,
-            task_run_name=step.name,
-            retries=self._executor.config.execution.retries,
-            retry_delay_seconds=RETRY_SECONDS,
-            retry_condition_fn=_can_be_retried,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:

@@ -17,7 +17,7 @@ def cost_line(estimate: RunEstimate) -> str:
         if step.seconds is None and step.stage not in uncounted:
             uncounted.append(step.stage)
     least = "at least" if uncounted else "about"
-    parts = [f"{_count(tokens)} tokens", f"{least} {duration(estimate.seconds)}"]
+    parts = [f"{tokens:,.0f} tokens", f"{least} {duration(estimate.seconds)}"]
     if gpu_hours:
         parts.append(f"{gpu_hours:.3g} GPU-hours")
     if uncounted:
@@ -25,14 +25,6 @@ def cost_line(estimate: RunEstimate) -> str:
     if measured:
         parts.append(f"{measured} of {len(lacking)} steps by measured rates")
     return f"estimate: {', '.join(parts)}"
-
-
-def _count(number: float) -> str:
-    """``512``, ``12.3k``, ``4.5M`` or ``1.2B``."""
-    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:.1f}{suffix}"
-    return f"{number:.0f}"
 
 
 def duration(seconds: float | None) -> str:

@@ -285,7 +285,7 @@ def test_the_command_shows_steps_their_cost_and_the_sum(tmp_path):
     quickstart = (ROOT / "configs/quickstart.yaml", "--set", f"store={tmp_path}")
     done = geb_ok("plan", *quickstart)
     assert "iteration-3/train" in done.stdout
-    assert re.search(r"estimate: [\d.]+M tokens, about ", done.stdout)
+    assert re.search(r"estimate: [\d,]+ tokens, about ", done.stdout)
     lines = geb_json("plan", *quickstart)
     [train] = [line for line in lines if line["step"] == "iteration-3/train"]
     assert train["action"] == "run"
