@@ -102,3 +102,12 @@ def test_a_failure_that_no_retry_cures_starts_no_other_stage(
     assert {step.step: step.state for step in record.steps()} == states
     logs = [path.parent.name for path in record.store.root.glob("logs/probe/*/*.log")]
     assert not [step for step in record.steps() if step.step == "last" and step.key in logs]
+    if first.path:
+        mended = config.model_copy(update={"probes": (first, ProbeParams(), ProbeParams())})
+        again = run_program(sys.executable, "-c", code, write_probes(tmp_path, mended))
+        assert again.returncode == 0
+        assert {step.step: step.state for step in record.steps()} == {
+            "first": "reused",
+            "second": "done",
+            "last": "done",
+        }
