@@ -52,6 +52,7 @@ def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path):
     with console.capture() as shown:
         console.print(*run.tables())
     assert "[0.061, 0.792]" in shown.get()
+    assert "0.333 [" not in shown.get(), "the interval stands below its figure"
 
 
 def test_runs_differ_by_what_their_shared_prompts_say(tmp_path):

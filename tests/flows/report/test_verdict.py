@@ -172,7 +172,7 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(record, geb_here)
         warnings.simplefilter("always")
         code, output = geb_here("report", "small", "--store", record.store.location)
     assert code == 1
-    assert "iteration-1/train: damaged artifact" in output
+    assert "warning iteration-1/train: damaged artifact" in output
     assert "Artifacts are damaged" in (record.path / "report.html").read_text()
 
 
