@@ -96,7 +96,7 @@ _COMMANDS = [
     f"plan {_CONFIG} --from nope",
     *(f"sweep {_CONFIG} --grid {text} --seeds 0" for text in ("a", "seed=", "train.kapa=1", "=1")),
     *(f"sweep {_CONFIG} --grid train.kappa=1 --seeds {text}" for text in ("x", "0,0", "-1", "")),
-    "paper --scale nope",
+    f"sweep {_CONFIG} {_CONFIG}",
     "fields nope",
     "init",
     "init /proc/x",

@@ -1,6 +1,7 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from flows.commands.common import (
 )
 from flows.execution.plan import plan
 from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.inputs import ComparedModels
 from flows.report.table import FittedTable
@@ -89,7 +91,7 @@ def sweep(
     ] = "0",
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Name of the sweep; unset, one CONFIG's."),
+        typer.Option(metavar="NAME", help="Name of the sweep; the first CONFIG's if unset."),
     ] = None,
     parallel_runs: ParallelRuns = 1,
     overrides: Overrides = None,
@@ -100,7 +102,7 @@ def sweep(
 ) -> None:
     """Run configurations and a grid of settings over seeds, and test them against the first."""
     bases = [config_of_command(config, overrides, runner, store) for config in configs]
-    title = name or (f"{bases[0].name}-sweep" if len(bases) == 1 else "sweep")
+    title = name or f"{bases[0].name}-sweep"
     planned = cells(title, bases, parse_axes(grid or ()), _seeds(seeds))
     if len(planned) == 1:
         raise UserError(
@@ -110,6 +112,11 @@ def sweep(
     if dry_run:
         _show_runs(planned, as_json)
         return
+    if len(bases) > 1:
+        # A mistake in one of several files ends the command before the first run.
+        for cell in planned[:: len(planned) // len(bases)]:
+            with suppress(HubUnreachableError):
+                resolve_run(cell.config)
     with prefect_session(bases[0].store, title, as_json) as session:
         from flows.execution.stage_flow import call_as_flow
         from flows.sweep import sweep_cells

@@ -88,7 +88,7 @@ class StepTasks:
             task_run_name=step.name,
             retries=self._executor.config.execution.retries,
             retry_delay_seconds=RETRY_SECONDS,
-            retry_condition_fn=_can_be_retried,
+            retry_condition_fn=self._can_be_retried,
             cache_policy=NO_CACHE,
             persist_result=False,
         )
@@ -111,6 +111,12 @@ class StepTasks:
         if self._executor.stopping:
             raise StoppedError("the run stops")
         return {name: future.result() for name, future in self._futures.items()}
+
+    def _can_be_retried(self, task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+        error = state.result(raise_on_failure=False)
+        # The executor limits preemptions, and has used up that limit.
+        is_final = isinstance(error, UserError | PreemptedError)
+        return not is_final and not self._executor.runner.closed.is_set()
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:
@@ -150,9 +156,3 @@ class PrefectProgress(Observer):
         log = self._lines.log_of(event)
         if log is not None:
             getattr(self._logger, log.level)(f"{request.step}: {log.message}")
-
-
-def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    error = state.result(raise_on_failure=False)
-    # The executor limits preemptions, and has used up that limit.
-    return not isinstance(error, UserError | PreemptedError)

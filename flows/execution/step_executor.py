@@ -124,14 +124,17 @@ class StepExecutor:
         """Runs the stage; again after preemptions, unless too many saved nothing."""
         seen = {self.store.work_files(request.stage, request.key)}
         in_a_row = 0
+        ends = self.runner.closed
         while True:
             with self._slots:
-                if self.runner.closed.is_set():
+                if ends.is_set():
                     raise StoppedError(f"{request.title}: not started, the run ends")
                 status.started()
                 try:
                     return self.runner.run(request, status.event)
                 except PreemptedError as error:
+                    if self.stopping:
+                        raise StoppedError(f"{request.title}: {error}") from error
                     saved = self.store.work_files(request.stage, request.key)
                     in_a_row = in_a_row + 1 if saved in seen else 1
                     if in_a_row > _MOST_PREEMPTIONS:
@@ -143,7 +146,9 @@ class StepExecutor:
                     status.preempted(str(error))
             # A node that comes and goes would use them up within a minute.
             pause = RETRY_SECONDS * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
-            self.runner.closed.wait(pause)
+            # One that its place has lost sight of may still be at work.
+            ends = self.runner.stopping
+            ends.wait(pause)
 
     def _made(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""

@@ -169,7 +169,8 @@ def _registered(store: Store, model: str) -> list[str]:
 def iteration_row(summary: Summary, iteration: int) -> FigureRow:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures next to the policy's.
-    evaluated = summary.artifact(iteration or 1, "evaluate")
+    evaluations = summary.made("evaluate")
+    evaluated = evaluations.get(iteration or min(evaluations, default=1))
     row = evaluated_row(evaluated, iteration)
     if iteration == 0:
         return row

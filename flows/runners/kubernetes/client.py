@@ -12,11 +12,11 @@ from http.client import NOT_FOUND, UNAUTHORIZED
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
-from urllib3.exceptions import DecodeError, HTTPError, NewConnectionError, ProtocolError
 
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.attempt_log import whole_lines
@@ -24,10 +24,8 @@ from flows.runners.kubernetes.diagnosis import STAGE, Pod, refused
 from flows.runners.place import PlaceAwayError
 from stages.contract.errors import StageFailedError, UserError
 
-UNREACHABLE = (HTTPError, OSError)
+UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
 """Errors of an API server that does not answer."""
-STARTING = (NewConnectionError, ProtocolError, DecodeError)
-"""Errors of one that starts again: it refuses connections, or a proxy answers in its place."""
 _RIGHTS_REMEDY = (
     "give the orchestrator's account the role: `kubectl apply -k configs/cluster/kubernetes`"
 )
@@ -127,7 +125,7 @@ def explain_api_errors(cluster: Cluster) -> Iterator[None]:
         if error.status in _AWAY_STATUSES:
             raise PlaceAwayError(message) from error
         raise StageFailedError(message) from error
-    except HTTPError as error:
+    except urllib3.exceptions.HTTPError as error:
         raise PlaceAwayError(
             f"the cluster {cluster.server} does not answer: {error}; look at KUBECONFIG "
             "where it never did"
@@ -170,5 +168,5 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
     try:
         answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
     except ValueError as error:
-        raise DecodeError(f"its answer is not JSON ({error})") from error
+        raise urllib3.exceptions.DecodeError(f"its answer is not JSON ({error})") from error
     return answer

@@ -14,7 +14,7 @@ from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import STARTING, Cluster, explain_api_errors
+from flows.runners.kubernetes.client import Cluster, explain_api_errors
 from flows.runners.kubernetes.diagnosis import Pod, ending_of, has_started, is_asked_to_end
 from flows.runners.kubernetes.manifest import ATTEMPT, WORK, PodGroup, pods_for, work_label
 from flows.runners.place import (
@@ -118,7 +118,7 @@ def check_pods(execution: Execution, resources: StageResources, store: str) -> N
 
     Raises:
         UserError: The cluster would refuse a pod, or a right is missing.
-        StageFailedError: The cluster is not trusted, or answers with another failure.
+        StageFailedError: The cluster does not answer.
     """
     cluster = Cluster(execution.kubernetes)
     folder = str(local_folder(store))
@@ -128,6 +128,6 @@ def check_pods(execution: Execution, resources: StageResources, store: str) -> N
         for stage, limits in resources:
             request = preflight_request(stage, limits, folder)
             group = PodGroup(request, execution, "geb-preflight", user, path, folder, owner="")
-            # A quota, and an API server that starts again, may let it pass later.
-            with contextlib.suppress(NoRoomError, StageFailedError, *STARTING):
+            # A quota, and an API server that answers 5xx, may let it pass later.
+            with contextlib.suppress(NoRoomError, StageFailedError):
                 cluster.create(pods_for(group)[0], request.resources.nodes, dry_run=True)

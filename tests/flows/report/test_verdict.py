@@ -11,12 +11,12 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
-from flows.report.summary import Summary, summarise
+from flows.report.summary import Summary, iteration_row, summarise
 from flows.report.verdict import verdict
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Store
 from tests.flows.records import recorded
-from tests.flows.report.evaluations import artifact_in, figure_row
+from tests.flows.report.evaluations import artifact_in, figure_row, write_evaluation
 from tests.stage_calls import checkpoint_artifact
 
 
@@ -183,3 +183,15 @@ def test_the_page_lists_the_settings_and_needs_no_network(tmp_path):
     page = Path(write(record, run)).read_text()
     assert "beta: 0.5" in page.split("Every setting")[1]
     assert "https://" not in page.replace("https://…", ""), "no network"
+
+
+def test_a_run_without_its_first_evaluation_has_the_base_s_figures_of_a_later_one(tmp_path):
+    rewards = {"mean_reward": 0.625, "base_mean_reward": 0.25, "compared_prompts": 2}
+    figures = rewards | {"tied_prompts": 0, "win_rate": 1.0}
+    folder = tmp_path / "evaluate"
+    evaluated = write_evaluation(folder, {"a": [0.75], "b": [0.5]}, {"a": [0.25]}, figures)
+    artifacts = {"iteration-2/evaluate": evaluated}
+    late = Summary("late", RunConfig(iterations=2), "store", artifacts=artifacts)
+    late.rows = [iteration_row(late, iteration) for iteration in range(3)]
+    assert late.last_iteration == 2
+    assert "the base's 0.250" in verdict(late).sentence

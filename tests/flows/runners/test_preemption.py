@@ -95,7 +95,7 @@ def test_the_pause_doubles_while_no_checkpoint_comes(config, monkeypatch):
     monkeypatch.setattr(step_executor, "RETRY_SECONDS", 1.0)
     executor = executor_with(config, Preempting(*["checkpoint-1"] * 3))
     pauses = []
-    monkeypatch.setattr(executor.runner.closed, "wait", pauses.append)
+    monkeypatch.setattr(executor.runner.stopping, "wait", pauses.append)
     executor.execute(STEP, {})
     assert pauses == [1.0, 2.0, 4.0]
 
