@@ -151,7 +151,7 @@ def check_folder(folder: Path) -> None:
         raise DamagedArtifactError(f"damaged checkpoint: {error}") from error
     if changed := dict(listed.items() ^ digests.items()):
         raise DamagedArtifactError(
-            f"damaged checkpoint: {folder} has changed: {', '.join(sorted(changed))}"
+            f"damaged checkpoint: the content of {folder / min(changed)} has changed"
         )
 
 

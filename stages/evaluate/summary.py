@@ -234,8 +234,8 @@ def figures(metrics: Metrics, by_prompt: Mapping[str, PromptFigure]) -> Iterator
     bootstrap has no width, however few the prompts. The base has no win rate.
     """
     estimates = {name: _estimate(name, figure) for name, figure in by_prompt.items() if figure}
-    log_pi_ref = metrics["mean_log_pi_ref"]
-    if "win_rate" in by_prompt and log_pi_ref is not None:
+    log_pi_ref = metrics.get("mean_log_pi_ref")
+    if "win_rate" in by_prompt and "mean_log_pi" in metrics and log_pi_ref is not None:
         estimates["kl_to_base"] = Estimate(metrics["mean_log_pi"] - log_pi_ref)
     for name, value in metrics.items():
         if value is not None and name not in _UNREPORTED:
