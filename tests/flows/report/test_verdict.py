@@ -185,7 +185,7 @@ def test_the_page_lists_the_settings_and_needs_no_network(tmp_path):
     assert "https://" not in page.replace("https://…", ""), "no network"
 
 
-def test_a_run_without_its_first_evaluation_has_the_base_s_figures_of_a_later_one(tmp_path):
+def test_the_base_s_figures_come_from_the_first_evaluation_there_is(tmp_path):
     rewards = {"mean_reward": 0.625, "base_mean_reward": 0.25, "compared_prompts": 2}
     figures = rewards | {"tied_prompts": 0, "win_rate": 1.0}
     folder = tmp_path / "evaluate"
