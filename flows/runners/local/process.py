@@ -22,6 +22,9 @@ from flows.runners.place import StageJob, Work, ends_when
 from stages.contract.request import Request
 from stages.store.base import Store
 
+# Bytes at the end of a log in which its last lines are looked for.
+_TAIL_BYTES = 1 << 16
+
 SupervisedProcess = subprocess.Popen[str] | ForkedProcess
 
 
@@ -54,8 +57,7 @@ class StageProcess:
                 code = process.wait()
             finally:
                 self._ended.set()
-        if code:
-            _quote_tail(self._job.log)
+        _quote_tail(self._job.log)
         # The code is negative if the supervisor itself was killed.
         return Ending("exited", code if code >= 0 else 128 - code)
 
@@ -96,10 +98,10 @@ class ProcessPlace:
             environment = _environment(request, gpus)
             # The stage itself writes into the log.
             stderr = stack.enter_context(job.log.path.open("a", encoding="utf-8"))
-            process: SupervisedProcess | None = None
+            process: SupervisedProcess
             if execution.fork_server and gains_by_fork:
-                process = start_forked(job, command, environment, stderr.fileno())
-            if process is None:
+                process = start_forked(command, environment, stderr.fileno())
+            else:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -118,17 +120,19 @@ class ProcessPlace:
 
 def _environment(request: Request, gpus: Iterable[str]) -> dict[str, str]:
     store = Store.in_folder(request.store)
-    return (
-        stage_environment(in_bucket=store.mirror_of is not None)
-        # A stage that holds no GPU must not see the GPUs of other stages.
-        | device_variables(gpus)
-        | thread_variables(request.resources)
-    )
+    in_bucket = store.mirror_of is not None
+    variables = stage_environment(in_bucket=in_bucket)
+    # A stage that holds no GPU must not see the GPUs of other stages.
+    variables |= device_variables(gpus)
+    variables |= thread_variables(request.resources)
+    return variables
 
 
 def _quote_tail(log: AttemptLog) -> None:
     """Keeps the last lines of a log, to which the stage itself has written as well."""
+    with log.path.open("rb") as file:
+        file.seek(max(0, log.path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
     log.lines.clear()
-    with log.path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            log.quote(line)
+    for line in lines:
+        log.quote(line)

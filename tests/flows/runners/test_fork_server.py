@@ -13,7 +13,6 @@ from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from flows.runners.local import fork_client, process
 from stages.contract.errors import StageFailedError, StoppedError
-from stages.contract.request import Resources
 from tests.at_work import at_work
 from tests.flows.loop import write_program
 from tests.probe_stage import probe_request
@@ -96,12 +95,20 @@ def test_a_server_that_is_starting_is_ended_at_once(store, tmp_path):
         )
 
 
-def test_a_start_that_hangs_is_ended_at_the_time_limit(store, tmp_path):
-    hanging = write_program(tmp_path / "python", "exec sleep 1000")
-    runner = make_runner(Execution(interpreters={"probe": str(hanging)}))
-    request = probe_request(store, Resources(timeout_seconds=0.5))
-    with pytest.raises(StageFailedError, match="timeout_seconds"):
-        runner.run(request, lambda event: None)
+def test_a_starting_server_stays_while_another_stage_waits(tmp_path):
+    sign = tmp_path / "asked"
+    os.mkfifo(sign)
+    hanging = write_program(tmp_path / "python", f"echo $$ > {sign}\nexec sleep 1000")
+    with (tmp_path / "log").open("w") as log:
+        first, second = (
+            fork_client.start_forked([str(hanging)], os.environ, log.fileno()) for _ in range(2)
+        )
+    with first, second:
+        server = psutil.Process(int(sign.read_text()))
+        first.end()
+        assert server.is_running()
+        second.end()
+        assert not server.is_running()
 
 
 def test_a_stuck_supervisor_is_killed_after_the_grace_period(store, monkeypatch):
