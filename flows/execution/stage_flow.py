@@ -26,9 +26,9 @@ _WIDTH = 64
 # Steps are submitted in topological order, so the oldest thread can always go on.
 _MOST_THREADS = 128
 
-# Under a worker the line repeats, with a traceback, an error that the flow run has logged.
+# Under a worker Prefect repeats, with a traceback, an error that the flow run has logged.
 logging.getLogger("prefect.flow_runs").addFilter(
-    lambda record: "Engine execution exited" not in record.getMessage()
+    lambda record: not record.exc_info or not isinstance(record.exc_info[1], GebError)
 )
 
 

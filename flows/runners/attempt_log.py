@@ -18,6 +18,8 @@ from stages.store.base import Store
 _STARTED = "%Y%m%d-%H%M%SZ"
 # Last lines of a failed stage's log that people see; the message names the file, which has all.
 _KEPT_LINES = 30
+LONGEST_LINE = 1 << 20
+"""Bytes after which what has no end counts as a line."""
 # As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 
@@ -85,6 +87,10 @@ def whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
     unread = b""
     for data in chunks:
         *lines, unread = (unread + data).split(b"\n")
+        # A progress bar may never end its line.
+        if len(unread) > LONGEST_LINE:
+            lines.append(unread)
+            unread = b""
         for line in lines:
             yield line.decode(errors="replace") + "\n"
     if unread:

@@ -178,7 +178,7 @@ class Runner:
 
         if self._execution.sees(store.root):
             seconds = self._execution.sync_seconds
-            compute(store, request, start, seconds, on_event, self.stopping)
+            compute(store, request, start, seconds, on_event, self.closed)
             return
 
         def sent(source: Input) -> Input:

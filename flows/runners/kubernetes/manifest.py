@@ -188,19 +188,23 @@ def _pod(
     [container] = spec["containers"]
     container["image"] = group.image
     container["command"] = command
-    container["env"] += _environment(group)
+    container["env"] = _environment(group, container["env"])
     container["resources"] = {"limits": limits, "requests": limits}
     container["volumeMounts"] = [*mounts, *container["volumeMounts"]]
     spec["volumes"] += _volumes_for(group)
     if execution.kubernetes.fs_group is not None:
         spec["securityContext"]["fsGroup"] = execution.kubernetes.fs_group
-    spec["tolerations"] += chosen.spec.get("tolerations", ())
+    # Of several that match a taint Kubernetes takes the first.
+    spec["tolerations"] = [*chosen.spec.get("tolerations", ()), *spec["tolerations"]]
     pod["spec"] = chosen.spec | spec
     return pod
 
 
-def _environment(group: PodGroup) -> list[dict[str, Any]]:
-    """Environment variables of a pod: plain ones, and references to secrets."""
+def _environment(group: PodGroup, fixed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Environment variables of a pod: fixed and plain ones, and references to secrets.
+
+    A plain one replaces the fixed one of its name.
+    """
     chosen = group.settings
     plain = thread_variables(group.request.resources) | chosen.environment
     plain[IMAGE_VARIABLE] = group.image
@@ -208,9 +212,9 @@ def _environment(group: PodGroup) -> list[dict[str, Any]]:
         plain[CACHE_VARIABLE] = _CACHE
         plain[OWNER_VARIABLE] = group.owner
         plain[SYNC_SECONDS_VARIABLE] = str(group.execution.sync_seconds)
-    variables: list[dict[str, Any]] = [
-        {"name": name, "value": value} for name, value in plain.items()
-    ]
+    variables = [variable for variable in fixed if variable["name"] not in plain]
+    for name, value in plain.items():
+        variables.append({"name": name, "value": value})
     for name, reference in chosen.secrets.items():
         secret, _, key = reference.partition("/")
         source = {"secretKeyRef": {"name": secret, "key": key}}

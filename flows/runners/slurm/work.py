@@ -22,6 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.placement import Execution
+from flows.runners.attempt_log import LONGEST_LINE
 from flows.runners.ending import Ending, describe_exit, is_killed
 from flows.runners.place import KEY_CHARACTERS, PlaceAwayError, StageJob
 from flows.runners.slurm import client, submission
@@ -97,7 +98,8 @@ class Tail:
         except OSError:
             # Not there yet, or its file system does not answer for a moment.
             return
-        whole = data if last else data[: data.rfind(b"\n") + 1]
+        is_endless = b"\n" not in data and len(data) > LONGEST_LINE
+        whole = data if last or is_endless else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         # Bytes: a text has more kinds of line ends, and an event may hold them.
         for line in whole.splitlines(keepends=True):

@@ -1,6 +1,7 @@
 """Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
 
 import io
+import itertools
 import json
 import threading
 from http.client import BAD_GATEWAY, INTERNAL_SERVER_ERROR, NOT_FOUND, OK, SERVICE_UNAVAILABLE
@@ -310,3 +311,8 @@ def test_a_damaged_configuration_of_a_cluster_is_a_person_s_mistake(tmp_path, mo
     with pytest.raises(UserError, match="no cluster is configured") as caught:
         Cluster(KubernetesSettings())
     assert "set KUBECONFIG" in caught.value.remedy
+
+
+def test_a_line_that_never_ends_is_handed_on():
+    bar = b"\r 50%" * 1000
+    assert next(whole_lines(itertools.repeat(bar))).startswith("\r 50%")

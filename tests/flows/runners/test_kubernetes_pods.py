@@ -150,6 +150,11 @@ def test_a_pod_has_the_settings_except_labels_of_the_runner(store):
     assert pair["metadata"]["labels"]["geb/attempt"] != "other"
     image = environment(request_of(store), **EVERYTHING)["GEB_IMAGE"]["value"]
     assert image == "other:1", "the manifest records it"
+    # Of several that match a taint Kubernetes takes the first.
+    assert pair["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
+    variables = container(request_of(store), environment={"HOME": "/home/me"})["env"]
+    homes = [variable["value"] for variable in variables if variable["name"] == "HOME"]
+    assert homes == ["/home/me"]
 
 
 def test_secrets_are_named_and_their_values_nowhere(store, monkeypatch):

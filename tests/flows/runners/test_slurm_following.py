@@ -131,3 +131,12 @@ def test_a_file_that_grows_is_read_by_whole_lines(tmp_path):
     event = Log(message="a\u2028b\x85c").model_dump_json() + "\n"
     path.write_text(event)
     assert list(Tail(path).new_lines()) == [event]
+
+
+def test_a_line_that_never_ends_is_read_once(tmp_path):
+    path = tmp_path / "log"
+    bar = " 50%" * 1_000_000
+    path.write_text(bar)
+    tail = Tail(path)
+    assert list(tail.new_lines()) == [bar]
+    assert list(tail.new_lines()) == []
