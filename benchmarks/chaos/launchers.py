@@ -113,7 +113,7 @@ class Launchers:
                 case "slurm":
                     with self._lock:
                         if self._slurm is None:
-                            self._slurm = self._stack.enter_context(slurm_launcher(self._folder))
+                            self._slurm = self._stack.enter_context(slurm_launcher())
                     yield Jobs(self._slurm)
                 case "kubernetes":
                     with self._lock:

@@ -135,7 +135,7 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
 
 def seal_folder(folder: Path) -> None:
     """Lists the digests of a folder's files."""
-    write_atomically(folder / _LIST, json.dumps(_digests(folder), indent=2))
+    write_atomically(folder / _LIST, json.dumps(_digests(folder), indent=2), durable=True)
 
 
 def check_folder(folder: Path) -> None:
