@@ -189,7 +189,10 @@ def _explain(error: ErrorDetails) -> str:
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
         return f"{name}: no such setting{_hint_of_setting(parts)}"
+    cause = error.get("ctx", {}).get("error")
     message = error["msg"].removeprefix("Value error, ")
+    if isinstance(cause, UserError):
+        message = cause.message
     if isinstance(error["input"], dict | BaseModel):
         return f"{name}: {message}"
     expected = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))

@@ -8,7 +8,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +57,10 @@ def in_threads(act: Callable[[T], R], items: Collection[T]) -> dict[T, R]:
     """Results by item, for several items (files) of which some are worked on at once."""
     pool = ThreadPoolExecutor(_THREADS)
     try:
-        return dict(zip(items, pool.map(act, items), strict=True))
+        futures = {item: pool.submit(act, item) for item in items}
+        for future in as_completed(futures.values()):
+            future.result()
+        return {item: future.result() for item, future in futures.items()}
     finally:
         # After a failure, or when the stage is asked to stop, no other item begins.
         pool.shutdown(cancel_futures=True)
@@ -149,10 +152,11 @@ def check_folder(folder: Path) -> None:
         digests = _digests(folder)
     except (OSError, DamagedRecordError) as error:
         raise DamagedArtifactError(f"damaged checkpoint: {error}") from error
-    if changed := dict(listed.items() ^ digests.items()):
-        raise DamagedArtifactError(
-            f"damaged checkpoint: the content of {folder / min(changed)} has changed"
-        )
+    for name, digest in listed.items():
+        if digests.get(name) != digest:
+            raise DamagedArtifactError(
+                f"damaged checkpoint: {folder / name} is missing, or its content has changed"
+            )
 
 
 def _digests(folder: Path) -> dict[str, str]:

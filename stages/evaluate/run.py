@@ -25,13 +25,13 @@ from stages.evaluate.summary import (
 )
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.tables.join import ScoredBatch, read_scored
+from stages.tables.join import ScoredBatch, prompt_starts, read_scored
 from stages.tables.schemas import (
     FIGURES,
     PROMPT_FIGURES,
     RESPONSES,
     num_rows,
-    read_rows,
+    read_batches,
     write_table,
 )
 
@@ -183,8 +183,13 @@ def _sides(ctx: StageContext[EvaluateParams], reference: Reference | None) -> li
 
 def _prompts_of(responses: list[Path]) -> dict[str, int]:
     """Digests of the prompts' tokens by the prompts' ids."""
-    rows = read_rows(responses, RESPONSES, columns=["prompt_id", "prompt_token_ids"])
-    return {row["prompt_id"]: hash(tuple(row["prompt_token_ids"])) for row in rows}
+    prompts = {}
+    for batch in read_batches(responses, RESPONSES, columns=["prompt_id", "prompt_token_ids"]):
+        # The rows of a prompt are together, and have the same tokens.
+        *starts, _ = prompt_starts(batch["prompt_id"])
+        for row in batch.take(starts).to_pylist():
+            prompts[row["prompt_id"]] = hash(tuple(row["prompt_token_ids"]))
+    return prompts
 
 
 def _row_sums(column: pa.ListArray) -> npt.NDArray[Any]:

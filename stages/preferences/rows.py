@@ -44,7 +44,10 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
         )
     # Another one would count as a prompt that the run does not have: its prompts all end so.
     if prompt[-1]["role"] != "user":
-        raise UserError("no user turn is right before the responses", _REMEDY)
+        raise UserError(
+            "no user turn is right before the responses",
+            "end the prompt with a user turn, or remove the row",
+        )
     better = _score(row.get("score_chosen"))
     worse = _score(row.get("score_rejected"))
     scores = (1.0, 0.0) if better is None or worse is None else (better, worse)

@@ -1,5 +1,6 @@
 """Training on conversations, from data files to a warm-started policy."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -76,7 +77,12 @@ class ConversationFit(Fit[SftParams]):
         else:
             self.tokenizer = load_tokenizer(self._source)
             require_chat_template(self.tokenizer, self._source.name_or_path)
-            longest = context_tokens(load_model_config(self._source), longest, self._source)
+            config = load_model_config(self._source)
+            has_limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+            if longest is None and not has_limit:
+                # A recurrent model has none.
+                longest = sys.maxsize
+            longest = context_tokens(config, longest, self._source)
         examples, num_dropped = make_examples(self.tokenizer, conversations, ctx.params, longest)
         if num_dropped:
             process.events.warning(

@@ -67,5 +67,5 @@ class SftParams(TrainingParams, ChatSettings):
     """Conversations per optimizer step, over all processes. An epoch's last batch may be
     smaller."""
     max_length_tokens: int | None = Field(None, ge=2)
-    """Longest conversation in tokens; unset takes the model's context. Longer ones are dropped and
-    counted."""
+    """Longest conversation in tokens; unset takes the model's context, which no value may exceed.
+    Longer ones are dropped and counted."""

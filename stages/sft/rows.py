@@ -36,4 +36,6 @@ def read_conversation(row: Mapping[str, Any]) -> Messages:
             f"{', '.join(roles)})",
             "the last turn is what the policy learns to say: add it, or remove the row",
         )
+    if "user" not in roles:
+        raise UserError("the conversation has no user turn", "add one")
     return conversation

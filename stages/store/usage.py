@@ -10,8 +10,8 @@ SCRATCH = ".scratch-"
 """Start of the name of a folder in which an artifact is written, before its key."""
 # Levels down to the entries of each folder.
 LEVELS = {"artifacts": 3, "work": 3, "quarantine": 2, "slurm": 3}
-# An orchestrator that follows a job has long read its end by then.
-_READ_SECONDS = 600.0
+# A run whose orchestrator has died has been resumed by then, and has read the end of its job.
+_READ_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ SETTINGS = {
     "inputs.prompts=[@/number.jsonl]": ["number.jsonl, line 1"],
     "inputs.prompts=[@/shadow]": ["shadow is of no known kind: rows are read from .jsonl"],
     "inputs.warm_start=@/good.jsonl": ["good.jsonl, line 1", "neither messages nor a prompt and"],
+    "inputs.warm_start=@/answer-alone.jsonl": ["answer-alone.jsonl, line 1", "no user turn"],
     "inputs.preferences=@/good.jsonl": ["good.jsonl, line 1", "'chosen'"],
     "inputs.prompts=[@/picture.jsonl]": ["picture.jsonl, line 1: the row holds images"],
     "evaluation.max_new_tokens=64": ["evaluation.max_new_tokens is 64", "context has 64 tokens"],
@@ -217,6 +218,7 @@ def place(tmp_path_factory):
         "number": [{"prompt": 5}],
         "picture": [{"prompt": "red", "images": ["red.png"]}],
         "no-user": [{"messages": system}],
+        "answer-alone": [{"messages": [*system, {"role": "assistant", "content": "red"}]}],
     }.items():
         write_jsonl(folder / f"{name}.jsonl", rows)
     make_tiny_reward_model(folder / "reward-model")

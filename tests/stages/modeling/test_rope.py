@@ -96,7 +96,8 @@ def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(monkeypatch
     )
 
     def row(length):
-        return {"messages": [[3] * length], "response": ""}
+        prompt = {"prompt_id": "a", "sample_index": 0}
+        return prompt | {"messages": [[3] * length], "response": ""}
 
     assert len(list(model.score([row(LIMIT)]))) == 1
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens"):

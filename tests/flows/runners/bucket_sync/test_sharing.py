@@ -4,7 +4,7 @@ import pytest
 
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
-from stages.contract.errors import StoreError
+from stages.contract.errors import StoppedError, StoreError
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 from tests.at_work import said
@@ -116,3 +116,11 @@ def test_secrets_of_buckets_reach_stages_of_a_folder_only(
         runner = make_runner(Execution())
         runner.run(request.model_copy(update={"store": location}), heard.append)
         assert f"{name} is {value}" in said(heard)
+
+
+def test_a_stage_that_is_not_to_start_fetches_no_inputs(near, far):
+    artifact = near.make()
+    far.runner.closed.set()
+    with pytest.raises(StoppedError):
+        far.make("read", artifact.ref())
+    assert "weights" not in local_files(far.store)
