@@ -12,7 +12,7 @@ SUPERVISOR_SECONDS = 10
 # programs were busy, a training took twice the CPU time, waiting for threads that did not run.
 _SPIN_ROUNDS = "1000"
 _SPIN_VARIABLE = "GOMP_SPINCOUNT"
-# Of all these variables: no stage talks to Prefect.
+# A variable with this prefix configures Prefect, and no stage talks to Prefect.
 _OF_PREFECT = "PREFECT_"
 # Where the store is in a bucket, the orchestrator alone talks to it.
 _BUCKET = (

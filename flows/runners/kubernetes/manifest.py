@@ -194,7 +194,7 @@ def _pod(
     spec["volumes"] += _volumes_for(group)
     if execution.kubernetes.fs_group is not None:
         spec["securityContext"]["fsGroup"] = execution.kubernetes.fs_group
-    # Of several that match a taint Kubernetes takes the first.
+    # Kubernetes takes the first toleration that matches a taint.
     spec["tolerations"] = [*chosen.spec.get("tolerations", ()), *spec["tolerations"]]
     pod["spec"] = chosen.spec | spec
     return pod

@@ -41,7 +41,7 @@ class Refusing(Runner):
         super().run(request, on_event)
 
     def _release(self, path):
-        """Lets a probe go on that writes to a pipe."""
+        """Reads the pipe at ``path``, so that the probe that writes to it goes on."""
         self.closed.wait(timeout=20)
         path.read_text()
 

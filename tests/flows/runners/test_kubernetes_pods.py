@@ -150,7 +150,7 @@ def test_a_pod_has_the_settings_except_labels_of_the_runner(store):
     assert pair["metadata"]["labels"]["geb/attempt"] != "other"
     image = environment(request_of(store), **EVERYTHING)["GEB_IMAGE"]["value"]
     assert image == "other:1", "the manifest records it"
-    # Of several that match a taint Kubernetes takes the first.
+    # Kubernetes takes the first toleration that matches a taint.
     assert pair["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
     variables = container(request_of(store), environment={"HOME": "/home/me"})["env"]
     homes = [variable["value"] for variable in variables if variable["name"] == "HOME"]
