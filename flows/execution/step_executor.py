@@ -124,9 +124,10 @@ class StepExecutor:
         """Runs the stage; again after preemptions, unless too many saved nothing."""
         seen = {self.store.work_files(request.stage, request.key)}
         in_a_row = 0
-        ends = self.runner.closed
         while True:
             with self._slots:
+                # A stage that its place has lost sight of may still be at work: it goes on.
+                ends = self.runner.stopping if in_a_row else self.runner.closed
                 if ends.is_set():
                     raise StoppedError(f"{request.title}: not started, the run ends")
                 status.started()
@@ -146,9 +147,7 @@ class StepExecutor:
                     status.preempted(str(error))
             # A node that comes and goes would use them up within a minute.
             pause = RETRY_SECONDS * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
-            # One that its place has lost sight of may still be at work.
-            ends = self.runner.stopping
-            ends.wait(pause)
+            self.runner.stopping.wait(pause)
 
     def _made(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""

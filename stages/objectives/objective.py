@@ -187,13 +187,12 @@ def geb_objective(
     )
     if tie is not None:
         loss = loss.masked_fill(tie, 0.0)
-    targets = {"chosen": (chosen,), "rejected": (rejected,)}
     if "bonus" in terms:
         without = rejected.bonus(params.model_copy(update={"design": "none"}))
         bonuses: tuple[Bonus, ...] = (replace(without, value=terms["bonus"]),)
     else:
-        sides = targets.get(params.bonus_on, (chosen, rejected))
-        bonuses = tuple(side.bonus(params) for side in sides)
+        targets = {"chosen": (chosen,), "rejected": (rejected,), "all": (chosen, rejected)}
+        bonuses = tuple(side.bonus(params) for side in targets[params.bonus_on])
     rewards = [
         params.beta * implicit_reward(logratio, divergence=params.divergence)
         for logratio in compared
