@@ -63,7 +63,7 @@ class Node:
         self.resources = resources
         self.store = store
         self.rank = rank
-        self._reason: str | None = None
+        self._error: Exception | None = None
         self._closed = threading.Event()
         self._signs = dict.fromkeys(range(resources.nodes), 0)
         # No sign is missed while the nodes may still come.
@@ -75,7 +75,8 @@ class Node:
         """Starts this node's workers and waits for them; for a process's main thread.
 
         Raises:
-            UserError: A worker found parameters, models or data wrong, or lacked memory.
+            UserError: A worker of any node found parameters, models or data wrong, or lacked
+                memory.
             StoppedError: SIGTERM came; the workers have saved a checkpoint.
             StageFailedError: A worker failed, here or on another node, or a node did not come.
         """
@@ -85,40 +86,40 @@ class Node:
         self.start()
         with deferred_stop() as stop_requested:
             workers = [_Worker(self, number, events) for number in range(self.resources.devices)]
-            reason = None
+            failure = None
             try:
                 self._watch(workers, stop_requested)
             except Exception as error:
-                reason = str(error)
+                failure = error
                 raise
             finally:
                 for worker in workers:
                     worker.end()
-                self.close(reason)
+                self.close(failure)
 
     def start(self) -> None:
         """Starts to give signs of life, if there are other nodes."""
         if self.resources.nodes > 1:
             self._thread.start()
 
-    def failure(self) -> str | None:
-        """Reason why the nodes cannot go on: another one reported it, or is silent."""
-        if self._reason is not None or self.resources.nodes == 1:
-            return self._reason
+    def failure(self) -> Exception | None:
+        """The error by which the nodes cannot go on: another one reported it, or is silent."""
+        if self._error is not None or self.resources.nodes == 1:
+            return self._error
         now = time.monotonic()
         # Read here and not in the thread, which waits for a store that does not answer.
         silent = sum(now - at > SILENT_SECONDS for at in self.heard_at.values())
         if not silent:
             return None
-        return (
+        return StageFailedError(
             f"{silent} of {self.resources.nodes} nodes gave no sign for {SILENT_SECONDS:g} s, or "
             f"did not come in {MEETING_SECONDS:g} s; `python -m stages.training.node WORK` starts "
             "one, with this stage's work folder"
         )
 
-    def close(self, reason: str | None = None) -> None:
+    def close(self, failure: Exception | None = None) -> None:
         """Reports to the others why this node failed, if it did."""
-        self._reason = self._reason or reason
+        self._error = self._error or failure
         self._closed.set()
         if self.resources.nodes > 1:
             # A store that does not answer must not hold this process up.
@@ -138,10 +139,11 @@ class Node:
                     if self._signs[rank] != before:
                         self.heard_at[rank] = time.monotonic()
                 if self.store.check(["failed"]):
-                    self._reason = f"another node failed: {self.store.get('failed').decode()}"
+                    failure = Failure.model_validate_json(self.store.get("failed"))
+                    self._error = _error_of(failure, "another node")
                     return
-            if self._reason is not None:
-                self.store.set("failed", self._reason)
+            if self._error is not None:
+                self.store.set("failed", _report_of(self._error).model_dump_json())
 
     def _watch(self, workers: Sequence[_Worker], stop_requested: Callable[[], bool]) -> None:
         """Waits for the end of the workers; raises why training failed."""
@@ -164,7 +166,7 @@ class Node:
                         failures, key=lambda one: (not isinstance(one[1], UserError), one[0])
                     )[1]
                 if elsewhere and not is_over:
-                    raise StageFailedError(elsewhere)
+                    raise elsewhere
                 return
             if stop_requested() and not is_forwarded:
                 is_forwarded = True
@@ -205,10 +207,7 @@ class _Worker:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         # A killed one reports nothing; the others then lost their connection.
         at, failure = self._failure or (0.0, Failure(kind="crash", message=ended))
-        if failure.kind == "user":
-            return at, UserError(failure.message, failure.remedy)
-        name = f"training process {self._rank} of {self._world_size}"
-        return at, StageFailedError(f"{name} failed: {failure.message}")
+        return at, _error_of(failure, f"training process {self._rank} of {self._world_size}")
 
     def end(self) -> None:
         """Kills the process; after a failure it waits in a collective."""
@@ -229,6 +228,19 @@ class _Worker:
                     # On a full disk a line of progress is lost, and no failure.
                     with contextlib.suppress(OSError):
                         events.emit(event)
+
+
+def _report_of(error: Exception) -> Failure:
+    if isinstance(error, UserError):
+        return Failure(kind="user", message=error.message, remedy=error.remedy)
+    return Failure(kind="crash", message=str(error))
+
+
+def _error_of(failure: Failure, name: str) -> Exception:
+    """The error of the process or node ``name`` that reported ``failure``."""
+    if failure.kind == "user":
+        return UserError(failure.message, failure.remedy)
+    return StageFailedError(f"{name} failed: {failure.message}")
 
 
 def host(work: Path, resources: Resources, call: str) -> Node:

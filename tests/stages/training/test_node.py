@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from flows.standing.server import free_port
-from stages.contract.errors import UserError
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Resources
 from stages.training.node import host, join
@@ -33,9 +33,9 @@ def listening(port):
 
 
 def failure_of(node):
-    while (reason := node.failure()) is None:
+    while (error := node.failure()) is None:
         time.sleep(0.05)
-    return reason
+    return error
 
 
 def test_one_node_listens_on_loopback_only(tmp_path):
@@ -62,12 +62,26 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
     first.start()
     second.start()
     assert first.failure() is None
-    first.close("no luck")
-    assert failure_of(second) == "another node failed: no luck"
+    first.close(StageFailedError("no luck"))
+    error = failure_of(second)
+    assert isinstance(error, StageFailedError)
+    assert str(error) == "another node failed: no luck"
     # A node too many.
     events = io.StringIO()
     join(tmp_path).train(Emitter(events))
     assert "training started without need of this node" in events.getvalue()
+
+
+def test_a_mistake_that_another_node_found_arrives_with_its_remedy(tmp_path):
+    first = host(tmp_path, TWO, "")
+    second = join(tmp_path)
+    first.start()
+    second.start()
+    second.close(UserError("a batch is too long", "lower micro_batch_tokens"))
+    error = failure_of(first)
+    assert isinstance(error, UserError)
+    assert error.message == "a batch is too long"
+    assert error.remedy == "lower micro_batch_tokens"
 
 
 @pytest.mark.parametrize("form", ["::1", "[::1]", "[::1]:{port}"])
@@ -99,4 +113,4 @@ def test_a_silent_node_is_missed(tmp_path, monkeypatch, closed):
     while any(at > time.monotonic() for at in nodes[1 - closed].heard_at.values()):
         time.sleep(0.05)
     nodes[closed].close()
-    assert failure_of(nodes[1 - closed]).startswith("1 of 2 nodes gave no sign for 6 s")
+    assert "1 of 2 nodes gave no sign for 6 s" in str(failure_of(nodes[1 - closed]))
