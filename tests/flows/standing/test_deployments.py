@@ -141,7 +141,8 @@ def test_a_typo_in_the_parameters_is_explained_without_a_traceback(prefect_serve
         )
     done = run_program(sys.executable, "-m", "prefect.engine", run.id, cwd=tmp_path)
     assert "did you mean 'iterations'?" in done.stderr
-    assert "Traceback" not in done.stderr
+    # The last line of a traceback. Prefect's own threads may print others on a busy machine.
+    assert "errors.UserError" not in done.stderr
 
 
 def test_parameters_that_a_flow_does_not_have_are_named(prefect_server, tmp_path):
