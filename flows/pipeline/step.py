@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stages.contract.errors import located
-from stages.contract.params import DataKind, StageParams, check_inputs, find_output
-from stages.contract.request import Input, kind_of
+from stages.contract.params import StageParams, check_inputs, check_output
+from stages.contract.request import Input
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,11 @@ class Output:
     step: str
     params: type[StageParams]
     path: str = ""
-    kind: DataKind = "artifact"
 
     def at(self, path: str) -> Output:
         """One file or folder of the artifact; UserError if the stage declares no such output."""
-        spec = find_output(self.params.stage, self.params.outputs, path)
-        return Output(self.step, self.params, path, spec.kind)
+        check_output(self.params.stage, self.params.outputs, path)
+        return Output(self.step, self.params, path)
 
 
 Source = Output | Input
@@ -56,14 +55,8 @@ class Step:
     after: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        kinds = {
-            name: [
-                source.kind if isinstance(source, Output) else kind_of(source) for source in group
-            ]
-            for name, group in self.inputs.items()
-        }
         with located(self.name):
-            check_inputs(self.stage, self.params.inputs, kinds)
+            check_inputs(self.stage, self.params.inputs, self.inputs)
 
     @property
     def output(self) -> Output:

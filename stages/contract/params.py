@@ -15,21 +15,6 @@ SPEED_ONLY: dict[str, Any] = {"affects_result": False}
 # Names of the fields that hold a type of numbers.
 _NUMBER_TYPES = ("dtype", "precision")
 
-DataKind = Literal[
-    "artifact",
-    "model",
-    "file",
-    "metrics",
-    "prompts",
-    "responses",
-    "scores",
-    "pairs",
-    "figures",
-    "prompt_figures",
-]
-"""Whole artifacts; models (checkpoints, repositories of the hub); metrics of evaluations;
-tables by the names of their schemas in ``stages.tables.schemas``; other files and folders."""
-
 ImageName = Literal["core", "torch", "vllm"]
 """Container image by what it holds: nothing beyond the contract's packages, torch, or vLLM."""
 
@@ -38,56 +23,50 @@ ImageName = Literal["core", "torch", "vllm"]
 class InputSpec:
     """One input of a stage, which a request may leave out, or give several times in an order."""
 
-    kind: DataKind
     optional: bool = False
     many: bool = False
 
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """One file or folder of a stage's artifact; an optional one is not in all of them."""
+    """One file or folder of a stage's artifact; an optional one is not in all of them.
 
-    kind: DataKind
+    Attributes:
+        kind: Text for the reference page: ``model``, ``metrics``, ``file``, or the name of a table
+            in :mod:`stages.tables.schemas`.
+    """
+
+    kind: str
     optional: bool = False
 
 
 def check_inputs(
-    stage: str, specs: Mapping[str, InputSpec], given: Mapping[str, Sequence[DataKind | None]]
+    stage: str, specs: Mapping[str, InputSpec], given: Mapping[str, Sequence[Any]]
 ) -> None:
     """Compares the inputs of a request with the stage's declaration.
 
-    ``given`` are the kinds of what is given; None if a kind cannot be known.
-
     Raises:
-        UserError: An input is missing, unknown, given too often, or of another kind.
+        UserError: An input is missing, unknown, or given too often.
     """
     remedy = f"inputs of {stage}: {', '.join(specs)}"
-    for name, kinds in given.items():
+    for name, group in given.items():
         if name not in specs:
             raise UserError(f"stage {stage!r} has no input {name!r}", remedy)
-        if len(kinds) > 1 and not specs[name].many:
+        if len(group) > 1 and not specs[name].many:
             raise UserError(
-                f"stage {stage!r} reads one {name!r}, and is given {len(kinds)}", remedy
+                f"stage {stage!r} reads one {name!r}, and is given {len(group)}", remedy
             )
-        for kind in kinds:
-            if kind not in (None, specs[name].kind):
-                raise UserError(
-                    f"stage {stage!r} reads {name!r} as {specs[name].kind}, and is given {kind}",
-                    remedy,
-                )
     for name, spec in specs.items():
         if not spec.optional and not given.get(name):
             raise UserError(f"stage {stage!r} lacks its input {name!r}", remedy)
 
 
-def find_output(stage: str, specs: Mapping[str, OutputSpec], path: str) -> OutputSpec:
-    """The declared output that a path inside an artifact belongs to; UserError if there is none."""
-    for pattern, spec in specs.items():
-        if fnmatchcase(path, pattern):
-            return spec
-    raise UserError(
-        f"stage {stage!r} has no output {path!r}", f"outputs of {stage}: {', '.join(specs)}"
-    )
+def check_output(stage: str, specs: Mapping[str, OutputSpec], path: str) -> None:
+    """UserError if a path inside an artifact belongs to no declared output."""
+    if not any(fnmatchcase(path, pattern) for pattern in specs):
+        raise UserError(
+            f"stage {stage!r} has no output {path!r}", f"outputs of {stage}: {', '.join(specs)}"
+        )
 
 
 def speed_only(default: Any, **options: Any) -> Any:

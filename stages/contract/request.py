@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from stages.contract.digests import sha256_of
-from stages.contract.params import DataKind, ImageName, StageParams
+from stages.contract.params import ImageName, StageParams
 
 
 class _Frozen(BaseModel):
@@ -117,13 +117,6 @@ class Request(_Frozen):
     def write(self, path: Path) -> None:
         """Writes the request as JSON."""
         path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
-
-
-def kind_of(source: Input) -> DataKind | None:
-    """Kind of an input as far as its source alone tells it."""
-    if isinstance(source, HubInput):
-        return "model" if source.repo_type == "model" else "file"
-    return None
 
 
 def key_fields(params: StageParams, seed: int, inputs: Mapping[str, Sequence[Any]]) -> dict:

@@ -16,11 +16,11 @@ class EvaluateParams(StageParams):
     stage: ClassVar[str] = "evaluate"
     version: ClassVar[str] = "11"
     inputs = {
-        "responses": InputSpec("responses", many=True),
-        "scores": InputSpec("scores", many=True),
-        "base_responses": InputSpec("responses", many=True),
-        "base_scores": InputSpec("scores", many=True),
-        "reference": InputSpec("model", optional=True),
+        "responses": InputSpec(many=True),
+        "scores": InputSpec(many=True),
+        "base_responses": InputSpec(many=True),
+        "base_scores": InputSpec(many=True),
+        "reference": InputSpec(optional=True),
     }
     outputs = {
         "metrics.json": OutputSpec("metrics"),

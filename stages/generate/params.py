@@ -86,8 +86,8 @@ class GenerateParams(StageParams, ChatSettings):
     stage: ClassVar[str] = "generate"
     version: ClassVar[str] = "5"
     inputs = {
-        "policy": InputSpec("model"),
-        "prompts": InputSpec("prompts"),
+        "policy": InputSpec(),
+        "prompts": InputSpec(),
     }
     outputs = {
         "responses.parquet": OutputSpec("responses"),

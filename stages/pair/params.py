@@ -25,9 +25,9 @@ class PairParams(StageParams):
     stage: ClassVar[str] = "pair"
     version: ClassVar[str] = "3"
     inputs = {
-        "responses": InputSpec("responses", many=True),
-        "scores": InputSpec("scores", many=True),
-        "code": InputSpec("file", optional=True),
+        "responses": InputSpec(many=True),
+        "scores": InputSpec(many=True),
+        "code": InputSpec(optional=True),
     }
     outputs = {
         "pairs.parquet": OutputSpec("pairs"),

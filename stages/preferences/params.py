@@ -15,9 +15,9 @@ class PreferencesParams(StageParams, ChatSettings):
     stage: ClassVar[str] = "preferences"
     version: ClassVar[str] = "4"
     inputs = {
-        "data": InputSpec("file"),
-        "prompts": InputSpec("prompts"),
-        "policy": InputSpec("model"),
+        "data": InputSpec(),
+        "prompts": InputSpec(),
+        "policy": InputSpec(),
     }
     outputs = {
         "pairs.parquet": OutputSpec("pairs"),

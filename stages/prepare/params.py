@@ -15,8 +15,8 @@ class PrepareParams(StageParams):
     stage: ClassVar[str] = "prepare"
     version: ClassVar[str] = "7"
     inputs = {
-        "train": InputSpec("file", optional=True, many=True),
-        "test": InputSpec("file", optional=True),
+        "train": InputSpec(optional=True, many=True),
+        "test": InputSpec(optional=True),
     }
     outputs = {
         "test.parquet": OutputSpec("prompts"),

@@ -16,9 +16,9 @@ class PromoteParams(StageParams):
     stage: ClassVar[str] = "promote"
     version: ClassVar[str] = "6"
     inputs = {
-        "checkpoint": InputSpec("model"),
-        "metrics": InputSpec("metrics"),
-        "suite_metrics": InputSpec("metrics", many=True, optional=True),
+        "checkpoint": InputSpec(),
+        "metrics": InputSpec(),
+        "suite_metrics": InputSpec(many=True, optional=True),
     }
     outputs = {
         "decision.json": OutputSpec("file"),

@@ -147,10 +147,10 @@ class ScoreParams(StageParams):
     stage: ClassVar[str] = "score"
     version: ClassVar[str] = "2"
     inputs = {
-        "responses": InputSpec("responses"),
-        "opponents": InputSpec("responses", optional=True),
-        "model": InputSpec("model", optional=True),
-        "code": InputSpec("file", optional=True),
+        "responses": InputSpec(),
+        "opponents": InputSpec(optional=True),
+        "model": InputSpec(optional=True),
+        "code": InputSpec(optional=True),
     }
     outputs = {
         "scores.parquet": OutputSpec("scores"),

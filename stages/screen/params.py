@@ -13,9 +13,9 @@ class ScreenParams(StageParams):
     stage: ClassVar[str] = "screen"
     version: ClassVar[str] = "1"
     inputs = {
-        "prompts": InputSpec("prompts"),
-        "responses": InputSpec("responses", many=True),
-        "scores": InputSpec("scores", many=True),
+        "prompts": InputSpec(),
+        "responses": InputSpec(many=True),
+        "scores": InputSpec(many=True),
     }
     outputs = {
         "prompts.parquet": OutputSpec("prompts"),

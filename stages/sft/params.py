@@ -47,8 +47,8 @@ class SftParams(TrainingParams, ChatSettings):
     stage: ClassVar[str] = "sft"
     version: ClassVar[str] = "7"
     inputs = {
-        "data": InputSpec("file", many=True),
-        "policy": InputSpec("model", optional=True),
+        "data": InputSpec(many=True),
+        "policy": InputSpec(optional=True),
     }
     outputs = {
         "checkpoint": OutputSpec("model"),

@@ -53,10 +53,10 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     stage: ClassVar[str] = "train"
     version: ClassVar[str] = "7"
     inputs = {
-        "policy": InputSpec("model"),
-        "reference": InputSpec("model"),
-        "pairs": InputSpec("pairs", many=True),
-        "code": InputSpec("file", optional=True),
+        "policy": InputSpec(),
+        "reference": InputSpec(),
+        "pairs": InputSpec(many=True),
+        "code": InputSpec(optional=True),
     }
     outputs = {
         "checkpoint": OutputSpec("model"),

@@ -6,7 +6,7 @@ import typing
 import pytest
 
 from experiments.bandit import DIVERGENCE_LABELS, LABELS
-from stages.contract.params import DataKind, ImageName, Settings
+from stages.contract.params import ImageName, Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
@@ -18,10 +18,12 @@ from stages.score.params import ORACLES, ClassifierSettings, ScoreParams
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT
+from tests.stages.contract.test_key import STAGES
 
 # Targets of the images' Dockerfile that are images; those for GPUs have their name with `-gpu`.
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 TARGETS = set(re.findall(r"^FROM (?:core|shared) AS (\w+)$", DOCKERFILE, re.MULTILINE))
+KINDS = {output.kind for params in STAGES for output in params.outputs.values()}
 
 
 def names(annotation):
@@ -40,7 +42,7 @@ def field(model, name):
     ("named", "known"),
     [
         (names(ImageName), TARGETS - {"flows"}),
-        (names(DataKind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
+        (KINDS - {"model", "file", "metrics"}, SCHEMAS),
         (field(GenerateParams, "dtype"), {"auto", *DTYPES}),
         (field(EvaluateParams, "dtype"), {"auto", *DTYPES}),
         (field(ClassifierSettings, "dtype"), {"auto", *DTYPES}),

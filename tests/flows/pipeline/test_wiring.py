@@ -26,7 +26,6 @@ KNOWN = {
         ("train", lambda inputs: {"polcy": inputs["policy"]}, "has no input 'polcy'"),
         ("train", lambda inputs: {"policy": []}, "lacks its input 'policy'"),
         ("train", lambda inputs: {"policy": inputs["policy"] * 2}, "reads one 'policy'"),
-        ("train", lambda inputs: {"policy": inputs["pairs"]}, "as model, and is given pairs"),
         ("score", lambda inputs: {"responses": [inputs["responses"][0].at("x")]}, "no output 'x'"),
     ],
 )

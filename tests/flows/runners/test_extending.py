@@ -34,7 +34,7 @@ class ToyParams(StageParams):
 
     stage: ClassVar[str] = "toy"
     version: ClassVar[str] = "1"
-    inputs = {"prompts": InputSpec("prompts")}
+    inputs = {"prompts": InputSpec()}
     outputs = {"first.parquet": OutputSpec("prompts")}
 
     count: int = 5

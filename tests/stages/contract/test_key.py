@@ -47,9 +47,9 @@ class Reader(StageParams):
     stage = "reader"
     version = "1"
     inputs = {
-        "data": InputSpec("file", optional=True, many=True),
-        "other": InputSpec("file", optional=True, many=True),
-        "model": InputSpec("model", optional=True),
+        "data": InputSpec(optional=True, many=True),
+        "other": InputSpec(optional=True, many=True),
+        "model": InputSpec(optional=True),
     }
 
 

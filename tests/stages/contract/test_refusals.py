@@ -111,7 +111,7 @@ class ReaderParams(StageParams):
 
     stage: ClassVar[str] = "reader"
     version: ClassVar[str] = "1"
-    inputs: ClassVar = {"code": InputSpec("file")}
+    inputs: ClassVar = {"code": InputSpec()}
 
 
 @pytest.mark.parametrize("edited", ["oracle.py", "model/config.json"])

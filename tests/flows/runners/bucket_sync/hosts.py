@@ -21,7 +21,7 @@ from tests.stage_calls import EventLog
 class MakeParams(StageParams):
     stage: ClassVar[str] = "make"
     version: ClassVar[str] = "1"
-    inputs = {"parts": InputSpec("file", optional=True, many=True)}
+    inputs = {"parts": InputSpec(optional=True, many=True)}
     text: str = "made"
 
 
