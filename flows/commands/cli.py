@@ -63,8 +63,8 @@ for panel, commands in _COMMANDS.items():
         app.command(rich_help_panel=panel)(command)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(importlib.metadata.version("geb"))
         raise typer.Exit
 

@@ -173,11 +173,11 @@ def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
         console.print(renderable, markup=not isinstance(renderable, str))
 
 
-def answer_comparison(as_json: bool, found: Comparison) -> None:
+def answer_comparison(as_json: bool, comparison: Comparison) -> None:
     """Prints a comparison of runs: its verdict, its tables, and the address of its page, if any."""
-    shown: list[RenderableType] = [Text(f"{found.verdict()}\n", style="bold")]
-    for table in found.tables():
+    shown: list[RenderableType] = [Text(f"{comparison.verdict()}\n", style="bold")]
+    for table in comparison.tables():
         shown += [table, Text(f"{table.note}\n", style="dim")]
-    if found.page:
-        shown.append(f"page  {found.page}")
-    answer(as_json, found.to_json() | {"page": found.page}, *shown)
+    if comparison.page:
+        shown.append(f"page  {comparison.page}")
+    answer(as_json, comparison.to_json() | {"page": comparison.page}, *shown)

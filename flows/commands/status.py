@@ -70,7 +70,7 @@ def logs(
         run = run_status(record)
         chosen = _chosen(run, step)
         # A step that has ended since the last look has last lines.
-        names |= {reached.step for reached in chosen}
+        names |= {logged.step for logged in chosen}
         for logged in run.steps:
             if logged.step in names:
                 _print_log(record.store, logged, offsets, follow)
@@ -111,21 +111,21 @@ def _print_log(store: Store, step: StepRecord, offsets: dict[Path, int], follow:
         typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 
 
-def _chosen(found: RunStatus, step: str | None) -> Sequence[StepRecord]:
+def _chosen(run: RunStatus, step: str | None) -> Sequence[StepRecord]:
     if step is not None:
-        named = [reached for reached in found.steps if reached.step == step]
+        named = [record for record in run.steps if record.step == step]
         if not named:
-            names = ", ".join(reached.step for reached in found.steps) or "none"
-            raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {names}")
+            names = ", ".join(record.step for record in run.steps) or "none"
+            raise UserError(f"run {run.name} has not reached a step {step!r}", f"it has: {names}")
         return named
     for states in (AT_WORK, ("failed", "crashed", "cancelled", "stopped")):
-        if chosen := [reached for reached in found.steps if reached.state in states]:
+        if chosen := [record for record in run.steps if record.state in states]:
             return chosen
-    computed = [reached for reached in found.steps if reached.state == "done"]
-    return (computed or found.steps)[-1:]
+    computed = [record for record in run.steps if record.state == "done"]
+    return (computed or run.steps)[-1:]
 
 
-def _shown(found: Sequence[RunStatus]) -> FittedTable:
+def _shown(statuses: Sequence[RunStatus]) -> FittedTable:
     rows = [
         [
             run.name,
@@ -135,34 +135,34 @@ def _shown(found: Sequence[RunStatus]) -> FittedTable:
             duration(run.elapsed),
             str(len(run.attempts) or "-"),
         ]
-        for run in found
+        for run in statuses
     ]
     return FittedTable("", ("run", "state", "steps", "started", "took", "attempts"), rows, left=2)
 
 
-def _one(found: RunStatus) -> list[RenderableType]:
+def _one(run: RunStatus) -> list[RenderableType]:
     """Head, steps and messages of one run."""
-    number = f", attempt {len(found.attempts)}" if len(found.attempts) > 1 else ""
+    number = f", attempt {len(run.attempts)}" if len(run.attempts) > 1 else ""
     head = (
-        f"run {found.name} {found.state}: {found.num_done} of {found.num_steps} steps\n"
-        f"started {clock(found.started)}, {duration(found.elapsed)}{number}\n"
-        f"store   {found.store.location}\n"
+        f"run {run.name} {run.state}: {run.num_done} of {run.num_steps} steps\n"
+        f"started {clock(run.started)}, {duration(run.elapsed)}{number}\n"
+        f"store   {run.store.location}\n"
     )
     rows = [
         [
             step.step,
             step.state,
             duration(step.seconds),
-            str(len(step_logs(found.store, step)) or "-"),
+            str(len(step_logs(run.store, step)) or "-"),
             step.key[:12],
         ]
-        for step in found.steps
+        for step in run.steps
     ]
-    rows += [[name, "waiting", "", "", ""] for name in found.waiting]
+    rows += [[name, "waiting", "", "", ""] for name in run.waiting]
     messages = [
-        f"{reached.step}: {reached.message.splitlines()[0]}"
-        for reached in found.steps
-        if reached.state in (*AT_WORK, "failed", "crashed") and reached.message
+        f"{step.step}: {step.message.splitlines()[0]}"
+        for step in run.steps
+        if step.state in (*AT_WORK, "failed", "crashed") and step.message
     ]
     table = FittedTable("", ("step", "state", "took", "attempts", "key"), rows, left=2)
     return [head, table, *messages]

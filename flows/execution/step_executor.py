@@ -39,12 +39,12 @@ class StepResult:
 
 
 def build_request(
-    config: RunConfig, store: Store, step: Step, made: Mapping[str, Artifact]
+    config: RunConfig, store: Store, step: Step, artifacts: Mapping[str, Artifact]
 ) -> Request:
     """The request for a step whose upstream artifacts are known."""
 
     def reference(source: Source) -> Input:
-        return made[source.step].ref(source.path) if isinstance(source, Output) else source
+        return artifacts[source.step].ref(source.path) if isinstance(source, Output) else source
 
     return make_request(
         step.params,

@@ -163,7 +163,8 @@ class Node:
                 if failures:
                     # Other failures follow from the first one, and from a user's mistake.
                     raise min(
-                        failures, key=lambda one: (not isinstance(one[1], UserError), one[0])
+                        failures,
+                        key=lambda failure: (not isinstance(failure[1], UserError), failure[0]),
                     )[1]
                 if elsewhere and not is_over:
                     raise elsewhere
