@@ -24,10 +24,10 @@ LONGEST_LINE = 1 << 20
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 
 
-def new_log(request: Request) -> Path:
+def new_log(store: Store, request: Request) -> Path:
     """Path for the log of a new attempt at a request, named by its start; its folder is made."""
     stamp = time.strftime(_STARTED, time.gmtime())
-    folder = Store.in_folder(request.store).log_path(request.stage, request.key)
+    folder = store.log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
     return folder / name

@@ -51,6 +51,7 @@ class StageJob:
     """One attempt at a request, as a place starts and follows it.
 
     Attributes:
+        store: The request's store, in a folder of this host.
         request_path: Path of the request's file.
         log: The attempt's log, for all that the stage prints.
         on_event: Hears the stage's events, in the thread that starts and follows it.
@@ -59,6 +60,7 @@ class StageJob:
     """
 
     request: Request
+    store: Store
     request_path: str
     log: AttemptLog
     on_event: OnEvent

@@ -92,7 +92,8 @@ class Runner:
                 elif isinstance(store, RemoteStore):
                     self._attempt_in_bucket(store, request, on_event, lease.check)
                 else:
-                    self._attempt(request, new_log(request), on_event, lease.check)
+                    path = new_log(store, request)
+                    self._attempt(store, request, path, on_event, lease.check)
 
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
@@ -113,13 +114,18 @@ class Runner:
                 self._changed.notify_all()
 
     def _attempt(
-        self, request: Request, path: Path, on_event: OnEvent, check_owner: CheckOwner
+        self,
+        store: Store,
+        request: Request,
+        path: Path,
+        on_event: OnEvent,
+        check_owner: CheckOwner,
     ) -> None:
         """One attempt, with its log, at a stage whose store is a folder of this host."""
         with path.open("a", encoding="utf-8") as file:
             log = AttemptLog(path, file)
             sent = write_request(request, path)
-            job = StageJob(request, sent, log, on_event, self.stopping, check_owner)
+            job = StageJob(request, store, sent, log, on_event, self.stopping, check_owner)
             try:
                 ending = self._follow(job)
             except UserError as error:
@@ -130,7 +136,7 @@ class Runner:
         # The stage could not remove its work folder, a mount. One that is not empty is a failed
         # attempt's.
         with contextlib.suppress(OSError):
-            Store.in_folder(request.store).work_path(request.stage, request.key).rmdir()
+            store.work_path(request.stage, request.key).rmdir()
         raise_for(ending, log, request, stopped=self.stopping.is_set())
 
     def _follow(self, job: StageJob) -> Ending:
@@ -168,9 +174,9 @@ class Runner:
         """One attempt at a stage, whose store is in a bucket."""
 
         def start(local: Request) -> None:
-            path = new_log(local)
+            path = new_log(store.local, local)
             try:
-                self._attempt(local, path, on_event, check_owner)
+                self._attempt(store.local, local, path, on_event, check_owner)
             finally:
                 # An error of the upload must not hide the attempt's own; the log then stays here.
                 with contextlib.suppress(StoreError, OSError):

@@ -24,9 +24,9 @@ STORE_LABEL = "geb.store"
 GPUS_LABEL = "geb.gpus"
 
 
-def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
+def mounts_for(request: Request, store: Store, settings: DockerSettings) -> list[Mount]:
     """Mounts of a stage: files and folders of the host, at the path that they have there."""
-    root = str(Store.in_folder(request.store).root)
+    root = str(store.root)
     modes = {root: "ro"}
     for folder in writable_folders(request):
         modes[str(folder)] = "rw"
@@ -71,6 +71,7 @@ def environment_for(request: Request, settings: DockerSettings) -> dict[str, str
 
 def container_options(
     request: Request,
+    store: Store,
     settings: DockerSettings,
     *,
     image: str,
@@ -90,13 +91,13 @@ def container_options(
         "labels": {
             STAGE_LABEL: request.stage,
             KEY_LABEL: request.key,
-            STORE_LABEL: Store.in_folder(request.store).identity,
+            STORE_LABEL: store.identity,
             GPUS_LABEL: ",".join(devices),
         },
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
         # the stage.
         "stdin_open": True,
-        "mounts": mounts_for(request, settings),
+        "mounts": mounts_for(request, store, settings),
         "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={int(settings.tmp_gib * _GIB)}"},
         "read_only": True,
         "cap_drop": ["ALL"],

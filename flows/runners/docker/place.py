@@ -33,7 +33,6 @@ from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import NoRoomError, StageJob, Work, chown_outputs, work_name
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
-from stages.store.base import Store
 
 
 class DockerPlace:
@@ -45,9 +44,7 @@ class DockerPlace:
 
     def find(self, job: StageJob) -> None:
         """See :class:`flows.runners.place.Place`: none goes on without its orchestrator."""
-        request = job.request
-        store = Store.in_folder(request.store).identity
-        labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={store}"]
+        labels = [f"{KEY_LABEL}={job.request.key}", f"{STORE_LABEL}={job.store.identity}"]
         with contextlib.closing(connect()) as client:
             left = client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
             for container in left:
@@ -102,6 +99,7 @@ class DockerPlace:
         command = stage_command(request, job.request_path, "python", self._grace_seconds, *secrets)
         options = container_options(
             request,
+            job.store,
             settings,
             image=image_name,
             user=user,

@@ -25,7 +25,6 @@ from flows.runners.place import (
     work_name,
 )
 from stages.contract.errors import StageFailedError, UserError
-from stages.store.base import Store
 from stages.store.opening import local_folder, open_store
 
 
@@ -42,7 +41,7 @@ class KubernetesPlace:
         attempts: dict[str, list[Pod]] = {}
         taken = None
         with explain_api_errors(self._cluster):
-            label = work_label(Store.in_folder(job.request.store).identity, job.request.key)
+            label = work_label(job.store.identity, job.request.key)
             for pod in self._cluster.pods(f"{WORK}={label}"):
                 attempts.setdefault(pod["metadata"]["labels"][ATTEMPT], []).append(pod)
             for name, pods in attempts.items():
@@ -69,7 +68,7 @@ class KubernetesPlace:
 
     def _manifests(self, job: StageJob, name: str) -> list[dict[str, Any]]:
         request = job.request
-        store = Store.in_folder(request.store)
+        store = job.store
         path = job.request_path
         if store.mirror_of is not None and self._execution.stages_fetch(store.mirror_of):
             path = open_store(store.mirror_of).share(Path(path))

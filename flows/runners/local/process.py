@@ -19,8 +19,6 @@ from flows.runners.ending import Ending
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpus import device_variables, hold_gpus
 from flows.runners.place import StageJob, Work, ends_when
-from stages.contract.request import Request
-from stages.store.base import Store
 
 # Bytes at the end of a log in which its last lines are looked for.
 _TAIL_BYTES = 1 << 16
@@ -95,7 +93,7 @@ class ProcessPlace:
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with contextlib.ExitStack() as stack:
             gpus = stack.enter_context(hold_gpus(request.resources.gpus))
-            environment = _environment(request, gpus)
+            environment = _environment(job, gpus)
             # The stage itself writes into the log.
             stderr = stack.enter_context(job.log.path.open("a", encoding="utf-8"))
             process: SupervisedProcess
@@ -118,13 +116,11 @@ class ProcessPlace:
             return StageProcess(job, process, stack.pop_all(), execution.grace_seconds)
 
 
-def _environment(request: Request, gpus: Iterable[str]) -> dict[str, str]:
-    store = Store.in_folder(request.store)
-    in_bucket = store.mirror_of is not None
-    variables = stage_environment(in_bucket=in_bucket)
+def _environment(job: StageJob, gpus: Iterable[str]) -> dict[str, str]:
+    variables = stage_environment(in_bucket=job.store.mirror_of is not None)
     # A stage that holds no GPU must not see the GPUs of other stages.
     variables |= device_variables(gpus)
-    variables |= thread_variables(request.resources)
+    variables |= thread_variables(job.request.resources)
     return variables
 
 

@@ -24,7 +24,7 @@ class SlurmPlace:
 
     def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; folders of jobs that are over are removed."""
-        folders = folders_for(job.request)
+        folders = folders_for(job.store, job.request.key)
         # Mostly there is none, and Slurm is not asked.
         numbers = client.own_jobs() if folders else {}
         work = None
@@ -47,7 +47,7 @@ class SlurmPlace:
             # The nodes start it by the same path.
             require_interpreter(request.stage, interpreter)
         name = work_name(request)
-        folder = jobs_folder(request) / name
+        folder = jobs_folder(job.store) / name
         folder.mkdir(parents=True)
         try:
             program = batch_program(request, execution, job.request_path, folder, interpreter)

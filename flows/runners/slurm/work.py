@@ -33,7 +33,6 @@ from stages.contract.errors import (
     EXIT_STOPPED,
     EXIT_USER,
 )
-from stages.contract.request import Request
 from stages.store.base import Store
 
 _UNSET = ("", "None", "Unknown")
@@ -177,8 +176,7 @@ class SlurmJob:
         if self._job.stopping.is_set():
             return Ending("exited", code)
         # A job whose node died may have the exit code 0.
-        store = Store.in_folder(request.store)
-        if code == EXIT_OK and store.load(request.stage, request.key):
+        if code == EXIT_OK and self._job.store.load(request.stage, request.key):
             return Ending("exited", code)
         # A job with a silent node is COMPLETING until Slurm gives the node up.
         final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
@@ -264,15 +262,15 @@ def status_of(folder: Path) -> Status | None:
         return None
 
 
-def jobs_folder(request: Request) -> Path:
+def jobs_folder(store: Store) -> Path:
     """Folder of the folders of all jobs of a store."""
-    return Store.in_folder(request.store).root / "slurm" / "jobs"
+    return store.root / "slurm" / "jobs"
 
 
-def folders_for(request: Request) -> list[Path]:
+def folders_for(store: Store, key: str) -> list[Path]:
     """Folders of all jobs for a key."""
-    name = f"*-{request.key[:KEY_CHARACTERS]}-" + "[0-9a-f]" * 6
-    return sorted(jobs_folder(request).glob(name))
+    name = f"*-{key[:KEY_CHARACTERS]}-" + "[0-9a-f]" * 6
+    return sorted(jobs_folder(store).glob(name))
 
 
 def ending_of(job: str, status: Status | None, fields: Mapping[str, str], store: str) -> Ending:

@@ -1,6 +1,7 @@
 """Containers without an engine: the image of a stage, its options, its lines and its ends."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
+from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.stage_calls import request_of
 
@@ -51,6 +53,7 @@ def test_each_stage_has_its_image(store, params, inputs, gpus, titles):
 def options(request, settings=None, *devices):
     return container_options(
         request,
+        Store(Path(request.store)),
         settings or DockerSettings(),
         image="geb-core:0.1.0@sha256:1",
         user="1:1",
@@ -106,7 +109,7 @@ def test_something_of_the_hub_needs_a_network_or_a_cache(store):
 def modes(request, settings):
     return {
         mount["Target"]: "ro" if mount["ReadOnly"] else "rw"
-        for mount in mounts_for(request, settings)
+        for mount in mounts_for(request, Store(Path(request.store)), settings)
     }
 
 

@@ -1,19 +1,16 @@
 """Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
 
-import io
 import itertools
 import json
-import threading
 from http.client import BAD_GATEWAY, INTERNAL_SERVER_ERROR, NOT_FOUND, OK, SERVICE_UNAVAILABLE
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import Execution, KubernetesSettings
-from flows.runners.attempt_log import AttemptLog, whole_lines
+from flows.runners.attempt_log import whole_lines
 from flows.runners.choose import check_place
 from flows.runners.ending import Ending, raise_for
 from flows.runners.kubernetes import attempt
@@ -21,10 +18,11 @@ from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, explain_api_errors
 from flows.runners.kubernetes.diagnosis import STAGE
 from flows.runners.kubernetes.place import KubernetesPlace
-from flows.runners.place import PlaceAwayError, StageJob
+from flows.runners.place import PlaceAwayError
 from stages.contract.errors import EXIT_USER, PreemptedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources
+from tests.flows.runners.stage_jobs import job_of
 from tests.probe_stage import probe_request
 from tests.scripted_server import served
 
@@ -78,11 +76,6 @@ class Pods:
     def delete_pod(self, name):
         self.deleted.append(name)
         self._codes.setdefault(name, 143)
-
-
-def job_of(request):
-    log = AttemptLog(Path("the.log"), io.StringIO())
-    return StageJob(request, "request.json", log, lambda event: None, threading.Event())
 
 
 def work_of(request, cluster, **settings):

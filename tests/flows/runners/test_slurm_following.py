@@ -1,15 +1,10 @@
 """A Slurm job that is followed without a cluster: what Slurm says, and what the job writes."""
 
-import io
-import threading
-from pathlib import Path
-
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog
 from flows.runners.ending import Ending
-from flows.runners.place import PlaceAwayError, StageJob
+from flows.runners.place import PlaceAwayError
 from flows.runners.slurm import client, work
 from flows.runners.slurm.work import (
     SlurmJob,
@@ -17,6 +12,7 @@ from flows.runners.slurm.work import (
     Tail,
 )
 from stages.contract.events import Log
+from tests.flows.runners.stage_jobs import job_of
 
 
 class Clock:
@@ -51,9 +47,8 @@ def slurm_job(folder, request, look, monkeypatch):
     """A job in a folder, whose state Slurm tells as ``look`` does."""
     fields = {"NodeList": "node1"}
     monkeypatch.setattr(client, "details", lambda number: fields | {"JobState": look()})
-    log = AttemptLog(Path("the.log"), io.StringIO())
-    job = StageJob(request, "request.json", log, lambda event: None, threading.Event())
-    return SlurmJob("12", folder, job, Execution()), log
+    job = job_of(request)
+    return SlurmJob("12", folder, job, Execution()), job.log
 
 
 @pytest.mark.parametrize("silent_seconds", [0, 40])

@@ -162,14 +162,13 @@ def test_a_silent_node_is_lost_unless_the_first_one_explains_it(tmp_path, first,
     assert type(caught.value) is kind
 
 
-def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path, request_):
+def test_a_job_is_found_by_its_name_for_its_key_alone(store, request_):
     name = work_name(request_)
-    folder = jobs_folder(request_) / name
+    folder = jobs_folder(store) / name
     folder.mkdir(parents=True)
-    assert folders_for(request_) == [folder]
+    assert folders_for(store, request_.key) == [folder]
     assert work_name(request_) != name
-    other = request_.model_copy(update={"key": "0" * 64})
-    assert folders_for(other) == []
+    assert folders_for(store, "0" * 64) == []
     assert shlex.quote(name) == name
 
 

@@ -1,16 +1,13 @@
 """Submission of Slurm jobs without a cluster: a full queue, jobs that are there already."""
 
-import io
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.attempt_log import AttemptLog
-from flows.runners.place import PlaceAwayError, StageJob, work_name
+from flows.runners.place import PlaceAwayError, work_name
 from flows.runners.runner import Runner
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program
@@ -18,6 +15,8 @@ from flows.runners.slurm.place import SlurmPlace
 from flows.runners.slurm.work import jobs_folder
 from stages.contract.errors import StoppedError
 from stages.contract.events import Log
+from stages.store.base import Store
+from tests.flows.runners.stage_jobs import job_of
 from tests.programs import run_program
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
@@ -55,28 +54,23 @@ def scheduler(monkeypatch):
     return Scheduler(monkeypatch)
 
 
-def job_of(request):
-    log = AttemptLog(Path("the.log"), io.StringIO())
-    return StageJob(request, "request.json", log, lambda event: None, threading.Event())
-
-
 def runner():
     return Runner(SlurmPlace(Execution()), Execution())
 
 
 def new_folder(request):
-    folder = jobs_folder(request) / work_name(request)
+    folder = jobs_folder(Store(Path(request.store))) / work_name(request)
     folder.mkdir(parents=True)
     return folder
 
 
 @pytest.mark.parametrize("answer", [FULL, PlaceAwayError("no answer in 120 s")])
-def test_a_job_is_submitted_until_slurm_takes_it(request_, impatient, monkeypatch, answer):
+def test_a_job_is_submitted_until_slurm_takes_it(request_, store, impatient, monkeypatch, answer):
     scheduler = Scheduler(monkeypatch, answer, answer, "")
     with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
         runner().run(request_, interrupt_at_job)
     assert scheduler.calls[-1] == "taken"
-    [_] = jobs_folder(request_).iterdir()
+    [_] = jobs_folder(store).iterdir()
 
 
 def interrupt_at_job(event):

@@ -41,9 +41,10 @@ def test_no_pod_has_it(request_):
     assert is_clean(json.dumps(pods))
 
 
-def test_no_container_has_it(request_):
+def test_no_container_has_it(request_, store):
     container = container_options(
         request_,
+        store,
         DockerSettings(),
         image="geb-core:1@sha256:1",
         user="1:1",
