@@ -141,7 +141,7 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
     base_samples = sample_and_score(steps, "base", sampling, base, prompts)
     samples = sample_and_score(steps, "policy", sampling, policy, prompts, base_samples)
     steps.evaluate("evaluate", samples, base_samples, base)
-    return ResolvedRun(config, external, steps.listed)
+    return ResolvedRun(config, steps.listed)
 
 
 def compare_models(run: ResolvedRun, models: ComparedModels, session: Session) -> ModelComparison:

@@ -115,7 +115,10 @@ def _run(
     # They ran before, and may come out the same.
     if any(line.key is None and record.step(line.step) for line in lines):
         cost += "; less if steps without a key are in the store"
-    warnings = [*(cautions(resolved) if "train" in to_run else ()), *expected.warnings]
+    warnings = [
+        *(cautions(config, resolved.steps) if "train" in to_run else ()),
+        *expected.warnings,
+    ]
     if dry_run:
         _show_plan(lines, expected, cost, as_json)
         # Another host may be the one to run it.

@@ -19,13 +19,11 @@ class ResolvedRun:
     """A run that can start: its configuration and its machine are checked, its inputs found.
 
     Attributes:
-        inputs: What comes from outside, by :func:`flows.pipeline.inputs.suite_input`.
         steps: Every step, in an order in which they can be computed.
         recompute: Names of steps that are computed even if the store has them.
     """
 
     config: RunConfig
-    inputs: Externals
     steps: Sequence[Step]
     recompute: Collection[str] = ()
 
@@ -44,7 +42,7 @@ def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     check_run(config, inputs)
     steps = _steps(config, inputs)
     recompute = () if from_step is None else _all_of(from_step, steps)
-    return ResolvedRun(config, inputs, steps, recompute)
+    return ResolvedRun(config, steps, recompute)
 
 
 def _all_of(name: str, steps: Sequence[Step]) -> set[str]:

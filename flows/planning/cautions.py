@@ -1,11 +1,13 @@
 """Cautions before a run: settings that are valid and cannot work, with the numbers that say so."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.config import RunConfig
-from flows.planning import sizes
+from flows.pipeline.step import Step
+from flows.planning.sizes import UnknownSizeError
+from flows.planning.work import CostCounter
 
 # Below it an iteration's training is hardly more than its warm-up.
 _FEW_STEPS = 10
@@ -15,23 +17,23 @@ _SMALL_MOVE = 1e-5
 _FEW_PROMPTS = 64
 
 
-def cautions(run: ResolvedRun) -> Iterator[str]:
+def cautions(config: RunConfig, steps: Sequence[Step]) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
-    config = run.config
+    counter = CostCounter(config, steps)
     yield from _unread(config)
-    data = sizes.rows_of(run.inputs["prompts"])
-    prompts = math.floor(sizes.train_prompts(config, data) or 0)
-    yield from _training(config, prompts * config.pair.pairs_per_prompt)
-    test = sizes.rows_of(run.inputs["test_prompts"])
-    where = "inputs" if config.inputs.test_prompts else "prepare"
-    held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
-    if test is not None:
-        held_out = test.number
+    with suppress(UnknownSizeError):
+        yield from _training(config, math.floor(counter.train_prompts()))
+    with suppress(UnknownSizeError):
+        yield from _held_out(config, counter.test_prompts())
+
+
+def _held_out(config: RunConfig, prompts: float) -> Iterator[str]:
     # None at all is an error of `prepare`.
-    if 0 < held_out < _FEW_PROMPTS:
+    if 0 < prompts < _FEW_PROMPTS:
+        where = "inputs" if config.inputs.test_prompts else "prepare"
         yield (
-            f"{held_out:g} held-out prompts tell little: the win rate is known to "
-            f"±{98 / math.sqrt(held_out):.0f} points. Raise {where}.test_prompts to {_FEW_PROMPTS} "
+            f"{prompts:g} held-out prompts tell little: the win rate is known to "
+            f"±{98 / math.sqrt(prompts):.0f} points. Raise {where}.test_prompts to {_FEW_PROMPTS} "
             "or more"
         )
 
@@ -46,8 +48,9 @@ def _unread(config: RunConfig) -> Iterator[str]:
             yield f"inputs.{name} is not read: {setting} is {value}. Set it to python"
 
 
-def _training(config: RunConfig, pairs: int) -> Iterator[str]:
+def _training(config: RunConfig, prompts: int) -> Iterator[str]:
     train = config.train
+    pairs = prompts * config.pair.pairs_per_prompt
     if config.pair_data == "accumulate":
         pairs *= config.iterations
     steps = math.ceil(pairs / train.global_batch_pairs) * train.epochs

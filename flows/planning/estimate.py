@@ -7,8 +7,7 @@ operations of a training and 2·N·T of everything else, at an assumed share of 
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from flows.execution.plan import PlannedStep
 from flows.execution.run_record import RunRecord, runs
@@ -16,7 +15,7 @@ from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Step
 from flows.planning.cost import GB, GPUS, MEMORY_SHARE, UTILISATION, Device, this_cpu
-from flows.planning.work import StepWork, work_of_steps
+from flows.planning.work import StepCost, costs_of_steps
 from stages.contract.errors import GebError
 from stages.contract.manifest import Manifest
 from stages.contract.request import Resources
@@ -59,42 +58,11 @@ Rates = Mapping[StepKind, float]
 
 
 @dataclass(frozen=True)
-class StepEstimate:
-    """Cost of one step, whether or not the store has it.
-
-    Attributes:
-        gpu_hours: Hours of all its GPUs.
-        seconds: Wall time; None if nothing tells it.
-        measured: The time follows from a measured rate.
-    """
-
-    step: str
-    stage: str
-    gpu_hours: float
-    work: StepWork
-    seconds: float | None
-    measured: bool
-    warnings: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document."""
-        return {
-            "tokens": self.work.tokens,
-            "operations": self.work.operations,
-            "memory_bytes": self.work.memory,
-            "seconds": self.seconds,
-            "measured": self.measured,
-            "gpu_hours": self.gpu_hours,
-            "warnings": self.warnings,
-        }
-
-
-@dataclass(frozen=True)
 class RunEstimate:
     """Cost of a run: all steps, the ones that the store lacks, and the wall time of these."""
 
-    steps: Sequence[StepEstimate]
-    lacking: Sequence[StepEstimate]
+    steps: Sequence[StepCost]
+    lacking: Sequence[StepCost]
     seconds: float
 
     @property
@@ -116,18 +84,13 @@ def estimate(
         planned: A line of its plan for each, which says whether the store has it.
     """
     rates = measured_rates(open_store(config.store))
-    works = work_of_steps(config, steps)
-    estimates = []
-    lacking = []
-    for step, line in zip(steps, planned, strict=True):
-        cost = _estimate(config, step, works[step.name], rates)
-        estimates.append(cost)
-        if line.action == "run":
-            lacking.append(cost)
+    counted = costs_of_steps(config, steps)
+    costs = [_estimate(config, step, counted[step.name], rates) for step in steps]
+    lacking = [cost for cost, line in zip(costs, planned, strict=True) if line.action == "run"]
     seconds = {cost.step: cost.seconds or 0.0 for cost in lacking}
     upstream = {step.name: step.upstream() for step in steps}
     wall_time = wall_seconds(seconds, upstream, config.execution.parallel)
-    return RunEstimate(estimates, lacking, wall_time)
+    return RunEstimate(costs, lacking, wall_time)
 
 
 def wall_seconds(
@@ -156,19 +119,19 @@ def measured_rates(store: Store) -> Rates:
         # A damaged record or artifact is for other commands to report.
         with suppress(GebError):
             config = record.config()
-            works = work_of_steps(config, unread_steps(config))
+            costs = costs_of_steps(config, unread_steps(config))
             for step in record.steps():
-                work = works.get(step.step, StepWork())
+                cost = costs.get(step.step, StepCost())
                 # No record tells the devices that have computed an artifact found in the store.
-                if not work.operations or step.state != "done":
+                if not cost.operations or step.state != "done":
                     continue
                 resources: Resources = getattr(config.resources, step.stage)
                 manifest = store.manifest(step.stage, step.key)
                 device = manifest and _device_of(manifest, resources)
                 if device and manifest and manifest.seconds:
-                    kind = StepKind(step.stage, work.params, work.engine, device)
-                    cost = work.operations, manifest.seconds * _devices(resources)
-                    largest[kind] = max(cost, largest.get(kind, cost))
+                    kind = StepKind(step.stage, cost.params, cost.engine, device)
+                    size = cost.operations, manifest.seconds * _devices(resources)
+                    largest[kind] = max(size, largest.get(kind, size))
     return {kind: operations / seconds for kind, (operations, seconds) in largest.items()}
 
 
@@ -184,27 +147,27 @@ def _device_of(manifest: Manifest, resources: Resources) -> Device | None:
     return None
 
 
-def _estimate(config: RunConfig, step: Step, work: StepWork, rates: Rates) -> StepEstimate:
+def _estimate(config: RunConfig, step: Step, cost: StepCost, rates: Rates) -> StepCost:
     resources: Resources = getattr(config.resources, step.stage)
     device = GPUS[config.estimation.hardware] if resources.gpus else this_cpu(resources.cpus)
-    rate = rates.get(StepKind(step.stage, work.params, work.engine, device))
+    rate = rates.get(StepKind(step.stage, cost.params, cost.engine, device))
     seconds = None
     if rate is not None:
-        seconds = work.operations / (rate * _devices(resources))
-    elif not work.unknown:
+        seconds = cost.operations / (rate * _devices(resources))
+    elif not cost.unknown:
         is_vllm = step.params.image_for(from_hub=False) == "vllm"
         start = _VLLM_START_SECONDS if is_vllm else _START_SECONDS
         assumed = device.bfloat16 * UTILISATION
-        seconds = start + work.operations / (assumed * _devices(resources))
-    too_large = _too_large(step.stage, work, resources, device)
-    return StepEstimate(
+        seconds = start + cost.operations / (assumed * _devices(resources))
+    too_large = _too_large(step.stage, cost, resources, device)
+    return replace(
+        cost,
         step=step.name,
         stage=step.stage,
         gpu_hours=resources.gpus * resources.nodes * (seconds or 0.0) / 3600,
-        work=work,
         seconds=seconds,
         measured=rate is not None,
-        warnings=tuple(filter(None, (work.unknown, too_large))),
+        warnings=tuple(filter(None, (cost.unknown, too_large))),
     )
 
 
@@ -213,10 +176,10 @@ def _devices(resources: Resources) -> int:
     return (resources.gpus or 1) * resources.nodes
 
 
-def _too_large(stage: str, work: StepWork, resources: Resources, device: Device) -> str:
+def _too_large(stage: str, cost: StepCost, resources: Resources, device: Device) -> str:
     """A warning if a device's memory does not hold the parameters; empty if it does."""
     # Processes on the CPU share the machine's memory.
-    memory = work.memory * (1 if resources.gpus else resources.processes)
+    memory = cost.memory * (1 if resources.gpus else resources.processes)
     if memory <= MEMORY_SHARE * device.memory:
         return ""
     return (

@@ -11,7 +11,7 @@ def cost_line(estimate: RunEstimate) -> str:
     measured = 0
     uncounted = []
     for step in lacking:
-        tokens += step.work.tokens
+        tokens += step.tokens
         gpu_hours += step.gpu_hours
         measured += step.measured
         if step.seconds is None and step.stage not in uncounted:

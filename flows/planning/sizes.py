@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Source
 from stages.contract.data_files import count_rows, files_of_folder
 from stages.contract.errors import UserError
@@ -114,13 +113,3 @@ def rows_of(sources: Sequence[Source]) -> DataSize | None:
             # `prepare` reports what is wrong with it.
             return None
     return DataSize(number, tokens / number) if number else None
-
-
-def train_prompts(config: RunConfig, data: DataSize | None) -> float | None:
-    """Prompts of one iteration; None if nothing tells their number."""
-    part = config.prepare.prompts_per_iteration
-    if data is None:
-        return config.estimation.prompts_per_iteration or part
-    held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
-    here = max(data.number - held_out, 0) / config.iterations
-    return min(here, part) if part else here

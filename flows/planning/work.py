@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Output, Step
@@ -13,7 +14,6 @@ from flows.planning.sizes import (
     count_parameters,
     read_parameters,
     rows_of,
-    train_prompts,
 )
 from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
@@ -33,8 +33,10 @@ _UNKNOWN_PROMPTS = (
 
 
 @dataclass(frozen=True)
-class StepWork:
-    """Amount of work of a step.
+class StepCost:
+    """Cost of one step, whether or not the store has it.
+
+    :class:`CostCounter` counts it; :mod:`flows.planning.estimate` adds what follows from devices.
 
     Attributes:
         tokens: Tokens that pass the model, each as often as it does.
@@ -43,6 +45,9 @@ class StepWork:
         operations: Operations on the model.
         memory: Bytes of one process for the parameters.
         unknown: Reason why the time is unknown.
+        gpu_hours: Hours of all its GPUs.
+        seconds: Wall time; None if nothing tells it.
+        measured: The time follows from a measured rate.
     """
 
     tokens: float = 0.0
@@ -51,21 +56,41 @@ class StepWork:
     operations: float = 0.0
     memory: float = 0.0
     unknown: str = ""
+    step: str = ""
+    stage: str = ""
+    gpu_hours: float = 0.0
+    seconds: float | None = None
+    measured: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        return {
+            "tokens": self.tokens,
+            "operations": self.operations,
+            "memory_bytes": self.memory,
+            "seconds": self.seconds,
+            "measured": self.measured,
+            "gpu_hours": self.gpu_hours,
+            "warnings": self.warnings,
+        }
 
 
-def work_of_steps(config: RunConfig, steps: Sequence[Step]) -> dict[str, StepWork]:
-    """Work of each step of a run."""
-    counter = _Counter(config, steps)
-    works = {}
+def costs_of_steps(config: RunConfig, steps: Sequence[Step]) -> dict[str, StepCost]:
+    """Tokens, operations and memory of each step of a run, by its name."""
+    counter = CostCounter(config, steps)
+    costs = {}
     for step in steps:
         try:
-            works[step.name] = counter.work(step)
+            costs[step.name] = counter.cost(step)
         except UnknownSizeError as error:
-            works[step.name] = StepWork(unknown=str(error))
-    return works
+            costs[step.name] = StepCost(unknown=str(error))
+    return costs
 
 
-class _Counter:
+class CostCounter:
+    """Counts prompts, and the tokens and operations of steps."""
+
     def __init__(self, config: RunConfig, steps: Sequence[Step]) -> None:
         self._config = config
         self._steps = {step.name: step for step in steps}
@@ -74,8 +99,12 @@ class _Counter:
         mean = self._data.tokens if self._data else PROMPT_TOKENS
         self._prompt_tokens = min(mean, config.generate.max_length_tokens or mean)
 
-    def work(self, step: Step) -> StepWork:
-        """Work of a step; UnknownSizeError if its model or its rows cannot be counted."""
+    def cost(self, step: Step) -> StepCost:
+        """Tokens, operations and memory of a step.
+
+        Raises:
+            UnknownSizeError: Its model or its rows cannot be counted.
+        """
         match step.params:
             case SftParams() as params:
                 data = rows_of(step.inputs["data"])
@@ -84,7 +113,7 @@ class _Counter:
                 tokens = params.epochs * data.number * data.tokens
                 return self._trained(step, params, tokens)
             case TrainParams() as params:
-                prompts = len(step.inputs["pairs"]) * self._train_prompts()
+                prompts = len(step.inputs["pairs"]) * self.train_prompts()
                 # Rows are packed: a prompt counts once for both responses.
                 responses = 2 * self._config.generate.counted_response_tokens
                 tokens = prompts * self._config.pair.pairs_per_prompt
@@ -108,21 +137,21 @@ class _Counter:
                 if params.log_pi_ref == "both":
                     tokens += self._tokens_read(step, "base_responses")
                 return self._passed(self._policy, params.dtype, tokens)
-        return StepWork()
+        return StepCost()
 
     def _passed(
         self, model: int, dtype: str, tokens: float, engine: str = "", devices: int = 1
-    ) -> StepWork:
-        """Work of a model that tokens pass once, on devices that share its parameters."""
+    ) -> StepCost:
+        """Cost of a model that tokens pass once, on devices that share its parameters."""
         memory = model * DTYPE_BYTES[dtype] / devices
-        return StepWork(tokens, model, f"{engine} {dtype}", 2 * model * tokens, memory)
+        return StepCost(tokens, model, f"{engine} {dtype}", 2 * model * tokens, memory)
 
     def _trained(
         self, step: Step, params: SftParams | TrainParams, tokens: float, forward: float = 0
-    ) -> StepWork:
-        """Work of the policy on tokens to train on, and on tokens that pass it once before."""
+    ) -> StepCost:
+        """Cost of the policy on tokens to train on, and on tokens that pass it once before."""
         resources: Resources = getattr(self._config.resources, step.stage)
-        return StepWork(
+        return StepCost(
             tokens=tokens + forward,
             params=self._policy,
             engine=f"zero {params.deepspeed.zero_stage} {params.precision}",
@@ -140,13 +169,21 @@ class _Counter:
         architecture = self._config.sft.architecture.model_dump()
         return count_parameters(architecture | {"vocab_size": _NEW_VOCABULARY})
 
-    def _train_prompts(self) -> float:
-        number = train_prompts(self._config, self._data)
-        if number is None:
-            raise UnknownSizeError(_UNKNOWN_PROMPTS)
-        return number
+    def train_prompts(self) -> float:
+        """Prompts of one iteration; UnknownSizeError if nothing tells their number."""
+        config = self._config
+        part = config.prepare.prompts_per_iteration
+        if self._data is None:
+            assumed = config.estimation.prompts_per_iteration or part
+            if assumed is None:
+                raise UnknownSizeError(_UNKNOWN_PROMPTS)
+            return assumed
+        held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
+        here = max(self._data.number - held_out, 0) / config.iterations
+        return min(here, part) if part else here
 
-    def _test_prompts(self, prepare: str) -> float:
+    def test_prompts(self, prepare: str = "prepare") -> float:
+        """Prompts that a step holds out; UnknownSizeError if nothing tells their number."""
         inputs = self._steps[prepare].inputs
         test = rows_of(inputs.get("test", ()))
         if test is None and ("test" in inputs or "train" not in inputs):
@@ -160,9 +197,9 @@ class _Counter:
         assert isinstance(params, GenerateParams)
         assert isinstance(source, Output)
         if source.path == "test.parquet":
-            prompts = self._test_prompts(source.step)
+            prompts = self.test_prompts(source.step)
         else:
-            prompts = self._train_prompts()
+            prompts = self.train_prompts()
         responses = prompts / params.num_shards * params.num_samples
         return responses * (self._prompt_tokens + params.counted_response_tokens)
 

@@ -7,10 +7,8 @@ import pytest
 
 from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
-from flows.pipeline.algorithm import ResolvedRun
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import unread
-from flows.pipeline.inputs import every_input
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
@@ -38,7 +36,7 @@ def said_of(folder, rows, test=None, **changes):
     inputs |= changes.pop("inputs", {})
     values = {"inputs": inputs, "iterations": 1} | changes
     config = RunConfig.model_validate(values)
-    return list(cautions(ResolvedRun(config, every_input(config, unread), [])))
+    return list(cautions(config, unread_steps(config)))
 
 
 def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):

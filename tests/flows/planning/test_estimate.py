@@ -114,15 +114,15 @@ def test_known_models_have_their_published_numbers_of_parameters():
 )
 def test_each_stage_of_zero_splits_more(tmp_path, size, stage, nodes, bytes_of_parameter):
     devices = ("resources.train.gpus=8", f"resources.train.nodes={nodes}")
-    work = cost(tmp_path, size, *devices, f"train.deepspeed.zero_stage={stage}").work
+    work = cost(tmp_path, size, *devices, f"train.deepspeed.zero_stage={stage}")
     assert work.memory == pytest.approx(bytes_of_parameter * PARAMS[size])
 
 
 def test_adapters_and_offload_leave_the_weights_alone(tmp_path):
     off = ("resources.train.gpus=1", "train.deepspeed.zero_stage=off", "train.lora.rank=16")
-    assert cost(tmp_path, "8B", *off).work.memory == 2 * PARAMS["8B"]
+    assert cost(tmp_path, "8B", *off).memory == 2 * PARAMS["8B"]
     offload = ("resources.train.gpus=8", "train.deepspeed.offload_optimizer=true")
-    assert cost(tmp_path, "70B", *offload).work.memory == (4 + 4) * PARAMS["70B"] / 8
+    assert cost(tmp_path, "70B", *offload).memory == (4 + 4) * PARAMS["70B"] / 8
 
 
 def test_tokens_operations_and_time_of_a_training(tmp_path):
@@ -131,23 +131,23 @@ def test_tokens_operations_and_time_of_a_training(tmp_path):
     prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
     tokens = 1000 * (prompt + 2 * 512)
     # One pass of the reference and two epochs.
-    assert step.work.tokens == pytest.approx(tokens * 3)
+    assert step.tokens == pytest.approx(tokens * 3)
     operations = PARAMS["8B"] * tokens * (2 + 2 * 6)
-    assert step.work.operations == pytest.approx(operations)
+    assert step.operations == pytest.approx(operations)
     assert step.seconds == pytest.approx(2 + operations / (8 * 989e12 * 0.25))
     assert step.gpu_hours == pytest.approx(8 * (step.seconds or 0) / 3600)
 
 
 def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path):
     config = configured(tmp_path, "8B")
-    steps = {step.step: step.work for step in estimated(config).steps}
+    steps = {step.step: step for step in estimated(config).steps}
     prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
     answered = 1000 / config.generate.num_shards * config.generate.num_samples
     assert steps[GENERATE].tokens == pytest.approx(answered * (prompt + 512))
     assert steps[GENERATE].memory == 2 * PARAMS["8B"]
     assert steps["iteration-1/score/0"].tokens == steps[GENERATE].tokens
     halves = ("generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=2")
-    assert cost(tmp_path, "8B", *halves, step=GENERATE).work.memory == PARAMS["8B"]
+    assert cost(tmp_path, "8B", *halves, step=GENERATE).memory == PARAMS["8B"]
     sampling = Steps(config, {}).for_evaluation().params
     # log π_ref of the policy's responses alone is asked for.
     held_out = 256 * sampling.num_samples
@@ -214,9 +214,9 @@ def test_rates_of_the_last_runs_replace_the_formula(copied):
     manifest = store.manifest("train", record.key)
     last = steps["iteration-2/train"]
     assert last.measured
-    tokens = steps[TRAIN].work.tokens
+    tokens = steps[TRAIN].tokens
     # An iteration has as many prompts as before.
-    assert last.seconds == pytest.approx(manifest.seconds * last.work.tokens / tokens)
+    assert last.seconds == pytest.approx(manifest.seconds * last.tokens / tokens)
     rates = measured_rates(store)
     # A trial of the same model: its start-up is most of its time.
     small = store.run_path("small")
@@ -227,7 +227,7 @@ def test_rates_of_the_last_runs_replace_the_formula(copied):
     line = cost_line(estimated(longer))
     assert re.search(r"\d+ of \d+ steps by measured rates$", line)
     other = load_config(copied, ["sft.architecture.hidden_size=64"])
-    assert not any(step.measured for step in estimated(other, rates).steps if step.work.params), (
+    assert not any(step.measured for step in estimated(other, rates).steps if step.params), (
         "a model of another size"
     )
 
@@ -343,7 +343,7 @@ def test_hours_of_gpus_are_in_the_sum(tmp_path):
     costs = estimated(configured(tmp_path, "8B", "resources.train.gpus=8"))
     assert "GPU-hours" in cost_line(costs)
     [train] = [step for step in costs.steps if step.step == "iteration-1/train"]
-    assert train.work.memory == 16 * PARAMS["8B"] / 8
+    assert train.memory == 16 * PARAMS["8B"] / 8
 
 
 def test_a_server_next_to_a_reward_model_leaves_the_time_open(tmp_path):
