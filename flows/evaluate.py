@@ -127,7 +127,7 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
         HubUnreachableError: The hub cannot be asked for a revision.
     """
     config, external = resolve_compared(config, models)
-    steps = Steps(config, external)
+    steps = Steps(config, {"": external})
     [policy] = external["policy"]
     [base] = external["base"]
     sampling = steps.for_evaluation()

@@ -103,7 +103,8 @@ def _call(
 
 def _first_prompts(config: RunConfig) -> list[dict[str, Any]]:
     """The run's first prompts with their reference answers; none if they cannot be read here."""
-    path = Path(next(iter(config.inputs.prompts), "")).expanduser()
+    inputs = config.inputs
+    path = Path([*inputs.prompts, inputs.test_prompts or ""][0]).expanduser()
     files = files_of_folder(path) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         return []

@@ -86,9 +86,9 @@ def unread_steps(config: RunConfig) -> list[Step]:
     return _steps(config, every_input(config, unread))
 
 
-def _steps(config: RunConfig, inputs: Externals) -> list[Step]:
+def _steps(config: RunConfig, inputs: Mapping[str, Externals]) -> list[Step]:
     steps = Steps(config, inputs)
-    policy = inputs["policy"] or (unread("", "model"),)
+    policy = inputs[""]["policy"] or (unread("", "model"),)
     iterative_geb(steps, policy[0])
     return steps.listed
 

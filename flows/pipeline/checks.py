@@ -75,7 +75,7 @@ def _check_samples(config: RunConfig) -> None:
 
 def _check_suites(config: RunConfig) -> None:
     """Refuses tries that cannot be counted, and gates without their metrics."""
-    for settings in (config, *map(config.for_suite, config.suites)):
+    for settings in config.parts().values():
         evaluation = settings.evaluation
         if evaluation.pass_at_k and evaluation.correct_from is None:
             raise ValueError(
@@ -103,11 +103,10 @@ def _check_suites(config: RunConfig) -> None:
 
 def oracles(config: RunConfig) -> dict[str, ScoreParams]:
     """The oracles of the run and its suites, by their sections' names."""
-    sections = {"score": config.score}
-    for name, suite in config.suites.items():
-        if suite.score:
-            sections[f"suites.{name}.score"] = suite.score
-    return sections
+    return {
+        f"suites.{name}.score" if name else "score": part.score
+        for name, part in config.parts().items()
+    }
 
 
 def _check_judges(config: RunConfig) -> None:

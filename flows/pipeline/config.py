@@ -277,6 +277,7 @@ class RunConfig(Settings):
                 f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
             )
         suite = self.suites[name]
+        oracle = self.inputs if suite.score is None else suite
         evaluation = suite.evaluation or self.evaluation
         if suite.evaluation is None and suite.score is not None:
             # Another oracle has other scores of correct responses.
@@ -289,9 +290,18 @@ class RunConfig(Settings):
                 # Runs of all seeds share the base's samples of a suite's own prompts.
                 "seed": self.seed if suite.prompts is None else 0,
                 "iterations": 0,
+                "inputs": Inputs(
+                    test_prompts=suite.prompts,
+                    oracle_model=oracle.oracle_model,
+                    oracle_code=oracle.oracle_code,
+                ),
                 "prepare": suite.prepare or PrepareParams(),
                 "evaluation": evaluation,
                 "score": suite.score or self.score,
                 "evaluate": suite.evaluate or self.evaluate,
             }
         )
+
+    def parts(self) -> dict[str, RunConfig]:
+        """The run's configuration under an empty name, and its suites' by their names."""
+        return {"": self} | {name: self.for_suite(name) for name in self.suites}

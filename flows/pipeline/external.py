@@ -13,7 +13,7 @@ from stages.contract.request import FileInput, HubInput, Input
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 Externals = dict[str, list[Input]]
-"""Inputs of a run from outside the store, by name."""
+"""Inputs from outside the store, by the fields of `inputs`."""
 RepoType = Literal["model", "dataset"]
 
 

@@ -4,20 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flows.pipeline.config import Inputs, RunConfig, Suite
+from flows.pipeline.config import Inputs, RunConfig
 from flows.pipeline.external import Externals, RepoType, resolve
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.contract.request import Input
-from stages.score.params import ScoreParams
 from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
-SUITE_INPUTS = (*ORACLE_INPUTS.values(), "prompts", "test_prompts")
-"""Fields of `inputs` that a suite has, too."""
 
 
 def resolve_model(location: str, store: Store) -> Input:
@@ -36,43 +33,27 @@ def resolve_model(location: str, store: Store) -> Input:
     return version.checkpoint
 
 
-def suite_input(suite: str | None, name: str) -> str:
-    """Name of a suite's input among the run's inputs; without a suite, the input's own."""
-    return name if suite is None else f"suites.{suite}.{name}"
-
-
 Find = Callable[[str, RepoType], Input]
 """Makes an input of its location: :func:`resolve`, or :func:`unread`."""
 
 
-def every_input(config: RunConfig, find: Find) -> Externals:
-    """Inputs of a run and of its suites, by :func:`suite_input`."""
-    inputs = {}
-    for suite in (None, *config.suites):
-        for name, group in _inputs_of(config, suite, find).items():
-            inputs[suite_input(suite, name)] = group
-    return inputs
+def every_input(config: RunConfig, find: Find) -> dict[str, Externals]:
+    """Inputs of a run and of its suites, by the names of :meth:`RunConfig.parts`."""
+    return {name: _inputs_of(part.inputs, find) for name, part in config.parts().items()}
 
 
-def _inputs_of(config: RunConfig, suite: str | None, find: Find) -> Externals:
-    """Inputs of a run, or of a suite under the names that a run's own have."""
-    named: dict[str, Any]
-    if suite is None:
-        # The first to be looked for: it tells soonest whether the hub answers.
-        named = {"policy": None} | dict(config.inputs)
-    else:
-        _, oracle, _ = _oracle_of(config, suite)
-        named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
-        named |= {"prompts": (), "test_prompts": config.suites[suite].prompts}
-    inputs = {}
+def _inputs_of(inputs: Inputs, find: Find) -> Externals:
+    # The first to be looked for: it tells soonest whether the hub answers.
+    named: dict[str, Any] = {"policy": None} | dict(inputs)
+    external = {}
     for name, location in named.items():
         repo_type: RepoType = "model" if name in ("policy", "oracle_model") else "dataset"
         locations = [location] if isinstance(location, str) else location or ()
-        inputs[name] = [find(place, repo_type) for place in locations]
-    return inputs
+        external[name] = [find(place, repo_type) for place in locations]
+    return external
 
 
-def resolve_inputs(config: RunConfig) -> Externals:
+def resolve_inputs(config: RunConfig) -> dict[str, Externals]:
     """Finds all that comes into a run from outside; UserError if some is missing or not named."""
     inputs = config.inputs
     if not inputs.prompts:
@@ -83,8 +64,8 @@ def resolve_inputs(config: RunConfig) -> Externals:
             "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
         )
     _require_own_code(config)
-    for suite in (None, *config.suites):
-        require_oracle_inputs(config, suite)
+    for suite, part in config.parts().items():
+        _require_oracle_inputs(part, suite)
     return every_input(config, resolve)
 
 
@@ -114,17 +95,17 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
             "name one as the base, for example a first version (`quickstart:1`)",
         )
     if suite is None:
-        external = resolve_inputs(config)
+        external = resolve_inputs(config)[""]
     else:
         config = config.for_suite(suite)
-        if not config.suites[suite].prompts:
+        if not config.inputs.test_prompts:
             raise UserError(
                 f"the suite {suite} has no prompts: it scores samples of a run once more",
                 f"name some with --set suites.{suite}.prompts=FILE",
             )
         # A configuration of suites may have none of a run's own inputs.
-        require_oracle_inputs(config, suite)
-        external = _inputs_of(config, suite, resolve)
+        _require_oracle_inputs(config, suite)
+        external = _inputs_of(config.inputs, resolve)
     store = open_store(config.store, create=True)
     external["policy"] = [resolve_model(models.policy, store)]
     external["base"] = [resolve_model(base, store)]
@@ -144,20 +125,13 @@ def _require_own_code(config: RunConfig) -> None:
             )
 
 
-def require_oracle_inputs(config: RunConfig, suite: str | None) -> None:
+def _require_oracle_inputs(config: RunConfig, suite: str) -> None:
     """Refuses a run, or a suite, that does not name the inputs which its oracle needs."""
-    score, section, title = _oracle_of(config, suite)
-    for needed, oracle in score.needs.items():
-        if getattr(section, ORACLE_INPUTS[needed]) is None:
+    section = f"suites.{suite}" if suite and config.suites[suite].score else "inputs"
+    for needed, oracle in config.score.needs.items():
+        name = ORACLE_INPUTS[needed]
+        if getattr(config.inputs, name) is None:
             raise UserError(
-                f"the oracle {oracle} needs {title}.{ORACLE_INPUTS[needed]}",
+                f"the oracle {oracle} needs {section}.{name}",
                 "name it, or choose another oracle; docs/oracles.md tells what each needs",
             )
-
-
-def _oracle_of(config: RunConfig, suite: str | None) -> tuple[ScoreParams, Inputs | Suite, str]:
-    """An oracle's settings, the section with its inputs, and that section's name."""
-    section = None if suite is None else config.suites[suite]
-    if section is None or section.score is None:
-        return config.score, config.inputs, "inputs"
-    return section.score, section, f"suites.{suite}"

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -28,11 +28,11 @@ _CHECKED_ROWS = 1000
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
-def check_run(config: RunConfig, external: Externals) -> None:
+def check_run(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Checks what a run needs of this machine; UserError if that is not there."""
-    _check_checkpoints(config, external)
-    _check_data(config, external)
-    _check_context(config, external)
+    _check_checkpoints(config, inputs)
+    _check_data(config, inputs[""])
+    _check_context(config, inputs[""])
     check_environment(config)
     for tracker in config.tracking.report_to:
         package = PACKAGES[tracker]
@@ -43,29 +43,31 @@ def check_run(config: RunConfig, external: Externals) -> None:
             )
 
 
-def _check_checkpoints(config: RunConfig, external: Externals) -> None:
+def _check_checkpoints(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Checks the files of local checkpoints; stages check models of the hub.
 
     Raises:
         UserError: One is damaged or missing, has no chat template, is an adapter, or is a model of
             the wrong kind.
     """
-    for name, sources in external.items():
-        if not name.endswith(("policy", "oracle_model")):
-            continue
-        setting = name if name.startswith("suites.") else f"inputs.{name}"
-        # A warm start may bring the template.
-        has_to_render = name != "policy" or config.inputs.warm_start is None
-        for folder in _local(sources):
-            with located(setting):
-                check_checkpoint(folder)
-            _check_kind(setting, folder)
-            if has_to_render and not _has_chat_template(folder):
-                raise UserError(
-                    f"{setting}: the checkpoint {folder} has no chat template",
-                    "use an instruction-tuned checkpoint, or save one with "
-                    "tokenizer.chat_template set",
-                )
+    for suite, external in inputs.items():
+        for name in ("policy", "oracle_model"):
+            setting = f"suites.{suite}.{name}" if suite else f"inputs.{name}"
+            # A warm start may bring the template.
+            has_to_render = name != "policy" or config.inputs.warm_start is None
+            for folder in _local(external[name]):
+                _check_checkpoint(setting, folder, has_to_render)
+
+
+def _check_checkpoint(setting: str, folder: Path, has_to_render: bool) -> None:
+    with located(setting):
+        check_checkpoint(folder)
+    _check_kind(setting, folder)
+    if has_to_render and not _has_chat_template(folder):
+        raise UserError(
+            f"{setting}: the checkpoint {folder} has no chat template",
+            "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set",
+        )
 
 
 def _local(sources: Sequence[Input]) -> list[Path]:

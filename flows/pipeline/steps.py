@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.pipeline.config import SAMPLING, SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.external import Externals
-from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, suite_input
+from flows.pipeline.inputs import ORACLE_INPUTS
 from flows.pipeline.step import Output, Source, Sources, Step, step_name
 from stages.contract.digests import derive_seed, sha256_of
 from stages.contract.params import ChatSettings, StageParams
@@ -46,17 +46,18 @@ class Sampling:
 class Steps:
     """Lists the steps of a run: each method adds one, and returns the output that it will have.
 
-    ``external`` has the run's resolved inputs by the fields of `inputs`, and the suites' by
-    :func:`flows.pipeline.inputs.suite_input`.
+    ``inputs`` are the resolved inputs of the run and its suites, by the names of
+    :meth:`RunConfig.parts`.
 
     Attributes:
         listed: The steps so far, in an order in which they can be computed.
     """
 
-    def __init__(self, config: RunConfig, external: Externals) -> None:
+    def __init__(self, config: RunConfig, inputs: Mapping[str, Externals]) -> None:
         self.config = config
         self.listed: list[Step] = []
-        self._external = external
+        self._inputs = inputs
+        self._external = inputs[""]
 
     def add(
         self,
@@ -77,8 +78,7 @@ class Steps:
 
     def of_suite(self, name: str) -> Steps:
         """The same list for the steps of one of the run's suites."""
-        external = {title: self._external[suite_input(name, title)] for title in SUITE_INPUTS}
-        steps = Steps(self.config.for_suite(name), external)
+        steps = Steps(self.config.for_suite(name), {"": self._inputs[name]})
         steps.listed = self.listed
         return steps
 

@@ -115,6 +115,21 @@ def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path):
         try_own_code(load_config(config))
 
 
+def test_the_oracle_of_a_suite_is_tried_on_the_suite_s_prompts(tmp_path):
+    row = {"prompt": "What?", "answer": "right"}
+    prompts = write_jsonl(tmp_path / "own.jsonl", [row])
+    code = tmp_path / "own.py"
+    code.write_text(NEEDS_REFERENCES)
+    suite = {"prompts": str(prompts), "prepare": {"reference_column": "answer"}}
+    suite |= {"score": {"oracle": "python"}, "oracle_code": str(code)}
+    failing = f"{SCORE}    return 1 / 0\n"
+    config = load_config(with_oracle(tmp_path, failing, suites={"own": suite})).for_suite("own")
+    try_own_code(config, {"score"})
+    code.write_text(NEEDS_REFERENCES.replace("return [", "return [0.0] + ["))
+    with pytest.raises(UserError, match=r"own\.py:score returned 3 scores for 2 responses"):
+        try_own_code(config, {"score"})
+
+
 def test_a_tried_oracle_does_not_get_the_orchestrator_s_secrets(tmp_path, monkeypatch):
     code = (
         f"import os\n{SCORE}"

@@ -148,7 +148,7 @@ def test_tokens_and_memory_of_sampling_and_of_log_pi_ref(tmp_path):
     assert steps["iteration-1/score/0"].tokens == steps[GENERATE].tokens
     halves = ("generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=2")
     assert cost(tmp_path, "8B", *halves, step=GENERATE).memory == PARAMS["8B"]
-    sampling = Steps(config, {}).for_evaluation().params
+    sampling = Steps(config, {"": {}}).for_evaluation().params
     # log π_ref of the policy's responses alone is asked for.
     held_out = 256 * sampling.num_samples
     evaluated = steps["iteration-1/evaluate"]
