@@ -1,8 +1,4 @@
-"""Digests of values, files and folders.
-
-A sealed folder lists the digests of its files in ``digests.json``, so that damage is noticed before
-use.
-"""
+"""Digests of values, files and folders."""
 
 import hashlib
 import json
@@ -12,11 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.contract.atomic import write_atomically
-from stages.contract.errors import DamagedArtifactError, DamagedRecordError, UserError
-from stages.contract.records import read_record
+from stages.contract.errors import UserError
 
-_LIST = "digests.json"
 # Files that are read or sent at once; hashlib frees the interpreter meanwhile.
 _THREADS = 8
 
@@ -134,36 +127,6 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
     """Identity of a prompt: the first 32 digits of the digest of its messages."""
     pairs = [[message["role"], message["content"]] for message in messages]
     return sha256_of(pairs)[:32]
-
-
-def seal_folder(folder: Path) -> None:
-    """Lists the digests of a folder's files."""
-    write_atomically(folder / _LIST, json.dumps(_digests(folder), indent=2), durable=True)
-
-
-def check_folder(folder: Path) -> None:
-    """Hashes every file of a sealed folder.
-
-    Raises:
-        DamagedArtifactError: One is missing, unreadable or differs, or the list is missing.
-    """
-    try:
-        listed = read_record(folder / _LIST, dict[str, str])
-        digests = _digests(folder)
-    except (OSError, DamagedRecordError) as error:
-        raise DamagedArtifactError(f"damaged checkpoint: {error}") from error
-    for name, digest in listed.items():
-        if digests.get(name) != digest:
-            raise DamagedArtifactError(
-                f"damaged checkpoint: {folder / name} is missing, or its content has changed"
-            )
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    files = files_by_name(folder)
-    files.pop(_LIST, None)
-    digests = in_threads(sha256_file, files.values())
-    return {name: digests[path] for name, path in files.items()}
 
 
 def set_aside(path: Path) -> Path:

@@ -6,19 +6,14 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
-
 import stages.contract
-from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_of, sha256_tree
+from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_tree
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError
-from stages.contract.records import Record, read_record
+from stages.contract.records import Record, SealedRecord, read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
@@ -38,12 +33,8 @@ class FileRecord(Record):
     """Timings and the like, which differ between two computations of the same result."""
 
 
-class Manifest(Record):
-    """Identity of an artifact: its files, its request, and the software that made it.
-
-    As JSON it has a ``seal`` as well, the digest of the rest: a damaged digest of a file would
-    otherwise go into the keys of what is made of the artifact.
-    """
+class Manifest(SealedRecord):
+    """Identity of an artifact: its files, its request, and the software that made it."""
 
     format: Literal[1] = 1
     stage: str
@@ -60,20 +51,6 @@ class Manifest(Record):
     software: dict[str, str]
     host: str
     accelerator: str
-
-    @model_serializer(mode="wrap")
-    def _with_seal(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = serialize(self)
-        return {**content, "seal": sha256_of(content)}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_seal(cls, content: Any) -> Any:
-        if isinstance(content, dict) and "seal" in content:
-            content = dict(content)
-            if content.pop("seal") != sha256_of(content):
-                raise ValueError("its seal does not fit its content")
-        return content
 
     @property
     def seconds(self) -> float:
@@ -108,14 +85,9 @@ class Manifest(Record):
         return sha256_tree(chosen)
 
 
-def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
-    """Measures all files under ``scratch`` and makes them readable for everyone.
-
-    Libraries write checkpoints with mode 0600, which a container of another user could not read.
-    """
-    for path in scratch.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    files = files_by_name(scratch)
+def describe_files(folder: Path, telemetry: Collection[str] = ()) -> dict[str, FileRecord]:
+    """Measures all files below a folder."""
+    files = files_by_name(folder)
     digests = in_threads(sha256_file, files.values())
     described = {}
     for name, path in files.items():
@@ -152,6 +124,15 @@ def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
     suspicious = always_hash or status.st_mtime_ns != record.mtime_ns
     if suspicious and sha256_file(path) != record.sha256:
         raise DamagedArtifactError(f"damaged artifact: the content of {path} has changed")
+
+
+def verify_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    """Hashes several files of a folder at once, and compares them with their records.
+
+    Raises:
+        DamagedArtifactError: One is missing or differs.
+    """
+    in_threads(lambda name: check_file(folder / name, files[name], always_hash=True), files)
 
 
 def make_manifest(

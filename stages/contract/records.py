@@ -1,10 +1,19 @@
 """Small records of a store, as JSON; a damaged one is named."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
+from stages.contract.digests import sha256_of
 from stages.contract.errors import DamagedRecordError
 
 T = TypeVar("T")
@@ -14,6 +23,27 @@ class Record(BaseModel):
     """An immutable JSON record that refuses names it does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SealedRecord(Record):
+    """A record whose JSON holds a digest of the rest, its ``seal``, so that damage is noticed.
+
+    A damaged digest of a file would otherwise go into the keys of later artifacts.
+    """
+
+    @model_serializer(mode="wrap")
+    def _with_seal(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialize(self)
+        return {**content, "seal": sha256_of(content)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_seal(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "seal" in content:
+            content = dict(content)
+            if content.pop("seal") != sha256_of(content):
+                raise ValueError("its seal does not fit its content")
+        return content
 
 
 def read_record(path: Path, kind: type[T], remedy: str = "") -> T:

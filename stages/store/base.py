@@ -39,7 +39,7 @@ from stages.contract.errors import (
     StoreError,
     UserError,
 )
-from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
+from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest, verify_files
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
 from stages.store.locks import FileLease
@@ -224,8 +224,7 @@ class Store:
             DamagedArtifactError: A file is missing or differs, or is there and not in the manifest:
                 a checkpoint's loader would read it (`adapter_config.json`).
         """
-        for name, record in artifact.manifest.files.items():
-            check_file(artifact.path / name, record, always_hash=True)
+        verify_files(artifact.path, artifact.manifest.files)
         names = files_by_name(artifact.path).keys()
         if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
             raise DamagedArtifactError(
@@ -256,6 +255,10 @@ class Store:
 
         If another process published the key first, its artifact stays and the scratch goes.
         """
+        # Libraries write checkpoints with mode 0600, which a container of another user could not
+        # read.
+        for path in scratch.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         (scratch / MANIFEST).write_bytes(manifest.model_dump_json(indent=2).encode())
         for path in [*scratch.rglob("*"), scratch]:
             fsync(path)

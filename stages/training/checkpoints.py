@@ -6,7 +6,6 @@ written: there are never more than two. A training goes on from the newest whole
 can use.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -15,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.atomic import fsync
-from stages.contract.digests import check_folder, seal_folder, set_aside
-from stages.contract.errors import DamagedArtifactError
+from stages.contract.digests import set_aside
+from stages.contract.errors import DamagedArtifactError, DamagedRecordError
+from stages.contract.manifest import FileRecord, describe_files, verify_files
+from stages.contract.records import SealedRecord, read_record
 from stages.training.engine import Engine, Process
 from stages.training.metrics import StepLog
 from stages.training.params import TrainingParams
@@ -36,6 +37,13 @@ class Checkpoint:
     """State that is kept with the engine's files."""
 
 
+class CheckpointRecord(SealedRecord):
+    """A checkpoint's state and its other files."""
+
+    state: dict[str, Any]
+    files: dict[str, FileRecord]
+
+
 def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint whose files are unchanged; hashes them.
 
@@ -43,11 +51,12 @@ def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
     """
     for step, path in reversed(_checkpoints(folder)):
         try:
-            check_folder(path)
-        except DamagedArtifactError as error:
+            record = read_record(path / STATE_FILE, CheckpointRecord)
+            verify_files(path, record.files)
+        except (OSError, DamagedRecordError, DamagedArtifactError) as error:
             warn(f"{error}. Set aside as {set_aside(path).name}; an earlier checkpoint is used.")
         else:
-            return Checkpoint(step, path, json.loads((path / STATE_FILE).read_text()))
+            return Checkpoint(step, path, record.state)
     return None
 
 
@@ -64,8 +73,8 @@ def make_room(folder: Path, step: int) -> None:
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
     """Seals a written ``checkpoint-<step>`` and moves it into ``folder``."""
-    (written / STATE_FILE).write_text(json.dumps(state))
-    seal_folder(written)
+    record = CheckpointRecord(state=state, files=describe_files(written))
+    (written / STATE_FILE).write_text(record.model_dump_json(indent=2))
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*written.rglob("*"), written]:
         fsync(path)

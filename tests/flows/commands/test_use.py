@@ -94,7 +94,7 @@ def trained(store, key, policy, *files):
         inputs={"policy": [policy.model_dump(mode="json") | {"digest": policy.digest}]},
         run="hub",
         step="iteration-1/train",
-        files=describe_files(scratch, set()),
+        files=describe_files(scratch),
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:00:01+00:00",
         software={},

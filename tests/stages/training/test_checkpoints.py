@@ -38,7 +38,6 @@ def test_the_newest_and_the_one_before_it_are_kept(tmp_path):
         "global_step/optimizer.pt",
         "metrics.jsonl",
         "geb_state.json",
-        "digests.json",
     ],
 )
 def test_a_damaged_one_is_set_aside_and_named(tmp_path, name, damage):
