@@ -11,6 +11,7 @@ from flows.commands.common import AsJson, StorePath, answer
 from flows.execution.run_record import RunRecord, recorded
 from stages.contract.errors import EXIT_FAILED, DamagedArtifactError
 from stages.contract.manifest import Manifest
+from stages.contract.request import ArtifactInput
 from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
@@ -141,7 +142,7 @@ def _needed(store: Store, manifest_of: Callable[[str, str], Manifest | None]) ->
             needed.add(name)
             with suppress(DamagedArtifactError):
                 manifest = manifest_of(*name)
-                for group in manifest.inputs.values() if manifest else ():
-                    artifacts = (item for item in group if item["kind"] == "artifact")
-                    waiting += [(artifact["stage"], artifact["key"]) for artifact in artifacts]
+                for source in manifest.sources() if manifest else ():
+                    if isinstance(source, ArtifactInput):
+                        waiting.append((source.stage, source.key))
     return needed

@@ -7,6 +7,7 @@ from typing import Any
 from flows.report.files import json_text, new_folder
 from stages.contract.atomic import write_atomically
 from stages.contract.manifest import Manifest
+from stages.contract.request import ArtifactInput
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry, ModelVersion
 
@@ -86,7 +87,8 @@ def _policies(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
     training: Manifest | None = manifest
     while training is not None and "policy" in training.inputs:
         [source] = training.inputs["policy"]
-        policies.append(source)
-        is_artifact = source["kind"] == "artifact"
-        training = store.manifest(source["stage"], source["key"]) if is_artifact else None
+        policies.append(source.model_dump(mode="json") | {"digest": source.digest})
+        training = None
+        if isinstance(source, ArtifactInput):
+            training = store.manifest(source.stage, source.key)
     return policies

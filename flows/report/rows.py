@@ -7,6 +7,7 @@ from statistics import stdev
 from flows.report.statistics import over_seeds
 from flows.report.summary import Summary, kappa_label
 from flows.report.table import FigureRow, column_of, ordered, shown
+from stages.contract.request import ArtifactInput
 from stages.evaluate.statistics import Estimate
 from stages.store.base import Artifact
 
@@ -100,12 +101,8 @@ def read_other_files(first: Summary, second: Summary, part: str = "") -> bool:
 
 def _from_outside(artifact: Artifact) -> list[str]:
     """Digests of files, and revisions of the hub, among an artifact's inputs."""
-    digests = []
-    for group in artifact.manifest.inputs.values():
-        for source in group:
-            if source["kind"] != "artifact":
-                digests.append(source.get("digest") or source["revision"])
-    return digests
+    sources = artifact.manifest.sources()
+    return [source.digest for source in sources if not isinstance(source, ArtifactInput)]
 
 
 Groups = dict[tuple[str, str], dict[str, dict[int, float]]]

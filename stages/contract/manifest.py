@@ -8,13 +8,12 @@ import socket
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 import stages.contract
 from stages.contract.digests import files_by_name, in_threads, sha256_file, sha256_tree
 from stages.contract.errors import DamagedArtifactError, DamagedRecordError
 from stages.contract.records import Record, SealedRecord, read_record
-from stages.contract.request import Request
+from stages.contract.request import Call, Request
 
 MANIFEST = "manifest.json"
 IMAGE_VARIABLE = "GEB_IMAGE"
@@ -33,18 +32,9 @@ class FileRecord(Record):
     """Timings and the like, which differ between two computations of the same result."""
 
 
-class Manifest(SealedRecord):
-    """Identity of an artifact: its files, its request, and the software that made it."""
+class Manifest(Call, SealedRecord):
+    """Identity of an artifact: its files, its call, and the software that made it."""
 
-    format: Literal[1] = 1
-    stage: str
-    version: str
-    key: str
-    params: dict[str, Any]
-    seed: int
-    inputs: dict[str, list[dict[str, Any]]]
-    run: str
-    step: str
     files: dict[str, FileRecord]
     started: str
     ended: str
@@ -143,13 +133,8 @@ def make_manifest(
     ended: str,
 ) -> Manifest:
     """Builds the manifest of a finished computation."""
-    shared = {"stage", "version", "key", "params", "seed", "run", "step"}
     return Manifest(
-        **{name: getattr(request, name) for name in shared},
-        inputs={
-            name: [{**source.model_dump(mode="json"), "digest": source.digest} for source in group]
-            for name, group in request.inputs.items()
-        },
+        **{name: getattr(request, name) for name in Call.model_fields},
         files=files,
         started=started,
         ended=ended,

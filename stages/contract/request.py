@@ -4,19 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from stages.contract.digests import sha256_of
 from stages.contract.params import ImageName, StageParams
+from stages.contract.records import Record
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-
-class ArtifactInput(_Frozen):
+class ArtifactInput(Record):
     """A whole artifact of the store, or one file or folder of it."""
 
     kind: Literal["artifact"] = "artifact"
@@ -28,7 +23,7 @@ class ArtifactInput(_Frozen):
     """Digest of what ``path`` names, telemetry left out."""
 
 
-class FileInput(_Frozen):
+class FileInput(Record):
     """A file or folder outside the store, addressed by its content."""
 
     kind: Literal["file"] = "file"
@@ -39,7 +34,7 @@ class FileInput(_Frozen):
     taken, if known: a large input is hashed again only if they differ. Not part of the key."""
 
 
-class HubInput(_Frozen):
+class HubInput(Record):
     """A model or data set of the Hugging Face hub at a resolved revision (a commit)."""
 
     kind: Literal["hub"] = "hub"
@@ -56,8 +51,10 @@ class HubInput(_Frozen):
 Input = Annotated[ArtifactInput | FileInput | HubInput, Field(discriminator="kind")]
 
 
-class Resources(_Frozen):
+class Resources(Record):
     """Resources of a stage's program. None of them enters the key."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
 
     gpus: int = Field(0, ge=0)
     """GPUs on each node; 0 runs on the CPU."""
@@ -83,8 +80,8 @@ class Resources(_Frozen):
         return self.nodes * self.devices
 
 
-class Request(_Frozen):
-    """One call of a stage: ``python -m stages.<stage> REQUEST.json``."""
+class Call(Record):
+    """What a stage shall compute, and the run that asks for it."""
 
     format: Literal[1] = 1
     stage: str
@@ -93,21 +90,26 @@ class Request(_Frozen):
     seed: int
     inputs: dict[str, tuple[Input, ...]]
     key: str
-    store: str
-    """Root of the store as the stage's program sees it."""
     run: str = ""
     """Name of the run that asks; a label, not part of the key."""
     step: str = ""
     """Place in that run (``iteration-2/train``); a label, not part of the key."""
+
+    def sources(self) -> Iterator[Input]:
+        """Its inputs, without their names."""
+        return (source for group in self.inputs.values() for source in group)
+
+
+class Request(Call):
+    """One call of a stage: ``python -m stages.<stage> REQUEST.json``."""
+
+    store: str
+    """Root of the store as the stage's program sees it."""
     resources: Resources = Resources()
     image: ImageName
     """Container image that the stage needs; not part of the key."""
     writes_registry: bool
     """True for a stage that writes into the model registry; not part of the key."""
-
-    def sources(self) -> Iterator[Input]:
-        """Inputs of the request."""
-        return (source for group in self.inputs.values() for source in group)
 
     @property
     def title(self) -> str:

@@ -91,7 +91,7 @@ def trained(store, key, policy, *files):
         key=key,
         params={},
         seed=0,
-        inputs={"policy": [policy.model_dump(mode="json") | {"digest": policy.digest}]},
+        inputs={"policy": (policy,)},
         run="hub",
         step="iteration-1/train",
         files=describe_files(scratch),

@@ -17,6 +17,7 @@ from flows.report.comparison_files import write_comparison
 from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput
 from stages.store.base import Store
 from tests.flows.loop import geb_json, geb_ok, geb_refused, warm_started, write_config
 from tests.flows.report.evaluations import artifact_in, write_evaluation
@@ -123,8 +124,8 @@ def test_runs_of_another_oracle_are_another_method(tmp_path):
     runs = [run(tmp_path, "one", 0.3), run(tmp_path, "two", 0.9, seed=1)]
     assert compare_summaries(runs).methods["two"] == "f-DPO, reverse_kl"
     for summary, digest in zip(runs, ("0", "1"), strict=True):
-        scored = artifact_in(tmp_path / summary.run)
-        scored.manifest.inputs = {"code": [{"kind": "file", "digest": digest}]}
+        oracle = FileInput(location="oracle.py", digest=digest)
+        scored = artifact_in(tmp_path / summary.run, oracle)
         summary.artifacts["iteration-1/evaluate/score/0"] = scored
     edited = compare_summaries(runs)
     assert edited.methods["two"] == "f-DPO, reverse_kl (two)"

@@ -52,7 +52,7 @@ def whole():
         key="0" * 64,
         params={"margin": math.nan, "order": ("a", "b")},
         seed=1 << 62,
-        inputs={"scores": [{"location": "é\u2028", "digest": "1" * 64}]},
+        inputs={"scores": (FileInput(location="é\u2028", digest="1" * 64),)},
         run="run",
         step="iteration-1/pair",
         files={"pairs.parquet": FileRecord(size=10, sha256="2" * 64, mtime_ns=3)},
@@ -85,17 +85,12 @@ def test_inputs_are_kept_with_their_digests():
         "test": [FileInput(location="/here/test.jsonl", digest="d1")],
     }
     request = make_request(PrepareParams(), inputs=inputs, seed=0, store="store")
-    kept = make_manifest(
+    manifest = make_manifest(
         request, files={}, started="2026-01-01T00:00:00+00:00", ended="2026-01-01T00:00:01+00:00"
-    ).inputs
-    assert {name: [member["digest"] for member in group] for name, group in kept.items()} == {
-        "train": ["hub:dataset:owner/data@abc"],
-        "test": ["d1"],
-    }
-    assert (kept["train"][0]["repo"], kept["test"][0]["location"]) == (
-        "owner/data",
-        "/here/test.jsonl",
     )
+    kept = Manifest.model_validate_json(manifest.model_dump_json())
+    assert kept.inputs == request.inputs
+    assert [source.digest for source in kept.sources()] == ["hub:dataset:owner/data@abc", "d1"]
 
 
 def test_the_image_that_a_stage_runs_in_is_named(monkeypatch):
