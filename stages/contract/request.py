@@ -37,6 +37,9 @@ class FileInput(Record):
 class HubInput(Record):
     """A model or data set of the Hugging Face hub at a resolved revision (a commit)."""
 
+    # Manifests of earlier versions list its digest, too.
+    model_config = ConfigDict(extra="ignore")
+
     kind: Literal["hub"] = "hub"
     repo: str
     revision: str

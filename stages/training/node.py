@@ -145,6 +145,16 @@ class Node:
             if self._error is not None:
                 self.store.set("failed", _report_of(self._error).model_dump_json())
 
+    def _mistake(self) -> UserError | None:
+        """A mistake that another node reports soon: its end broke the connections here."""
+        deadline = time.monotonic() + 3 * _BEAT_SECONDS
+        while self.resources.nodes > 1 and time.monotonic() < deadline:
+            failure = self.failure()
+            if failure is not None:
+                return failure if isinstance(failure, UserError) else None
+            time.sleep(_LOOK_SECONDS)
+        return None
+
     def _watch(self, workers: Sequence[_Worker], stop_requested: Callable[[], bool]) -> None:
         """Waits for the end of the workers; raises why training failed."""
         is_forwarded = False
@@ -162,10 +172,11 @@ class Node:
                     raise StoppedError("asked to stop (SIGTERM)")
                 if failures:
                     # Other failures follow from the first one, and from a user's mistake.
-                    raise min(
+                    _, first = min(
                         failures,
                         key=lambda failure: (not isinstance(failure[1], UserError), failure[0]),
-                    )[1]
+                    )
+                    raise first if isinstance(first, UserError) else self._mistake() or first
                 if elsewhere and not is_over:
                     raise elsewhere
                 return

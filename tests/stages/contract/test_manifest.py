@@ -1,5 +1,6 @@
 """Files of a manifest: those at a path, and their digests."""
 
+import json
 import math
 
 import pytest
@@ -91,6 +92,16 @@ def test_inputs_are_kept_with_their_digests():
     kept = Manifest.model_validate_json(manifest.model_dump_json())
     assert kept.inputs == request.inputs
     assert [source.digest for source in kept.sources()] == ["hub:dataset:owner/data@abc", "d1"]
+
+
+def test_an_earlier_manifest_with_a_hub_input_can_be_read(whole):
+    source = HubInput(repo="owner/data", revision="abc", repo_type="dataset")
+    content = json.loads(
+        whole.model_copy(update={"inputs": {"train": (source,)}}).model_dump_json()
+    )
+    content["inputs"]["train"][0]["digest"] = source.digest
+    del content["seal"]
+    assert Manifest.model_validate(content).inputs == {"train": (source,)}
 
 
 def test_the_image_that_a_stage_runs_in_is_named(monkeypatch):
