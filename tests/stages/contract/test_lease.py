@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -151,14 +152,15 @@ def test_a_damaged_lease_is_free_unless_its_holder_lives(path, damaged):
 
 
 def test_lease_outlives_several_heartbeats_for_other_hosts(path, monkeypatch):
-    with_lease = FileLease(path)
-    with_lease.acquire()
-    written = json.loads(path.read_text())
-    monkeypatch.setattr(lease_module, "_machine", lambda: "another")
-    missed = written["expires"] - lease_module.EXPIRY_SECONDS + 5 * lease_module.HEARTBEAT_SECONDS
-    monkeypatch.setattr(lease_module.time, "time", lambda: missed)
+    acquired = time.time()
+    lease = FileLease(path)
+    lease.acquire()
+    record = json.loads(path.read_text()) | {"machine": "another", "owner": "another"}
+    # This machine would see that the process lives, whatever the record says.
+    lease.release()
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(time, "time", lambda: acquired + 5 * lease_module.HEARTBEAT_SECONDS)
     assert FileLease(path).holder() is not None
-    with_lease.release()
 
 
 def test_a_lease_whose_record_cannot_be_written_is_free_again(path, monkeypatch):

@@ -18,6 +18,7 @@ from stages.contract.request import make_request
 from stages.harness import program
 from stages.harness.program import Stage, execute
 from stages.store.base import Store
+from stages.store.locks import FileLease
 from stages.tables.schemas import PROMPTS, write_table
 from tests.stage_calls import file_input
 from tests.stages.contract.writer_stage import WRITER, WriterParams, compute, request
@@ -80,6 +81,18 @@ def test_a_full_disk_is_one_clear_message(store, run):
     assert "geb gc" in caught.value.remedy
     assert list(store.artifacts()) == []
     assert list((store.root / "artifacts/writer").iterdir()) == []
+
+
+def test_a_lease_that_a_full_disk_holds_is_one_clear_message(store, monkeypatch):
+    release = FileLease.release
+
+    def fail(lease):
+        release(lease)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(FileLease, "release", fail)
+    with pytest.raises(UserError, match="no space left"):
+        compute(store, Stage(WriterParams, fills_disk_with_bytes))
 
 
 def test_a_file_elsewhere_that_is_denied_is_named(store):
