@@ -84,7 +84,7 @@ class Resources(Record):
 
 
 class Call(Record):
-    """What a stage shall compute, and the run that asks for it."""
+    """Parameters, seed, inputs and key of one computation, and the run that asks for it."""
 
     format: Literal[1] = 1
     stage: str
