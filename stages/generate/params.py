@@ -84,7 +84,7 @@ class GenerateParams(StageParams, ChatSettings):
     """Samples ``num_samples`` responses per prompt from a policy."""
 
     stage: ClassVar[str] = "generate"
-    version: ClassVar[str] = "5"
+    version: ClassVar[str] = "6"
     inputs = {
         "policy": InputSpec(),
         "prompts": InputSpec(),

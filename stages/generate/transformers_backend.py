@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, EncodedPrompt, SampledResponse
+from stages.generate.grouped_attention import group_heads
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.engine_errors import engine_error
@@ -33,6 +34,7 @@ class TransformersBackend:
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._model = load_causal_lm(policy.source, dtype=params.dtype)
+        group_heads(self._model)
         self._params = params
         self._events = events
         self._stop_ids = sorted(policy.stop_ids)

@@ -44,12 +44,12 @@ GOLDEN = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "7dafbb21eb6f288e",
+        "4d628dcbcf6cf8c3",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
         {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
-        "cd89cd9f4cf3e737",
+        "2965ba8ab185a48a",
     ),
     (
         ScoreParams(oracle="python"),

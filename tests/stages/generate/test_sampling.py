@@ -4,7 +4,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stages.generate.grouped_attention import group_heads
 from stages.generate.transformers_backend import draw_tokens, filtered_probabilities, uniforms
+from stages.harness.context import ModelSource
+from stages.modeling.load import load_causal_lm
+from tests.tiny_models import make_tiny_llama
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
 CHI_SQUARE_4 = 18.47  # 0.1 % point of χ² with four degrees of freedom.
@@ -61,3 +65,19 @@ def test_the_last_uniform_number_stays_in_the_vocabulary():
 def test_a_longer_response_goes_on_with_the_same_numbers():
     assert np.array_equal(uniforms(3, 10), uniforms(3, 100)[:10])
     assert not np.array_equal(uniforms(3, 10), uniforms(4, 10))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_heads_in_groups_attend_as_each_alone(key_heads, tmp_path):
+    policy = make_tiny_llama(tmp_path / "policy", num_key_value_heads=key_heads)
+    model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
+    ids = torch.tensor([[0, 0, 7, 9, 11, 8], [6, 10, 12, 7, 9, 13]])
+    mask = (ids > 0).long()
+    expected = model(input_ids=ids, attention_mask=mask).logits[:, -1]
+    group_heads(model)
+    prompts = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
+    last = model(
+        input_ids=ids[:, -1:], attention_mask=mask, past_key_values=prompts.past_key_values
+    )
+    assert model.config._attn_implementation != "sdpa"
+    torch.testing.assert_close(last.logits[:, -1], expected)
