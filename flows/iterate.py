@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from prefect.logging import get_run_logger
@@ -92,7 +92,7 @@ def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     Raises:
         GebError: The run failed.
     """
-    executor = StepExecutor(run.config, session.observers, run.recompute)
+    executor = StepExecutor(run.config, session.observers)
     record = executor.record
     has_begun = False
     try:
@@ -111,8 +111,14 @@ def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
 
 
 def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:
-    run = replace(run, recompute=())
-    record.start(run.config, lambda: {line.step: line.key for line in plan(run)})
+    lines = plan(run)
+    again = {(line.stage, line.key) for line in lines if line.action == "again" and line.key}
+    keys = {line.step: "" if line.action == "again" else line.key for line in lines}
+    record.start(run.config, keys)
+    for stage, key in again:
+        # Another run may have set it aside just now.
+        with contextlib.suppress(FileNotFoundError):
+            record.store.set_aside(stage, key)
 
 
 def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
@@ -140,7 +146,7 @@ def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResul
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.
             if step.params.writes_registry:
-                # `--from` may just have set aside what a later iteration makes again.
+                # `--from` of another run may just have set aside what this one shows.
                 with contextlib.suppress(FileNotFoundError):
                     show()
 

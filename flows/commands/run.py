@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import typer
@@ -104,7 +103,7 @@ def _run(
     resolved = resolve_run(config, from_step)
     check_place(config)
     lines = planned(resolved)
-    to_run = {line.stage for line in lines if line.action == "run"}
+    to_run = {line.stage for line in lines if line.action != "reuse"}
     try_own_code(config, to_run)
     record = RunRecord(open_store(config.store), config.name)
     if not dry_run and not to_run and _is_finished(record, config):
@@ -141,11 +140,11 @@ def _is_finished(record: RunRecord, config: RunConfig) -> bool:
 def _execute(resolved: ResolvedRun, lines: list[PlannedStep], cost: str, as_json: bool) -> None:
     config = resolved.config
     check_host(config)
-    counts = Counter(line.action for line in lines)
+    num_reused = sum(line.action == "reuse" for line in lines)
     shown = watched(as_json)
     shown.print(
-        f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
-        f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
+        f"run [bold]{config.name}[/]: {len(lines)} steps, {num_reused} in the store, "
+        f"{len(lines) - num_reused} to compute; store {escape(open_store(config.store).location)}"
     )
     shown.print(cost)
     with prefect_session(config.store, config.name, as_json, len(lines)) as session:

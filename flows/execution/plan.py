@@ -1,19 +1,20 @@
 """Dry run: the artifacts that a run would reuse or compute, and why."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flows.execution.run_record import AT_WORK, RunRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.step import Step
-from stages.contract.errors import DamagedArtifactError
+from stages.contract.errors import DamagedArtifactError, UserError
 from stages.contract.request import Request, key_fields
 from stages.store.base import Artifact
 from stages.store.opening import open_store
 
-Action = Literal["reuse", "run"]
+Action = Literal["reuse", "run", "again"]
+"""`again`: the store has the artifact, and `--from` computes it once more."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class PlannedStep:
 
 
 def plan(run: ResolvedRun) -> list[PlannedStep]:
-    """Looks for each step of a run in the store; nothing is started."""
+    """Looks for each step of a run in the store; nothing is started.
+
+    Raises:
+        UserError: The artifacts that the run's ``from_step`` reads are not in the store.
+    """
     config = run.config
     store = open_store(config.store, create=True)
     record = RunRecord(store, config.name)
@@ -52,12 +57,31 @@ def plan(run: ResolvedRun) -> list[PlannedStep]:
             damage = str(error)
         if artifact is None:
             add(step, "run", damage or _why_computed(record, step, request), request.key)
-        elif step.name in run.recompute:
-            add(step, "run", "asked to compute it again", request.key)
         else:
             reused[step.name] = artifact
             add(step, "reuse", key=request.key)
-    return lines
+    return _with_again(run, lines)
+
+
+def _with_again(run: ResolvedRun, lines: list[PlannedStep]) -> list[PlannedStep]:
+    """Marks the artifacts of the step that a run starts from, and of all that come of it.
+
+    Steps of two suites may have one artifact: it is computed again for both.
+    """
+    names: set[str] = set()
+    for step in run.steps:
+        if step.name == run.from_step or names.intersection(step.upstream()):
+            names.add(step.name)
+    keys = {line.key for line in lines if line.step in names}
+    for line in lines:
+        if line.step == run.from_step and line.key is None:
+            raise UserError(f"`--from {line.step}`: {line.because}", "name that step, or none")
+    return [
+        replace(line, action="again", because="asked to compute it again")
+        if line.action == "reuse" and line.key in keys
+        else line
+        for line in lines
+    ]
 
 
 def _why_computed(record: RunRecord, step: Step, request: Request) -> str:

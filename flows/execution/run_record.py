@@ -48,7 +48,8 @@ StepState = Literal[
 """State of a step.
 
 `waiting`: for one of `execution.parallel` slots, for another run that computes the key, or for a
-place. `outdated`: the run has other settings now, by which the step has another key, or none.
+place. `outdated`: the run has other settings now, by which the step has another key, or none; or
+`--from` computes it again.
 `crashed`: the run's process was killed while the step was at work; no file on record has it.
 """
 AT_WORK = ("waiting", "running", "preempted")
@@ -112,14 +113,15 @@ class RunRecord:
         """Writes the resolved configuration."""
         self.write("config.json", config.to_json())
 
-    def start(self, config: RunConfig, keys: Callable[[], Mapping[str, str | None]]) -> None:
+    def start(self, config: RunConfig, keys: Mapping[str, str | None]) -> None:
         """Puts the configuration of an attempt on record, and outdates steps of another one.
 
         A file whose content has changed outdates steps, too.
 
         Args:
             config: The configuration.
-            keys: Gives the key of each step that is known before it begins, by the step's name.
+            keys: Key of each step that is known before it begins, by the step's name; empty for a
+                step that is computed again.
 
         Raises:
             UserError: A process of this host works on the run with another configuration.
@@ -133,10 +135,9 @@ class RunRecord:
                         "give this one another name (--set name=NAME), or end that one first",
                     )
         before = list(self.steps())
-        present = keys() if before else {}
-        has_changed = any(present.get(step.step) not in (None, step.key) for step in before)
+        has_changed = any(keys.get(step.step) not in (None, step.key) for step in before)
         for step in before if has_changed or not is_same else ():
-            if present.get(step.step) != step.key:
+            if keys.get(step.step) != step.key:
                 self.save_step(step.model_copy(update={"state": "outdated"}))
         self.save_config(config)
 

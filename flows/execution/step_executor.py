@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.execution.observer import Observer, StepReporter
@@ -17,7 +17,7 @@ from stages.contract.errors import (
     PreemptedError,
     StoppedError,
 )
-from stages.contract.events import Log, OnEvent, warning_to
+from stages.contract.events import warning_to
 from stages.contract.request import Input, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
@@ -58,25 +58,14 @@ def build_request(
 
 
 class StepExecutor:
-    """Store, runner and record of one run; turns steps into artifacts, from several threads.
+    """Store, runner and record of one run; turns steps into artifacts, from several threads."""
 
-    Steps that ``recompute`` names are computed again although the store has them, once each.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        observers: Sequence[Observer] = (),
-        recompute: Collection[str] = (),
-    ) -> None:
+    def __init__(self, config: RunConfig, observers: Sequence[Observer] = ()) -> None:
         self.config = config
         self.store = open_store(config.store, create=True)
         self.record = RunRecord(self.store, config.name)
         self.runner = make_runner(config.execution)
         self._observers = observers
-        self._forced = recompute
-        self._set_aside: set[str] = set()
-        self._setting_aside = threading.Lock()
         self._end: StepState = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
 
@@ -106,8 +95,8 @@ class StepExecutor:
         try:
             with explain_disk_errors(self.store.root):
                 status.wanted()
-                self._set_aside_if_forced(step, request, status.event)
-                existing = self._find(request, status.event)
+                warn = warning_to(status.event)
+                existing = self.store.find(request.stage, request.key, warn=warn)
                 if existing is None:
                     self._compute(request, status)
                 artifact = existing or self._made(request)
@@ -159,20 +148,3 @@ class StepExecutor:
                 f"{request.stage}/{request.key[:12]}: does the stage see the same store?{hint}"
             )
         return artifact
-
-    def _find(self, request: Request, on_event: OnEvent) -> Artifact | None:
-        return self.store.find(request.stage, request.key, warn=warning_to(on_event))
-
-    def _set_aside_if_forced(self, step: Step, request: Request, on_event: OnEvent) -> None:
-        if step.name not in self._forced:
-            return
-        # Steps of two suites may have one key: the second waits until the artifact is away.
-        with self._setting_aside:
-            # Once in a run: an artifact that it has computed since then stays.
-            if request.key in self._set_aside:
-                return
-            self._set_aside.add(request.key)
-            if self._find(request, on_event) is None:
-                return
-            aside = self.store.set_aside(request.stage, request.key)
-        on_event(Log(message=f"computed again on purpose; the artifact before is in {aside}"))

@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper, over steps."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
@@ -9,9 +9,7 @@ from flows.pipeline.inputs import every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
 from flows.pipeline.step import Output, Source, Step, step_name, suite_step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
-from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput, key_fields
 
 
 @dataclass(frozen=True)
@@ -20,19 +18,16 @@ class ResolvedRun:
 
     Attributes:
         steps: Every step, in an order in which they can be computed.
-        recompute: Names of steps that are computed even if the store has them.
+        from_step: Step that is computed again, with all that reads its artifact.
     """
 
     config: RunConfig
     steps: Sequence[Step]
-    recompute: Collection[str] = ()
+    from_step: str | None = None
 
 
 def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     """Finds the inputs of a run, checks what it needs of this machine, and lists its steps.
-
-    ``from_step``, steps with the same key, and all steps that come of them are computed even if the
-    store has them.
 
     Raises:
         UserError: An input or the step is missing, or the machine lacks something.
@@ -41,41 +36,9 @@ def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     inputs = resolve_inputs(config)
     check_run(config, inputs)
     steps = _steps(config, inputs)
-    recompute = () if from_step is None else _all_of(from_step, steps)
-    return ResolvedRun(config, steps, recompute)
-
-
-def _all_of(name: str, steps: Sequence[Step]) -> set[str]:
-    """Names of a step, of those with the same key, and of all that read their artifacts."""
-    identities = _identities(steps)
-    if name not in identities:
-        raise UserError(f"the run has no step {name!r}", "`geb plan CONFIG` lists its steps")
-    recomputed = {identities[name]}
-    names = set()
-    for step in steps:
-        upstream = {identities[other] for other in step.upstream()}
-        if identities[step.name] in recomputed or upstream & recomputed:
-            recomputed.add(identities[step.name])
-            names.add(step.name)
-    return names
-
-
-def _identities(steps: Sequence[Step]) -> dict[str, str]:
-    """A digest of each step's sources, by its name; steps with the same one have the same key."""
-    identities: dict[str, str] = {}
-
-    for step in steps:
-        inputs = {
-            name: [
-                FileInput(location="", digest=f"{identities[source.step]}/{source.path}")
-                if isinstance(source, Output)
-                else source
-                for source in group
-            ]
-            for name, group in step.inputs.items()
-        }
-        identities[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
-    return identities
+    if from_step is not None and from_step not in (step.name for step in steps):
+        raise UserError(f"the run has no step {from_step!r}", "`geb plan CONFIG` lists its steps")
+    return ResolvedRun(config, steps, from_step)
 
 
 def unread_steps(config: RunConfig) -> list[Step]:

@@ -86,7 +86,7 @@ def estimate(
     rates = measured_rates(open_store(config.store))
     counted = costs_of_steps(config, steps)
     costs = [_estimate(config, step, counted[step.name], rates) for step in steps]
-    lacking = [cost for cost, line in zip(costs, planned, strict=True) if line.action == "run"]
+    lacking = [cost for cost, line in zip(costs, planned, strict=True) if line.action != "reuse"]
     seconds = {cost.step: cost.seconds or 0.0 for cost in lacking}
     upstream = {step.name: step.upstream() for step in steps}
     wall_time = wall_seconds(seconds, upstream, config.execution.parallel)

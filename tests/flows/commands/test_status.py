@@ -100,11 +100,11 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
     second = record.config().model_copy(update={"seed": 1})
 
     def run_second():
-        with recorded_run_attempt(record, lambda: record.start(second, dict)):
+        with recorded_run_attempt(record, lambda: record.start(second, {})):
             pass
 
     def begin_first():
-        record.start(record.config(), dict)
+        record.start(record.config(), {})
         futures.append(pool.submit(run_second))
         with pytest.raises(TimeoutError):
             futures[0].result(0.5)
@@ -152,7 +152,7 @@ def test_another_content_of_a_file_outdates_all_that_came_of_it(record, prepare,
         recorded(record, step)
     # A key that is not known before the step begins says nothing.
     keys = {"prepare": prepare * 64, "iteration-1/train": None}
-    record.start(record.config(), lambda: keys)
+    record.start(record.config(), keys)
     assert {step.state for step in record.steps()} == states
 
 

@@ -1,7 +1,6 @@
-"""Observers of a step's execution, and steps to compute again."""
+"""Observers of a step's execution."""
 
 import contextlib
-import threading
 from typing import ClassVar
 
 import pytest
@@ -39,8 +38,8 @@ def config(tmp_path, probe_stage):
     return ProbeConfig(store=str(tmp_path / "store"))
 
 
-def execute(config, *behaviours, observers=(), recompute=()):
-    executor = StepExecutor(config, observers, recompute)
+def execute(config, *behaviours, observers=()):
+    executor = StepExecutor(config, observers)
     for behaviour in behaviours:
         executor.execute(Step("probe", ProbeParams(behaviour=behaviour), {}), {})
 
@@ -95,40 +94,3 @@ def test_a_failure_is_heard_with_its_reason(config):
     with pytest.raises(UserError):
         execute(config, "refuse", observers=[recorder])
     assert recorder.heard[-1].startswith("probe failed probe (probe")
-
-
-def test_a_forced_step_is_computed_again_once_in_a_run(config):
-    execute(config, "tell_place")
-    recorder = Recorder()
-    execute(
-        config,
-        "tell_place",
-        "tell_place",
-        observers=[recorder],
-        recompute=["probe"],
-    )
-    execute(config, "tell_place")
-    assert "computed again on purpose" in recorder.heard[0]
-    ended = [line for line in recorder.heard if line in ("probe done", "probe reused")]
-    assert ended == ["probe done", "probe reused"]
-
-
-def test_a_step_of_the_same_key_waits_until_its_artifact_is_aside(config, monkeypatch):
-    execute(config, "tell_place")
-    executor = StepExecutor(config, recompute=["probe"])
-    step = Step("probe", ProbeParams(behaviour="tell_place"), {})
-    set_aside = executor.store.set_aside
-    waited = []
-
-    def with_another(stage, key):
-        other.start()
-        # It would find the artifact that goes now.
-        other.join(0.5)
-        waited.append(other.is_alive())
-        return set_aside(stage, key)
-
-    other = threading.Thread(target=executor.execute, args=(step, {}))
-    monkeypatch.setattr(executor.store, "set_aside", with_another)
-    executor.execute(step, {})
-    other.join()
-    assert waited == [True]

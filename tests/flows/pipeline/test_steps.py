@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flows.pipeline.algorithm import resolve_run, unread_steps
+from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.promote.params import PromoteParams
@@ -195,32 +195,6 @@ def test_code_that_no_setting_reads_is_given_to_no_step(tmp_path):
     assert "code" not in steps["iteration-1/pair"].inputs
     python = steps_of("train.objective=python", f"inputs.objective_code={code}")
     assert "code" in python["iteration-1/train"].inputs
-
-
-def test_a_run_starts_again_from_a_step_and_all_that_comes_of_it():
-    config = load_config(ROOT / "configs/quickstart.yaml", ["screen.num_samples=2", "iterations=2"])
-
-    def again(step):
-        return set(resolve_run(config, step).recompute)
-
-    assert again(None) == set()
-    screened = again("screen/iteration-2")
-    assert {"screen/iteration-2", "iteration-2/generate/0", "iteration-2/promote"} <= screened
-    assert not any(name.startswith(("screen/iteration-1", "iteration-1")) for name in screened)
-    trained = again("iteration-1/train")
-    assert {"iteration-1/evaluate", "iteration-2/generate/0"} <= trained
-    assert not trained & {"base/generate/0", "iteration-1/pair"}
-
-
-def test_steps_with_one_key_are_computed_again_together():
-    prompts = ROOT / "data/quickstart/prompts.jsonl"
-    suites = [f"suites.{name}.prompts={prompts}" for name in ("one", "two", "three")]
-    more = ["suites.three.evaluation.num_samples=3", "iterations=1"]
-    config = load_config(QUICKSTART, [*suites, *more])
-    again = resolve_run(config, "base/suite-two/generate/0").recompute
-    places = {f"base/suite-{name}/{part}/0" for name in ("one", "two") for part in PARTS}
-    evaluations = {f"iteration-1/evaluate/suite-{name}" for name in ("one", "two")}
-    assert again == places | evaluations
 
 
 def test_rendering_of_conversations_is_the_same_in_all_stages(tmp_path):

@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import re
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
@@ -122,7 +123,19 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run):
     tags = image_tags(request.image, gpus=request.resources.gpus)
     assert tags == [f"geb-core:{importlib.metadata.version('geb')}"]
     assert request.resources.cpus == 2
-    assert resolve_run(toy_run, "iteration-2/toy").recompute == {"iteration-2/toy"}
+    lines = plan(resolve_run(toy_run, "iteration-2/toy"))
+    assert [line.action for line in lines] == ["reuse", "reuse", "again"]
+
+
+def test_what_comes_of_a_step_is_computed_again_in_whatever_suite(toy_run):
+    run = resolve_run(toy_run)
+    prepare, first, second = run.steps
+    twin = replace(first, name="twin/toy")
+    artifacts = {}
+    for step in (prepare, twin, first, second):
+        artifacts[step.name] = StepExecutor(toy_run).execute(step, artifacts).artifact
+    run = replace(run, steps=(prepare, twin, first, second), from_step="iteration-1/toy")
+    assert [line.action for line in plan(run)] == ["reuse", "again", "again", "again"]
 
 
 # The place that docs/operations.md shows: it starts stages as child processes of this one.

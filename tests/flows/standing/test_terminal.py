@@ -15,11 +15,14 @@ from prefect.client.schemas.filters import (
 from prefect.context import refresh_global_settings_context
 
 from flows.execution.observer import Session
+from flows.execution.plan import plan
+from flows.execution.run_record import RunRecord
 from flows.iterate import iterate, run_as_flow
 from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.loading import load_config
 from flows.report.summary import summarise
 from stages.contract.errors import UserError
+from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb, write_config, write_program
 
 pytestmark = pytest.mark.slow
@@ -65,6 +68,29 @@ def test_a_step_ends_well_while_a_table_s_source_is_set_aside(prefect_server, co
     refresh_global_settings_context()
     assert run_as_flow(resolve_run(load_config(copied)), Session()).summary.checkpoint
     assert len(calls) == 2, "after the only iteration, and at the end"
+
+
+def test_an_interrupted_run_goes_on_computing_again(prefect_server, copied, monkeypatch):
+    config = load_config(copied)
+    refresh_global_settings_context()
+
+    def fail(*_):
+        raise UserError("no luck today", "try again")
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="no luck"):
+        patched.setattr("flows.execution.step_executor.build_request", fail)
+        run_as_flow(resolve_run(config, "iteration-1/train"), Session())
+    lines = {line.step: line for line in plan(resolve_run(config))}
+    assert lines["iteration-1/pair"].action == "reuse"
+    assert lines["iteration-1/train"].because == "its artifact is gone"
+    assert lines["iteration-1/evaluate"].action == "run"
+    record = RunRecord(open_store(config.store), config.name)
+    states = {step.step: step.state for step in record.steps()}
+    assert states["iteration-1/evaluate"] == "outdated"
+    assert "outdated" not in (states["iteration-1/pair"], states["base/generate/0"])
+    assert summarise(record).rows
+    with pytest.raises(UserError, match="iteration-1/evaluate/generate/0"):
+        plan(resolve_run(config, "iteration-1/evaluate"))
 
 
 def test_a_run_refused_before_its_record_offers_no_resume(prefect_server, tmp_path):
