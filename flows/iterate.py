@@ -27,6 +27,7 @@ from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
 from flows.runners.choose import check_host, check_place
 from flows.tracking import tracked
+from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.events import Log
 
@@ -112,13 +113,15 @@ def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
 
 def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:
     lines = plan(run)
-    again = {(line.stage, line.key) for line in lines if line.action == "again" and line.key}
+    again = {line.key: line.stage for line in lines if line.action == "again" and line.key}
     keys = {line.step: "" if line.action == "again" else line.key for line in lines}
     record.start(run.config, keys)
-    for stage, key in again:
-        # Another run may have set it aside just now.
-        with contextlib.suppress(FileNotFoundError):
-            record.store.set_aside(stage, key)
+    with explain_disk_errors(record.store.root):
+        for key, stage in again.items():
+            # Another run may have set it aside just now.
+            with contextlib.suppress(FileNotFoundError):
+                aside = record.store.set_aside(stage, key)
+                get_run_logger().info("%s is computed again; it was moved to %s", stage, aside)
 
 
 def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:

@@ -8,9 +8,9 @@ from flows.execution.run_record import AT_WORK, RunRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import ResolvedRun
 from flows.pipeline.step import Step
-from stages.contract.errors import DamagedArtifactError, UserError
+from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields
-from stages.store.base import Artifact
+from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 
 Action = Literal["reuse", "run", "again"]
@@ -29,11 +29,7 @@ class PlannedStep:
 
 
 def plan(run: ResolvedRun) -> list[PlannedStep]:
-    """Looks for each step of a run in the store; nothing is started.
-
-    Raises:
-        UserError: The artifacts that the run's ``from_step`` reads are not in the store.
-    """
+    """Looks for each step of a run in the store; nothing is started."""
     config = run.config
     store = open_store(config.store, create=True)
     record = RunRecord(store, config.name)
@@ -49,39 +45,43 @@ def plan(run: ResolvedRun) -> list[PlannedStep]:
             add(step, "run", f"{waiting_for[0]} runs before it")
             continue
         request = build_request(config, store, step, reused)
-        artifact = None
-        damage = ""
-        try:
-            artifact = store.load(request.stage, request.key)
-        except DamagedArtifactError as error:
-            damage = str(error)
+        artifact, damage = _look_up(store, step.stage, request.key)
         if artifact is None:
             add(step, "run", damage or _why_computed(record, step, request), request.key)
         else:
             reused[step.name] = artifact
             add(step, "reuse", key=request.key)
-    return _with_again(run, lines)
+    return _with_again(run, record, lines)
 
 
-def _with_again(run: ResolvedRun, lines: list[PlannedStep]) -> list[PlannedStep]:
-    """Marks the artifacts of the step that a run starts from, and of all that come of it.
+def _with_again(run: ResolvedRun, record: RunRecord, lines: list[PlannedStep]) -> list[PlannedStep]:
+    """Marks the artifacts of the step that a run starts from, and of all that comes of it.
 
-    Steps of two suites may have one artifact: it is computed again for both.
+    Steps of two suites may have one artifact: it is computed again for both. A step whose inputs
+    have still to be made has the key on record: it may come out the same.
     """
     names: set[str] = set()
-    for step in run.steps:
-        if step.name == run.from_step or names.intersection(step.upstream()):
+    keys = {line.key for line in lines if line.step == run.from_step}
+    marked = []
+    for step, line in zip(run.steps, lines, strict=True):
+        comes_of = step.name == run.from_step or bool(names.intersection(step.upstream()))
+        if comes_of or (line.key and line.key in keys):
             names.add(step.name)
-    keys = {line.key for line in lines if line.step in names}
-    for line in lines:
-        if line.step == run.from_step and line.key is None:
-            raise UserError(f"`--from {line.step}`: {line.because}", "name that step, or none")
-    return [
-        replace(line, action="again", because="asked to compute it again")
-        if line.action == "reuse" and line.key in keys
-        else line
-        for line in lines
-    ]
+            before = record.step(step.name)
+            key = line.key or (before and before.key)
+            if key and _look_up(record.store, step.stage, key)[0]:
+                keys.add(key)
+                line = replace(line, action="again", because="asked to compute it again", key=key)
+        marked.append(line)
+    return marked
+
+
+def _look_up(store: Store, stage: str, key: str) -> tuple[Artifact | None, str]:
+    """The artifact of a key, if there is a whole one; and what is wrong with it."""
+    try:
+        return store.load(stage, key), ""
+    except DamagedArtifactError as error:
+        return None, str(error)
 
 
 def _why_computed(record: RunRecord, step: Step, request: Request) -> str:

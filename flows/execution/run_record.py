@@ -124,14 +124,15 @@ class RunRecord:
                 step that is computed again.
 
         Raises:
-            UserError: A process of this host works on the run with another configuration.
+            UserError: A process of this host works on the run, with another configuration or with
+                artifacts that are computed again.
         """
         is_same = self.holds(config)
-        if not is_same:
+        if not is_same or "" in keys.values():
             for attempt in run_attempts(self):
                 if attempt.state == "running" and attempt.host == socket.gethostname():
                     raise UserError(
-                        f"run {self.name} is at work with other settings (pid {attempt.pid})",
+                        f"run {self.name} is at work (pid {attempt.pid})",
                         "give this one another name (--set name=NAME), or end that one first",
                     )
         before = list(self.steps())

@@ -20,7 +20,7 @@ from stages.contract.errors import (
 )
 from stages.contract.request import Request
 
-EndingKind = Literal["refused", "taken", "out_of_memory", "failed", "exited"]
+EndingKind = Literal["refused", "preempted", "out_of_memory", "failed", "exited"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Ending:
 
     Attributes:
         kind: ``exited``: by itself, or at its time limit; ``out_of_memory``: killed at its limit;
-            ``taken``: the place took its machine; ``refused``: a person has to change
+            ``preempted``: the place took its machine; ``refused``: a person has to change
             something; ``failed``: something else, which the message tells.
         code: Exit code, if its program had one.
     """
@@ -66,7 +66,7 @@ def raise_for(ending: Ending, log: AttemptLog, request: Request, *, stopped: boo
         raise RefusedError(f"{where}: {ending.message}", ending.remedy)
     reason = ending.message or _explain(ending, log, request)
     message = f"{where}: {reason}; log: {log.path}"
-    if ending.kind == "taken":
+    if ending.kind == "preempted":
         raise PreemptedError(message, tuple(log.lines))
     raise StageFailedError(message, tuple(log.lines))
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers import AttentionInterface
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, EncodedPrompt, SampledResponse
-from stages.generate.grouped_attention import group_heads
+from stages.generate.grouped_attention import grouped_attention
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.engine_errors import engine_error
@@ -33,8 +34,9 @@ class TransformersBackend:
     """Samples from a causal LM of transformers, on the GPU, or on the CPU if there is none."""
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
+        # Under the same name: models whose masks depend on their attention compare it.
+        AttentionInterface.register("sdpa", grouped_attention)
         self._model = load_causal_lm(policy.source, dtype=params.dtype)
-        group_heads(self._model)
         self._params = params
         self._events = events
         self._stop_ids = sorted(policy.stop_ids)

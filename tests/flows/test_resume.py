@@ -128,7 +128,7 @@ def test_a_report_leaves_out_results_of_other_settings(copied):
     with started("run", copied, "--set", "train.epochs=300") as process:
         wait_for_line(process, "iteration-1/train:", "loss")
         refused = geb_refused("run", copied, "--set", "train.kappa=3")
-        assert f"run small is at work with other settings (pid {process.pid})" in refused
+        assert f"run small is at work (pid {process.pid})" in refused
     shown = geb_json("report", "small", "--store", store)
     assert "iteration-1/pair" in shown["artifacts"]
     assert shown["checkpoint"] is None

@@ -45,7 +45,7 @@ _REPORT_SECONDS = 20.0
 # The node of a killed pod reports the kill after other pods have lost their connections.
 _CAUSE_SECONDS = 5.0
 _AWAY = (ApiException, *UNREACHABLE)
-_LOST = Ending("taken", None, "its node does not answer")
+_LOST = Ending("preempted", None, "its node does not answer")
 
 
 class _SeenPod:
@@ -172,12 +172,12 @@ class PodAttempt:
         The log of a pod that has ended is read to its end, for the failure's last lines.
         """
         if pod is None:
-            self._endings[seen] = self._taken_ending(seen)
+            self._endings[seen] = self._preempted_ending(seen)
             return
         seen.pod = pod
         ending = ending_of(pod)
-        if is_asked_to_end(pod) and not seen.asked_by_us and _is_taken(pod, ending):
-            ending = self._taken_ending(seen)
+        if is_asked_to_end(pod) and not seen.asked_by_us and _is_preempted(pod, ending):
+            ending = self._preempted_ending(seen)
         if has_started(pod):
             where = pod["spec"].get("nodeName", "a node")
             self._job.notice(f"pod {seen.name} runs on {where}")
@@ -190,12 +190,12 @@ class PodAttempt:
         elif not has_started(pod):
             self._check_start(seen, pod)
 
-    def _taken_ending(self, seen: _SeenPod) -> Ending:
+    def _preempted_ending(self, seen: _SeenPod) -> Ending:
         """The ending of a pod whose node does not answer, or that somebody else has deleted."""
         if seen.pod is not None and is_lost(seen.pod):
             return _LOST
         reason = seen.pod and disruption_of(seen.pod)
-        return Ending("taken", None, reason or f"its pod was deleted: {self._events_of(seen)}")
+        return Ending("preempted", None, reason or f"its pod was deleted: {self._events_of(seen)}")
 
     def _end_all(self) -> None:
         """Ends all pods once the first has ended, one has failed, or the run stops.
@@ -290,7 +290,7 @@ def _rank(ending: Ending) -> int:
     return 4 if ending.code == EXIT_OK else 3
 
 
-def _is_taken(pod: Pod, ending: Ending | None) -> bool:
+def _is_preempted(pod: Pod, ending: Ending | None) -> bool:
     """True if a pod that somebody else deleted was killed for it, never starts, or lost its node.
 
     Should it still work there, the lease in the store keeps the next attempt waiting.
@@ -298,4 +298,4 @@ def _is_taken(pod: Pod, ending: Ending | None) -> bool:
     if ending is None:
         return is_lost(pod) or not has_started(pod)
     is_kill = ending.kind == "exited" and is_killed(ending.code)
-    return is_kill or ending.kind == "taken"
+    return is_kill or ending.kind == "preempted"

@@ -58,13 +58,13 @@ def ending_of(pod: Pod) -> Ending | None:
     if code == EXIT_OK:
         return Ending("exited", code)
     if disruption := disruption_of(pod):
-        return Ending("taken", code, disruption)
+        return Ending("preempted", code, disruption)
     if reason == "Evicted":
         # Kubernetes marks a pod that its node had no room for. Otherwise a limit was its own.
         return Ending("failed", code, f"{message}; raise execution.kubernetes.tmp_gib")
     # The node shut down or started again, or a kubelet refused what the scheduler gave it.
     if reason or code in (None, EXIT_STOPPED) or cause in _LOST_CONTAINERS:
-        return Ending("taken", code, f"it was asked to end, or its node was lost ({message})")
+        return Ending("preempted", code, f"it was asked to end, or its node was lost ({message})")
     if cause == "OOMKilled":
         return Ending("out_of_memory", code)
     if cause in ("StartError", "ContainerCannotRun"):

@@ -39,18 +39,18 @@ class KubernetesPlace:
     def find(self, job: StageJob) -> Work | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         attempts: dict[str, list[Pod]] = {}
-        taken = None
+        work = None
         with explain_api_errors(self._cluster):
             label = work_label(job.store.identity, job.request.key)
             for pod in self._cluster.pods(f"{WORK}={label}"):
                 attempts.setdefault(pod["metadata"]["labels"][ATTEMPT], []).append(pod)
             for name, pods in attempts.items():
-                if taken is None and _is_whole(pods, job.request.resources.nodes):
-                    taken = PodAttempt(self._cluster, job, self._execution, name)
+                if work is None and _is_whole(pods, job.request.resources.nodes):
+                    work = PodAttempt(self._cluster, job, self._execution, name)
                     continue
                 for pod in pods:
                     self._cluster.delete_pod(pod["metadata"]["name"])
-        return taken
+        return work
 
     def start(self, job: StageJob) -> Work:
         """See :class:`flows.runners.place.Place`."""

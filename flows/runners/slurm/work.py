@@ -47,7 +47,7 @@ _PROGRAM_SECONDS = 15.0
 _SETTLE_SECONDS = 20.0
 # A job is COMPLETING for a moment after its end; its final state comes then.
 _FINAL_SECONDS = 60.0
-_TAKEN = {
+_PREEMPTED = {
     "PREEMPTED": "was preempted",
     "NODE_FAIL": "lost a node",
     "BOOT_FAIL": "lost a node",
@@ -61,7 +61,7 @@ _FINAL = (
     "FAILED",
     "DEADLINE",
     "OUT_OF_MEMORY",
-    *_TAKEN,
+    *_PREEMPTED,
 )
 
 
@@ -285,8 +285,8 @@ def ending_of(job: str, status: Status | None, fields: Mapping[str, str], store:
         state = "PREEMPTED"
     if code in (EXIT_USER, EXIT_OVERDUE):
         return Ending("exited", code)
-    if state in _TAKEN:
-        return Ending("taken", code, f"job {job} {_TAKEN[state]}")
+    if state in _PREEMPTED:
+        return Ending("preempted", code, f"job {job} {_PREEMPTED[state]}")
     if state == "CANCELLED":
         cancelled = f"job {job} was cancelled (scancel)"
         return Ending("refused", code, cancelled, "resume the run to start the stage again")
@@ -301,12 +301,12 @@ def ending_of(job: str, status: Status | None, fields: Mapping[str, str], store:
         )
     if status.silent and code == EXIT_FAILED:
         # Slurm may report a lost node minutes later (SlurmdTimeout), or think that it is busy.
-        return Ending("taken", code, f"job {job} lost a node, which did not end its part")
+        return Ending("preempted", code, f"job {job} lost a node, which did not end its part")
     # The first node has only lost its connection when another node's part ended before.
     if status.reason == "node" or (code == EXIT_FAILED and is_killed(status.others)):
         words = describe_exit(status.others)
         return Ending("failed", code, f"another node's part ended by {words}")
     if code == EXIT_STOPPED:
         sender = "by Slurm, near its time limit, by a person, or because its run ended"
-        return Ending("taken", code, f"job {job} was sent SIGTERM: {sender}")
+        return Ending("preempted", code, f"job {job} was sent SIGTERM: {sender}")
     return Ending("exited", code)

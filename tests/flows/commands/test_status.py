@@ -113,15 +113,20 @@ def test_one_of_two_simultaneous_different_runs_is_refused(record):
     with (
         ThreadPoolExecutor() as pool,
         recorded_run_attempt(record, begin_first),
-        pytest.raises(UserError, match="is at work with other settings"),
+        pytest.raises(UserError, match="is at work"),
     ):
         futures[0].result()
     assert record.config().seed == 0
 
 
+def test_what_a_run_at_work_may_read_is_not_computed_again(record):
+    with recorded_run_attempt(record), pytest.raises(UserError, match="is at work"):
+        record.start(record.config(), {"iteration-1/train": ""})
+
+
 def test_a_refused_run_leaves_the_report_to_the_one_at_work(record):
     second = resolve_run(record.config().model_copy(update={"seed": 1}))
-    refused = pytest.raises(UserError, match="is at work with other settings")
+    refused = pytest.raises(UserError, match="is at work")
     with recorded_run_attempt(record), refused as caught:
         run_steps(second, Session())
     assert not (record.path / "report.html").exists()

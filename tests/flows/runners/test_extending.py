@@ -16,6 +16,7 @@ from flows.pipeline.algorithm import resolve_run
 from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import RUNNERS
+from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
 from flows.runners.images import image_tags
 from stages.contract.errors import UserError
@@ -131,11 +132,25 @@ def test_what_comes_of_a_step_is_computed_again_in_whatever_suite(toy_run):
     run = resolve_run(toy_run)
     prepare, first, second = run.steps
     twin = replace(first, name="twin/toy")
+    kept = {"prompts": [Output("twin/toy", ToyParams, "first.parquet")]}
+    reader = Step("twin/reader", ToyParams(count=1), kept)
+    steps = (prepare, twin, reader, first, second)
     artifacts = {}
-    for step in (prepare, twin, first, second):
+    for step in steps:
         artifacts[step.name] = StepExecutor(toy_run).execute(step, artifacts).artifact
-    run = replace(run, steps=(prepare, twin, first, second), from_step="iteration-1/toy")
-    assert [line.action for line in plan(run)] == ["reuse", "again", "again", "again"]
+    run = replace(run, steps=steps, from_step="iteration-1/toy")
+    assert [line.action for line in plan(run)] == ["reuse", "again", "again", "again", "again"]
+
+
+def test_what_comes_of_an_artifact_that_is_gone_is_computed_again(toy_run):
+    run = resolve_run(toy_run, "iteration-1/toy")
+    executor = StepExecutor(toy_run)
+    artifacts = {}
+    for step in run.steps:
+        artifacts[step.name] = executor.execute(step, artifacts).artifact
+    manifest = artifacts["iteration-1/toy"].manifest
+    executor.store.set_aside(manifest.stage, manifest.key)
+    assert [line.action for line in plan(run)] == ["reuse", "run", "again"]
 
 
 # The place that docs/operations.md shows: it starts stages as child processes of this one.

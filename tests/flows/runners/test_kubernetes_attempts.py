@@ -179,7 +179,7 @@ def test_time_in_a_queue_does_not_count_as_a_pod_s_start(request_):
 )
 def test_a_pod_that_somebody_else_deleted_was_taken(request_, second, message):
     ending = follow_views(request_, [pod("geb-x-0", 1), second])
-    assert ending.kind == "taken"
+    assert ending.kind == "preempted"
     assert message in ending.message
 
 
@@ -197,7 +197,7 @@ class Spot(Views):
 
 def test_a_lost_node_is_the_cause_although_its_pod_was_asked_to_end(request_):
     ending = work_of(request_, Spot()).follow()
-    assert ending == Ending("taken", None, "node 2 of 2: its node does not answer")
+    assert ending == Ending("preempted", None, "node 2 of 2: its node does not answer")
 
 
 LINES = ["2026-01-01T00:00:00Z one\n", "2026-01-01T00:00:00.2Z two\n"]

@@ -53,8 +53,8 @@ def disrupted(kind, reason, message):
     ("state", "kind", "said"),
     [
         (terminated(64), "exited", ""),
-        (terminated(143), "taken", "asked to end"),
-        (terminated(255, "Unknown"), "taken", "node"),
+        (terminated(143), "preempted", "asked to end"),
+        (terminated(255, "Unknown"), "preempted", "node"),
         (terminated(137, "OOMKilled"), "out_of_memory", ""),
         (
             pod(
@@ -65,7 +65,7 @@ def disrupted(kind, reason, message):
                 reason="Evicted",
                 message="The node was low on resource: memory.",
             ),
-            "taken",
+            "preempted",
             "TerminationByKubelet: low on memory",
         ),
         (
@@ -77,17 +77,17 @@ def disrupted(kind, reason, message):
             "failed",
             "exceeds the limit",
         ),
-        (pod("Failed", reason="NodeLost"), "taken", "NodeLost"),
-        (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "taken", "OutOfcpu"),
+        (pod("Failed", reason="NodeLost"), "preempted", "NodeLost"),
+        (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "preempted", "OutOfcpu"),
         (terminated(128, "StartError"), "refused", ""),
         (
             disrupted("DisruptionTarget", "PreemptionByScheduler", "for a pod"),
-            "taken",
+            "preempted",
             "PreemptionByScheduler: for a pod",
         ),
         (
             disrupted("TerminationTarget", "StoppedByKueue", "Preempted for a Workload"),
-            "taken",
+            "preempted",
             "StoppedByKueue: Preempted",
         ),
     ],
@@ -125,7 +125,7 @@ def error_of(ending, *, stopped=False, failure=None):
 @pytest.mark.parametrize(
     ("ending", "kind", "said"),
     [
-        (Ending("taken", 143, "preempted"), PreemptedError, "preempted"),
+        (Ending("preempted", 143, "preempted"), PreemptedError, "preempted"),
         (Ending("out_of_memory", 137), StageFailedError, ".memory_gib=4"),
         (Ending("exited", 137), StageFailedError, "SIGKILL"),
     ],

@@ -83,6 +83,27 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
     assert_raw_logprobs(rows, policy)
 
 
+SPARSE = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 2,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "index_topk": 3,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+}
+"""A small model whose tokens see three others."""
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -102,6 +123,13 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
 def test_other_architectures(generate, tmp_path, config):
     model = save_model(config, tmp_path / "model")
     rows, _, _ = generate(TEXTS[:8], model=model)
+    assert_raw_logprobs(rows, model)
+
+
+def test_sparse_attention_sees_its_tokens_alone(generate, tmp_path):
+    config = AutoConfig.for_model("deepseek_v32", **SIZES | SPARSE, initializer_range=0.4)
+    model = save_model(config, tmp_path / "model")
+    rows, _, _ = generate(TEXTS[:1], model=model)
     assert_raw_logprobs(rows, model)
 
 
