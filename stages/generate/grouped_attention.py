@@ -29,7 +29,7 @@ def grouped_attention(
     """
     rows, heads, queries, width = query.shape
     key_heads = key.shape[1]
-    # Doge masks each head by itself, T5 adds a bias to each.
+    # Doge masks each head by itself, Inkling adds a bias to each.
     alike = attention_mask is None or attention_mask.shape[1] == 1
     alike = alike and options.get("position_bias") is None
     if queries > 1 or heads == key_heads or not alike:
